@@ -132,24 +132,12 @@ const TOO_MANY_OPEN: &str = "close files, or raise their number (ulimit -n)";
 fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
     use penstock_io::Error as Io;
     match error {
-        Io::Transfer { source, .. } | Io::Storage { source, .. } => match source.kind() {
-            io::ErrorKind::UnexpectedEof => "ask for what the file holds, as its size says",
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "free space, or write elsewhere"
-            }
-            io::ErrorKind::NotFound => "check the path; a write makes the file, not its directory",
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                "check the mode of the file, its owner, and how it is mounted"
-            }
-            io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput => "name a regular file",
-            io::ErrorKind::FileTooLarge => "check the offset, and the limit of file sizes",
-            io::ErrorKind::OutOfMemory => "free memory, or give less staging_bytes",
-            _ if source.raw_os_error() == Some(EIO) => {
-                "the device or what it is reached by fails: see the kernel's log"
-            }
-            _ if source.raw_os_error() == Some(EBADF) => "open the file for this",
-            _ if source.raw_os_error() == Some(EMFILE) => TOO_MANY_OPEN,
-            _ => "see the system's message",
+        Io::Transfer { source, .. } => answer_remedy(source).unwrap_or("see the system's message"),
+        Io::Storage {
+            operation, source, ..
+        } => match (*operation, source.kind()) {
+            ("open", io::ErrorKind::InvalidInput) => "name a regular file",
+            _ => answer_remedy(source).unwrap_or("see the system's message"),
         },
         Io::Engine { source, .. } if source.raw_os_error() == Some(EMFILE) => TOO_MANY_OPEN,
         Io::EngineUnavailable { .. } => "use engine=\"auto\" or engine=\"threads\"",
@@ -160,6 +148,33 @@ fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
         Io::Cuda(error) => cuda_remedy(error),
         _ => "see the system's message",
     }
+}
+
+/// The remedy for an answer of the system that has one meaning for every operation on a file.
+fn answer_remedy(source: &io::Error) -> Option<&'static str> {
+    Some(match source.kind() {
+        io::ErrorKind::UnexpectedEof => "ask for what the file holds, as its size says",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free space, or write elsewhere"
+        }
+        io::ErrorKind::NotFound => "check the path; a write makes the file, not its directory",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "check the mode of the file, its owner, and how it is mounted"
+        }
+        io::ErrorKind::IsADirectory => "name a regular file",
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => {
+            "the file system or its device cannot do that: use direct=\"off\", or choose a directory \
+             on another one"
+        }
+        io::ErrorKind::FileTooLarge => "check the offset, and the limit of file sizes",
+        io::ErrorKind::OutOfMemory => "free memory, or give less staging_bytes",
+        _ if source.raw_os_error() == Some(EIO) => {
+            "the device or what it is reached by fails: see the kernel's log"
+        }
+        _ if source.raw_os_error() == Some(EBADF) => "open the file for this",
+        _ if source.raw_os_error() == Some(EMFILE) => TOO_MANY_OPEN,
+        _ => return None,
+    })
 }
 
 fn cuda_remedy(error: &penstock_cuda::Error) -> &'static str {
@@ -216,9 +231,9 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
-        Error::Storage { path, source, .. } | Error::Unsynced { path, source } => {
-            storage(&fields, text(path), errno(source))?
-        }
+        Error::Storage { path, source, .. }
+        | Error::NoFreeNames { path, source }
+        | Error::Unsynced { path, source } => storage(&fields, text(path), errno(source))?,
         Error::Undecided { path, .. } => storage(&fields, text(path), EBUSY)?,
         Error::CommitUndecided {
             path,

@@ -161,6 +161,17 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// The file system has no way to give a file a name only if that is free, which keeps two savers of one
+    /// checkpoint apart.
+    #[error(
+        "cannot publish {path}: its file system makes no hard links and cannot rename without replacing"
+    )]
+    NoFreeNames {
+        /// The file that was to get the name.
+        path: PathBuf,
+        /// The system's answer to the rename.
+        source: io::Error,
+    },
     /// A checkpoint is in place, and could not be made durable.
     #[error("{path} is in place, but may not survive a crash: its directory could not be synced")]
     Unsynced {
@@ -271,6 +282,7 @@ impl Error {
             Error::Storage { source, .. }
             | Error::Full { source, .. }
             | Error::CommitUndecided { source, .. }
+            | Error::NoFreeNames { source, .. }
             | Error::Unsynced { source, .. } => source.to_string(),
             error => error.to_string(),
         }
@@ -282,6 +294,7 @@ impl Error {
             Error::Storage { source, .. }
             | Error::Full { source, .. }
             | Error::CommitUndecided { source, .. }
+            | Error::NoFreeNames { source, .. }
             | Error::Unsynced { source, .. } => Some(source.kind()),
             _ => None,
         }
@@ -372,10 +385,20 @@ impl Error {
                  the call; for an optimizer that no Training holds, penstock.guard(optimizer) \
                  calls it before each step"
             }
+            Error::NoFreeNames { .. } => {
+                "where nobody else saves to this path, overwrite=True needs neither; else choose another \
+                 file system, or save to a mounted bucket by its URL (s3://, gs://, az://); \
+                 `penstock doctor DIRECTORY` tells it before a save does"
+            }
             Error::Unsynced { .. } => {
                 "check the device and the kernel log, then save it again with overwrite=True"
             }
-            Error::Storage { source, .. } | Error::Full { source, .. } => storage_remedy(source),
+            Error::Storage {
+                operation, source, ..
+            }
+            | Error::Full {
+                operation, source, ..
+            } => storage_remedy(operation, source),
             Error::Io(penstock_io::Error::EngineUnavailable {
                 engine: "threads", ..
             }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
@@ -424,39 +447,77 @@ fn is_out_of_files(source: &io::Error) -> bool {
     matches!(source.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
-fn storage_remedy(source: &io::Error) -> &'static str {
+/// The remedy for an operation that the system refused. One answer has several meanings, by the
+/// operation: `EINVAL` is a directory that is not empty for a salvage, and a missing ability for a rename.
+fn storage_remedy(operation: &str, source: &io::Error) -> &'static str {
     #[cfg(feature = "objects")]
     if penstock_object::says_what_to_do(source) {
         return "";
     }
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free space, or save elsewhere"
-        }
-        io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
-        io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
-        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::InvalidInput => {
-            "choose a new or an empty directory"
-        }
-        io::ErrorKind::InvalidFilename => "choose a shorter name",
-        // A checkpoint that is to be set aside.
-        io::ErrorKind::Unsupported if source.get_ref().is_some() => {
+    remedy_of_ability(operation, source).unwrap_or_else(|| remedy_of_answer(operation, source))
+}
+
+/// The same where the file system lacks what the operation takes.
+fn remedy_of_ability(operation: &str, source: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind::{CrossesDevices, InvalidInput, PermissionDenied, Unsupported};
+    Some(match (operation, source.kind()) {
+        ("set aside", CrossesDevices | InvalidInput | PermissionDenied | Unsupported) => {
             "save the step again with overwrite=True, or delete it"
         }
-        io::ErrorKind::FileTooLarge => {
+        ("link to", PermissionDenied | Unsupported | InvalidInput) => {
+            "the file system may make no hard links, as `penstock doctor DIRECTORY` tells: choose a \
+             directory on another one"
+        }
+        ("rename to", CrossesDevices) => {
+            "the directory lies in a lower layer of an overlay, or is a mount of its own: choose \
+             another one"
+        }
+        ("rename to", InvalidInput | Unsupported) => {
+            "the file system cannot rename like that, as `penstock doctor DIRECTORY` tells: choose a \
+             directory on another one"
+        }
+        ("sync" | "fsync" | "fdatasync", InvalidInput | Unsupported) => {
+            "the file system cannot make it durable, as `penstock doctor DIRECTORY` tells: choose a \
+             directory on another one"
+        }
+        ("lock", InvalidInput | Unsupported) => {
+            "the file system has no locks: choose a directory on another one"
+        }
+        ("create" | "allocate" | "write" | "truncate", InvalidInput | Unsupported) => {
+            "the file system cannot do that: choose a directory on another one"
+        }
+        _ => return None,
+    })
+}
+
+/// The same of answers that mean one thing of every operation, or of nearly all.
+fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
+    use io::ErrorKind;
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free space, or save elsewhere",
+        ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
+        ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
+        ErrorKind::DirectoryNotEmpty | ErrorKind::InvalidInput if operation == "salvage to" => {
+            "choose a new or an empty directory"
+        }
+        ErrorKind::DirectoryNotEmpty => "remove what else is in the directory",
+        ErrorKind::InvalidFilename => "choose a shorter name",
+        ErrorKind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
         }
         // Of a save whose files were removed under it.
-        io::ErrorKind::NotFound if source.get_ref().is_some() => {
+        ErrorKind::NotFound if operation == "publish" => {
             "save it again, where nobody deletes the step; give sweeps a higher age than saves take"
         }
-        io::ErrorKind::NotFound => "check that the directory is there and can be written to",
-        io::ErrorKind::ResourceBusy => {
+        ErrorKind::NotFound => "check that the directory is there and can be written to",
+        ErrorKind::ResourceBusy => {
             "a save, a load or a removal is at work there; try again when it is done"
         }
-        io::ErrorKind::NotADirectory => {
+        ErrorKind::NotADirectory => {
             "a checkpoint is a directory; something else is in its place or above it"
         }
+        // Its own words say what it is.
+        ErrorKind::InvalidInput if source.get_ref().is_some() => "check the path",
         _ if is_out_of_files(source) => {
             "raise the limit of open files (ulimit -n), or shard_bytes for fewer of them"
         }

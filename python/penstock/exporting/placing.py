@@ -17,6 +17,16 @@ _FICLONE = 0x40049409
 
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
 
+NO_LINK = (
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EXDEV,
+    errno.EMLINK,
+)
+"""Answers for a file that cannot have a second name in that place."""
+
 
 def reflink(source: str, target: str) -> bool:
     """Makes a file that shares the blocks of another; tells whether the file system can.
@@ -47,7 +57,8 @@ def hard_link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        raise _failed("link", source, error, ": leave --hard-link out to copy it") from error
+        remedy = ": leave --hard-link out to copy it" if error.errno in NO_LINK else ""
+        raise _failed("link", source, error, remedy) from error
 
 
 def _failed(what: str, path: str, error: OSError, remedy: str = "") -> StorageError:

@@ -5,20 +5,23 @@ use std::path::Path;
 
 use penstock_io::file_system::{Change, FileSystem};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Gives a file a name unless that is taken: by a link, which every POSIX file system with hard links
 /// makes in one step, or by a rename that does not replace.
-pub(crate) fn link_new(
-    file_system: &dyn FileSystem,
-    from: &Path,
-    to: &Path,
-) -> penstock_io::Result<()> {
+///
+/// # Errors
+/// [`Error::NoFreeNames`] where the file system has neither, and the system's errors.
+pub(crate) fn link_new(file_system: &dyn FileSystem, from: &Path, to: &Path) -> Result<()> {
     match file_system.change(Change::Link { from, to }) {
-        Err(error) if error.kind().is_some_and(has_no_links) => {
-            file_system.change(Change::RenameNew { from, to })
+        Err(error) if error.kind().is_some_and(has_no_links) => {}
+        result => return Ok(result?),
+    }
+    match file_system.change(Change::RenameNew { from, to }) {
+        Err(penstock_io::Error::Storage { path, source, .. }) if replaces_always(source.kind()) => {
+            Err(Error::NoFreeNames { path, source })
         }
-        result => result,
+        result => Ok(result?),
     }
 }
 
@@ -27,12 +30,20 @@ pub(crate) fn discard(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
     remove_listed(path, 0, file_system).map(drop)
 }
 
-/// What file systems without hard links answer (FAT, some in user space): EPERM, ENOSYS,
-/// EOPNOTSUPP.
-fn has_no_links(kind: io::ErrorKind) -> bool {
+/// Whether it is an answer of file systems without hard links (FAT, SMB, some in user space): EPERM, ENOSYS,
+/// EOPNOTSUPP, EINVAL.
+pub(crate) fn has_no_links(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
-        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
+    )
+}
+
+/// Whether it is an answer of file systems that know no flags of a rename: EINVAL, ENOSYS, EOPNOTSUPP.
+fn replaces_always(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
     )
 }
 

@@ -28,12 +28,15 @@ impl Attempt {
         let manifest = self.path.join(MANIFEST);
         let (from, to) = (temporary.as_path(), manifest.as_path());
         let moved = match overwrite {
-            true if self.is_swept_by_age() => self.replace(from, to),
-            true => self.file_system.change(Change::Rename { from, to }),
+            true if self.is_swept_by_age() => self.replace(from, to).map_err(Error::from),
+            true => {
+                let renamed = self.file_system.change(Change::Rename { from, to });
+                renamed.map_err(Error::from)
+            }
             false => link_new(self.file_system.as_ref(), from, to),
         };
         if let Err(error) = moved {
-            self.judge_failure(&manifest, text, overwrite, error.into())?;
+            self.judge_failure(&manifest, text, overwrite, error)?;
         }
         if self.is_swept_by_age() {
             self.check_committed(&manifest, text)?;

@@ -17,6 +17,7 @@ use penstock_io::file_system::Found;
 
 use super::shard_files::ShardFiles;
 use crate::commit::Attempt;
+use crate::commit::files::has_no_links;
 use crate::error::{Error, Result};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::part::{FileEntry, TensorEntry};
@@ -240,11 +241,9 @@ impl LinkedFile {
 /// What a file cannot have a second name for: it is of another file system, has as many as there
 /// can be, is somebody else's (`protected_hardlinks`), or its file system has no hard links.
 fn has_no_link(kind: io::ErrorKind) -> bool {
-    matches!(
+    let has_other = matches!(
         kind,
-        io::ErrorKind::CrossesDevices
-            | io::ErrorKind::TooManyLinks
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::Unsupported
-    )
+        io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks
+    );
+    has_other || has_no_links(kind)
 }

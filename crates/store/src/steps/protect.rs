@@ -4,6 +4,8 @@
 //! checkpoint, needs no list that two processes would have to share, and can be seen with `ls`. It
 //! is made and looked for under the step's lease: a deletion either sees it or came first.
 
+use std::path::Path;
+
 use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 
@@ -60,8 +62,13 @@ impl Store {
         if !self.is_directory(&path) {
             return Err(Error::NotFound { path });
         }
+        self.unprotect_at(&path)
+    }
+
+    /// The same of the checkpoint in a directory.
+    pub(crate) fn unprotect_at(&self, path: &Path) -> Result<()> {
         remove_file(&path.join(PROTECTED), self.file_system())?;
-        self.sync(&path)
+        self.sync(path)
     }
 
     /// Whether a step is protected.

@@ -40,7 +40,7 @@ use crate::steps::store::Store;
 const TURNS_MAX: usize = 16;
 
 impl Store {
-    /// Removes the checkpoint of a step, and nothing else; with `expected`, only if it is that one.
+    /// Removes the checkpoint in a directory, and nothing else; with `expected`, only if it is that one.
     /// Tells the bytes freed, or that another one is in its place.
     ///
     /// # Errors
@@ -49,62 +49,62 @@ impl Store {
     /// `is_forced`, and the system's errors.
     pub(crate) fn remove_unlocked(
         &self,
-        step: u64,
+        path: &Path,
         expected: Option<&str>,
         is_forced: bool,
     ) -> Result<Option<u64>> {
-        let path = self.step_path(step);
-        let listed = entries(&path, self.files())?;
+        let owned = || path.to_owned();
+        let listed = entries(path, self.files())?;
         if listed.is_empty() && !self.files().has_directories() {
-            return Err(Error::NotFound { path });
+            return Err(Error::NotFound { path: owned() });
         }
         // Whether there was a checkpoint when this began, or one that a deletion was at: where there is none
         // any more, that is done.
         let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(name::is_taken_manifest);
         let mut was_there = has(&listed, MANIFEST) || listed.iter().any(is_taken);
-        let mut freed_bytes = self.resume_listed(&path, &listed)?;
+        let mut freed_bytes = self.resume_listed(path, &listed)?;
         for _ in 0..TURNS_MAX {
-            let id = match self.committed(&path, was_there) {
+            let id = match self.committed(path, was_there) {
                 Ok(Some(id)) if expected.is_none_or(|expected| expected == id) => id,
                 Ok(None) if expected.is_none() || freed_bytes > 0 => {
-                    self.remove_if_empty(&path)?;
+                    self.remove_if_empty(path)?;
                     return Ok(Some(freed_bytes));
                 }
                 Ok(_) => return Ok(None),
                 Err(Error::Undecided { .. }) if expected.is_some() => return Ok(None),
                 Err(error) => return Err(error),
             };
-            if self.is_protected(step) {
+            if is_protected_at(path, self.files()) {
                 if !is_forced {
-                    return Err(Error::Protected { path });
+                    return Err(Error::Protected { path: owned() });
                 }
-                self.unprotect(step)?;
+                self.unprotect_at(path)?;
             }
             // A protection that was taken away is gone before the manifest is.
-            self.sync(&path)?;
-            let Some(taken) = self.take_manifest(&path, id)? else {
+            self.sync(path)?;
+            let Some(taken) = self.take_manifest(path, id)? else {
                 was_there = true;
-                freed_bytes += self.resume_removals(&path)?;
+                freed_bytes += self.resume_removals(path)?;
                 continue;
             };
-            let is_protected = self.is_protected(step);
+            let is_protected = is_protected_at(path, self.files());
             if is_protected || !taken.is_meant() {
-                self.put_back(&path, &taken)?;
+                self.put_back(path, &taken)?;
                 return match (is_protected, expected) {
-                    (true, _) => Err(Error::Protected { path }),
+                    (true, _) => Err(Error::Protected { path: owned() }),
                     (false, Some(_)) => Ok(None),
-                    (false, None) => Err(busy(path)),
+                    (false, None) => Err(busy(owned())),
                 };
             }
-            freed_bytes += self.finish(&path, &taken)?;
+            freed_bytes += self.finish(path, &taken)?;
             if !self.files().has_directories() {
                 // Copies of those who were slower, or died.
-                freed_bytes += self.resume_removals(&path)?;
+                freed_bytes += self.resume_removals(path)?;
             }
-            self.remove_if_empty(&path)?;
+            self.remove_if_empty(path)?;
             return Ok(Some(freed_bytes));
         }
-        Err(busy(path))
+        Err(busy(owned()))
     }
 
     /// Goes on with what deletions began that died, or puts back what they took by mistake; returns
@@ -239,7 +239,7 @@ impl Store {
                 // Somebody else has put it back.
                 Some(io::ErrorKind::NotFound) => return Ok(()),
                 Some(io::ErrorKind::AlreadyExists) => self.sync(path)?,
-                _ => return Err(error.into()),
+                _ => return Err(error),
             },
         }
         discard(&taken.file, self.file_system())

@@ -14,7 +14,7 @@ use crate::commit::files::remove_file;
 use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::directory::attempt_files;
+use crate::format::directory::{attempt_files, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{MANIFEST, parse_step, step_directory};
 use crate::lease::{Exclusive, Lease};
@@ -286,31 +286,11 @@ impl Store {
     /// Removes a step, only if it holds the `expected` checkpoint where one is; tells the bytes
     /// freed, or that it does not.
     fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
-        let (path, lease) = match self.files().has_directories() {
-            true => self.take(self.step_path(step), "delete")?,
-            // There is nothing to take.
-            false => (self.step_path(step), None),
-        };
+        let (path, lease) = self.take_to_delete(self.step_path(step))?;
         if lease.is_none() {
-            return match self.remove_unlocked(step, expected, is_forced) {
-                // Another host has removed it under our hands.
-                Err(error)
-                    if error.kind() == Some(io::ErrorKind::NotFound)
-                        && !self.files().leads(&path) =>
-                {
-                    self.sync(&self.root)?;
-                    Err(Error::NotFound { path })
-                }
-                result => result,
-            };
+            return self.delete_unlocked(&path, expected, is_forced);
         }
-        self.resume_removals(&path)?;
-        if self.is_protected(step) {
-            if !is_forced {
-                return Err(Error::Protected { path });
-            }
-            self.unprotect(step)?;
-        }
+        self.release(&path, is_forced)?;
         let files = self.files();
         let is_it =
             |id: &str| read_manifest(&path, files).is_ok_and(|(manifest, _)| manifest.id == id);
@@ -318,6 +298,47 @@ impl Store {
             return Ok(None);
         }
         self.remove(&path).map(Some)
+    }
+
+    /// Takes a directory for its deletion, where there is something to take.
+    pub(crate) fn take_to_delete(&self, path: PathBuf) -> Result<(PathBuf, Option<Lease>)> {
+        match self.files().has_directories() {
+            true => self.take(path, "delete"),
+            false => Ok((path, None)),
+        }
+    }
+
+    /// Removes the checkpoint in a directory whose lease nobody could see.
+    pub(crate) fn delete_unlocked(
+        &self,
+        path: &Path,
+        expected: Option<&str>,
+        is_forced: bool,
+    ) -> Result<Option<u64>> {
+        match self.remove_unlocked(path, expected, is_forced) {
+            // Another host has removed it under our hands.
+            Err(error)
+                if error.kind() == Some(io::ErrorKind::NotFound) && !self.files().leads(path) =>
+            {
+                self.sync(&self.root)?;
+                let path = path.to_owned();
+                Err(Error::NotFound { path })
+            }
+            result => result,
+        }
+    }
+
+    /// Lets a directory that was taken be deleted: ends what deletions began, and takes its protection away.
+    pub(crate) fn release(&self, path: &Path, is_forced: bool) -> Result<()> {
+        self.resume_removals(path)?;
+        match is_protected_at(path, self.files()) {
+            false => Ok(()),
+            true if is_forced => self.unprotect_at(path),
+            true => {
+                let path = path.to_owned();
+                Err(Error::Protected { path })
+            }
+        }
     }
 
     /// Takes a step's directory for its removal. The lease is held to the end, so that no save
@@ -356,14 +377,20 @@ impl Store {
     /// Removes a checkpoint, and what other attempts left beside it: none is live, as the caller
     /// holds the lease.
     pub(crate) fn remove(&self, path: &Path) -> Result<u64> {
+        let mut freed_bytes = self.remove_manifest(path)?;
+        freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
+        self.remove_if_empty(path)?;
+        Ok(freed_bytes)
+    }
+
+    /// Makes what is in a directory no checkpoint any more, durably.
+    pub(crate) fn remove_manifest(&self, path: &Path) -> Result<u64> {
         // A protection that was taken away is gone before the manifest is: without it, a protected
         // step is one that lost its manifest.
         self.sync(path)?;
-        let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
+        let freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
         self.sync(path)?;
-        freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
-        self.remove_if_empty(path)?;
         Ok(freed_bytes)
     }
 

@@ -34,6 +34,8 @@ _READ_BYTES = 16 << 20
 _BESIDE_BYTES = 1 << 20
 """What has to be free beside the files, for a generation's names, and a hundredth for digests."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""Answers of file systems without hard links."""
 _COPIES_ON_WRITE = ("btrfs", "bcachefs", "zfs")
 """File systems on which also what is there takes new space when it is written."""
 
@@ -177,6 +179,8 @@ class StateFiles:
             names = os.stat(probe).st_nlink
             os.unlink(probe)
         except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise _failed("link", self._lock.path, error) from error
             raise StorageError(
                 f"{self.directory}: its file system makes no hard links ({error.strerror}), which"
                 " generations of the state are made of: choose a directory on another one",
