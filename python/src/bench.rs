@@ -7,6 +7,7 @@ use penstock_bench::job::Job;
 use penstock_io::buffer::Watch;
 use penstock_io::engine::probe;
 use penstock_io::file::{Direct, File};
+use penstock_io::file_system::abilities;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -53,11 +54,27 @@ type Trial = (&'static str, Option<i32>, Option<String>);
 #[pyfunction]
 pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
     let trials = detached(py, probe::try_all);
-    let told = |trial: probe::Trial| match trial.outcome {
-        Ok(()) => (trial.name, None, None),
-        Err(error) => (trial.name, error.raw_os_error(), Some(error.to_string())),
-    };
-    trials.into_iter().map(told).collect()
+    let trials = trials.into_iter();
+    trials
+        .map(|trial| told(trial.name, trial.outcome))
+        .collect()
+}
+
+/// Tries what the file system of a directory can do with names: it makes files there and removes them.
+#[pyfunction]
+pub fn probe_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Trial>> {
+    let trials = call::without_gil(py, || Ok(abilities::try_all(&path)?))?;
+    let trials = trials.into_iter();
+    Ok(trials
+        .map(|trial| told(trial.name, trial.outcome))
+        .collect())
+}
+
+fn told(name: &'static str, outcome: std::io::Result<()>) -> Trial {
+    match outcome {
+        Ok(()) => (name, None, None),
+        Err(error) => (name, error.raw_os_error(), Some(error.to_string())),
+    }
 }
 
 /// Tries whether lazy saves can be watched here; in words why not, else `None`.

@@ -65,7 +65,7 @@ mod _native {
     #[pymodule_export]
     use crate::bell::Bell;
     #[pymodule_export]
-    use crate::bench::{Bench, probe_directory, probe_io_uring, probe_watch};
+    use crate::bench::{Bench, probe_directory, probe_io_uring, probe_names, probe_watch};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
@@ -106,7 +106,7 @@ mod _native {
     #[pymodule_export]
     use crate::stock::{Stock, reserve};
     #[pymodule_export]
-    use crate::store::Store;
+    use crate::store::{Store, remove_checkpoint};
     #[pymodule_export]
     use crate::table::{FrozenTable, NewRowTable, RowTable, row_table_form};
     #[pymodule_export]

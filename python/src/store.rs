@@ -11,6 +11,7 @@ use penstock_store::steps::retention::Verdict;
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::{self, StepState};
 use penstock_store::steps::sweep::Sweep;
+use penstock_store::steps::whole;
 use penstock_store::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -86,6 +87,14 @@ fn state_row(step: u64, state: &StepState) -> StateRow {
         StepState::Newer(error) => (step, "newer", Some(error.to_string())),
         StepState::Unreadable(error) => (step, "unreadable", Some(error.full_message())),
     }
+}
+
+/// Removes the directory of a checkpoint with all that is in it; see
+/// `penstock.saving.removal.remove_checkpoint`.
+#[pyfunction]
+#[pyo3(signature = (path, *, force))]
+pub fn remove_checkpoint(py: Python<'_>, path: PathBuf, force: bool) -> PyResult<u64> {
+    call::without_gil(py, || whole::remove_checkpoint(&path, force))
 }
 
 /// A path as Python spells it: what is not UTF-8 becomes surrogates.

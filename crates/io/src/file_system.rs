@@ -6,6 +6,7 @@
 //! log them, fail one of them, or stop the world between two. What only looks takes [`Files`], and so
 //! cannot change anything.
 
+pub mod abilities;
 mod files;
 mod native;
 

@@ -6,8 +6,10 @@ pub(crate) mod removal;
 
 mod aged;
 pub mod aside;
+mod layered;
 pub mod marks;
 pub mod retention;
 pub mod scrub;
 pub mod store;
 pub mod sweep;
+pub mod whole;

@@ -114,6 +114,15 @@ pub(crate) fn is_temporary_marks(name: &str) -> bool {
     is_temporary_of(name, "verified.")
 }
 
+/// A fresh name in a store for a step that is being set aside file by file.
+pub(crate) fn unfinished_aside() -> String {
+    format!("aside.{}.tmp", draw_attempt())
+}
+
+pub(crate) fn is_unfinished_aside(name: &str) -> bool {
+    is_temporary_of(name, "aside.")
+}
+
 fn is_temporary_of(name: &str, prefix: &str) -> bool {
     let drawn = name
         .strip_prefix(prefix)

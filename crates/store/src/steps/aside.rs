@@ -3,7 +3,8 @@
 //! A step that is known to be damaged gets a name that no step has (`damaged-N-M`). From then on it
 //! is in the way of no load, no save and no retention, and whoever wants to see what is left of it
 //! takes it by its path. It is one rename, made durable before anything takes the place of the
-//! step: at every moment, and after any crash, the step is there by one name or by the other.
+//! step: at every moment, and after any crash, the step is there by one name or by the other. Where the
+//! system does not rename the directory, its files are linked ([`crate::steps::layered`]).
 //!
 //! Known to be damaged is what was read twice and does not match its digests, or what has lost a
 //! file. What this version, this user or this host cannot read may be good, and stays where it is;
@@ -181,6 +182,16 @@ impl Store {
 
     /// Gives a step a name that no step has.
     fn rename_aside(&self, step: u64, from: &Path) -> Result<PathBuf> {
+        match self.name_aside(step, from) {
+            Err(error) if error.kind() == Some(io::ErrorKind::CrossesDevices) => {
+                self.link_aside(from, |filled| self.name_aside(step, filled))
+            }
+            result => result,
+        }
+    }
+
+    /// Gives a directory the next name of what was set aside.
+    fn name_aside(&self, step: u64, from: &Path) -> Result<PathBuf> {
         let last = self.aside()?.last().map_or(0, |last| last.number);
         let mut refused = None;
         for number in (1..=NAMES_MAX).map(|more| last.saturating_add(more)) {

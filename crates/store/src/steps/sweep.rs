@@ -73,6 +73,7 @@ impl Store {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
+        swept.extend(self.sweep_unfinished_asides()?);
         match self.sweep_marks()? {
             0 => {}
             freed_bytes => swept.push((self.root().to_owned(), freed_bytes)),

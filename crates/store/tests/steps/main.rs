@@ -3,6 +3,7 @@
 mod aside;
 #[path = "../common/mod.rs"]
 mod common;
+mod lacking;
 mod retention;
 mod scrub;
 mod store;
