@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _FREE_BYTES_MIN = 2 << 30
 _FREE_PART_MIN = 0.1
 
+_ELSEWHERE = (
+    "choose a directory on another file system; a mounted bucket is saved to by its URL "
+    "(s3://, gs://, az://)"
+)
+
 _MEMORY = frozenset({"tmpfs", "ramfs"})
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "glusterfs"}
@@ -32,6 +37,7 @@ def check(directory: Path) -> Iterator[Finding]:
     mount = mount_of(directory)
     yield from _file_system(mount)
     yield _room(directory)
+    yield from _names(directory)
     yield from _direct(directory)
     yield from _devices(directory)
 
@@ -133,6 +139,45 @@ def _room(directory: Path) -> Finding:
             "penstock sweep removes leftovers; keep_last= keeps fewer steps",
         )
     return Finding("room", "ok", found)
+
+
+def _names(directory: Path) -> Iterator[Finding]:
+    """The abilities of the file system with names, by which a checkpoint appears and lasts."""
+    try:
+        trials = _native.probe_names(str(directory))
+    except OSError as error:
+        yield Finding("names", "fail", str(error), "nothing can be saved", "see the findings above")
+        return
+    lacking = {name: why for name, _, why in trials if why is not None}
+    works = ", ".join(name for name, _, _ in trials if name not in lacking)
+    if "sync of a directory" in lacking:
+        yield Finding(
+            "names",
+            "fail",
+            f"no sync of a directory ({lacking['sync of a directory']})",
+            "every save fails: nothing makes a name survive a crash",
+            _ELSEWHERE,
+        )
+    if "link" not in lacking:
+        yield Finding("names", "ok", works)
+    elif "rename without replacing" in lacking:
+        yield Finding(
+            "names",
+            "fail",
+            f"no hard links ({lacking['link']}), no rename without replacing",
+            "nothing keeps two saves of one checkpoint apart: a save fails unless it has "
+            "overwrite=True, and state in files (penstock.offload.AdamW, SGD) is refused",
+            _ELSEWHERE,
+        )
+    else:
+        yield Finding(
+            "names",
+            "warn",
+            f"no hard links ({lacking['link']}); {works}",
+            "checkpoints appear by a rename that replaces nothing; files are copied into them "
+            "instead of linked, and state in files (penstock.offload.AdamW, SGD) is refused",
+            "for that, choose a directory on ext4, XFS or Btrfs",
+        )
 
 
 def _direct(directory: Path) -> Iterator[Finding]:
