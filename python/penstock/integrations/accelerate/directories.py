@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -18,6 +21,7 @@ from penstock.errors import (
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import MANIFEST, is_of_rank
 from penstock.saving import durable
+from penstock.saving.removal import remove_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,17 +135,45 @@ def retire(path: str, limit: int, accelerator: Any) -> None:
         older = [one for one in _numbered(root) if number is not None and one[0] <= number]
         kept = [one for one in older if _is_complete(one[1], accelerator)][-limit:]
         for _, old in [one for one in older if kept and one[0] < kept[0][0]]:
-            if os.path.islink(old):
-                # What it leads to lies elsewhere, where somebody keeps it.
-                os.unlink(old)
-                continue
-            # In one step: whoever looks finds all of it or nothing.
-            gone = os.path.join(root, f".{os.path.basename(old)}{_REMOVING}")
-            os.rename(old, gone)
-            shutil.rmtree(gone)
+            with _warned(path):
+                _delete(old)
     except OSError as error:
-        message = f"{path} is saved, but older ones could not be deleted: {error}"
-        warnings.warn(message, PenstockWarning, stacklevel=2)
+        _warn(path, error)
+
+
+@contextlib.contextmanager
+def _warned(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, PenstockError) as error:
+        _warn(path, error)
+
+
+def _warn(path: str, error: Exception) -> None:
+    message = f"{path} is saved, but older ones could not be deleted: {error}"
+    warnings.warn(message, PenstockWarning, stacklevel=3)
+
+
+def _delete(path: str) -> None:
+    if os.path.islink(path):
+        # What it leads to lies elsewhere, where somebody keeps it.
+        os.unlink(path)
+    elif is_checkpoint(path) or not is_theirs(path):
+        remove_checkpoint(path)
+    else:
+        # In one step: whoever looks finds all of it or nothing.
+        above, name = os.path.split(path)
+        gone = os.path.join(above, f".{name}{_REMOVING}")
+        try:
+            os.rename(path, gone)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # It lies in a lower layer of overlayfs. Without these files it is complete for nobody.
+            for random_state in Path(path).glob("random_states_*"):
+                random_state.unlink()
+            gone = path
+        shutil.rmtree(gone)
 
 
 def sync_further(path: str) -> None:

@@ -299,13 +299,19 @@ class PenstockIO(CheckpointIO):
         for path, target in links.items():
             self._attempt(f"{path} could not be linked", directories.link, target, path)
         for path in removals:
-            self._attempt(f"{path} could not be removed", directories.remove, path, self._newest)
+            what = f"{path} could not be removed"
+            if not self._attempt(what, directories.remove, path, self._newest):
+                with self._lock:
+                    # Somebody may read it, and be done after the next save.
+                    self._removals[path] = None
 
-    def _attempt(self, what: str, call: Any, *arguments: Any) -> None:
+    def _attempt(self, what: str, call: Any, *arguments: Any) -> bool:
         try:
             call(*arguments)
-        except OSError as error:
+        except (OSError, PenstockError) as error:
             self._troubles.append(f"{what}, the checkpoints are complete: {error}")
+            return False
+        return True
 
 
 def _made(settings: dict[str, Any]) -> PenstockIO:

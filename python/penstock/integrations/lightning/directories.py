@@ -8,14 +8,16 @@ checkpoint is saved beside it and the two change places. Who is killed between h
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import uuid
 from pathlib import Path
 
-from penstock.loading.foreign import describe
+from penstock.errors import PenstockError
+from penstock.loading.foreign import describe, is_checkpoint
 from penstock.loading.opened import decode_local_path
 from penstock.saving import durable
+from penstock.saving.removal import remove_checkpoint
 
 SUFFIX = ".ckpt"
 """What the names of Lightning's checkpoints end with."""
@@ -45,12 +47,11 @@ def rename_onto(saved: str, path: str) -> None:
     """Gives a complete checkpoint its name, and removes what has had it."""
     if saved == path:
         return
-    aside = _aside(path)
     # The checkpoint at `saved` counts as one while the name is nobody's.
-    os.rename(path, aside)
+    aside = _put_aside(path)
     os.rename(saved, path)
     durable.sync(os.path.dirname(path))
-    _delete(aside)
+    _clear(aside)
 
 
 def remove(path: str, instead: str | None) -> None:
@@ -71,13 +72,16 @@ def remove(path: str, instead: str | None) -> None:
         for entry in os.scandir(above):
             if entry.is_symlink() and entry.path != path and os.path.realpath(entry.path) == real:
                 link(instead, entry.path)
-    # What a kill leaves has a name that is no checkpoint's.
-    aside = _aside(path)
-    os.rename(path, aside)
-    durable.sync(above)
-    _delete(aside)
+    if is_checkpoint(path) and not os.path.islink(path):
+        # A reader finds its files under its name.
+        remove_checkpoint(path)
+    else:
+        # What a kill leaves has a name that is no checkpoint's.
+        aside = _put_aside(path)
+        durable.sync(above)
+        _clear(aside)
     for left in Path(above).glob(f".*{_REMOVED}"):
-        _delete(str(left))
+        _clear(str(left))
 
 
 def link(target: str, path: str) -> None:
@@ -89,27 +93,41 @@ def link(target: str, path: str) -> None:
     os.symlink(os.path.relpath(target, above), fresh)
     try:
         if os.path.isdir(path) and not os.path.islink(path):
-            aside = _aside(path)
-            os.rename(path, aside)
+            aside = _put_aside(path)
             os.rename(fresh, path)
-            _delete(aside)
+            _clear(aside)
         else:
             os.replace(fresh, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
     durable.sync(above)
 
 
-def _aside(path: str) -> str:
+def _put_aside(path: str) -> str:
+    """Makes a name free, and tells what is to be deleted then; there may be nothing left of it."""
     above, name = os.path.split(path)
-    return os.path.join(above, f".{name}.{uuid.uuid4().hex[:8]}{_REMOVED}")
+    aside = os.path.join(above, f".{name}.{uuid.uuid4().hex[:8]}{_REMOVED}")
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # A directory in a lower layer of overlayfs is not renamed.
+        _delete(path)
+    return aside
+
+
+def _clear(path: str) -> None:
+    """Deletes what nobody looks for any more; of what somebody reads the next removal does."""
+    with contextlib.suppress(OSError, PenstockError):
+        _delete(path)
 
 
 def _delete(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
+        remove_checkpoint(path)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

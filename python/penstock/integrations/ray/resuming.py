@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from penstock.errors import (
 )
 from penstock.integrations.ray.reporting import register
 from penstock.integrations.ray.run import NOTE, current
+from penstock.saving.removal import remove_checkpoint
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +90,9 @@ def resume(
             _register(run, found, index)
             if run.rank == 0:
                 for leftover in found.leftovers:
-                    shutil.rmtree(leftover, ignore_errors=True)
+                    # One that a save is at work in stays.
+                    with contextlib.suppress(OSError, PenstockError):
+                        remove_checkpoint(leftover)
             return found.steps[path]
         _pass_over(damage)
     if found.complete or found.bad:

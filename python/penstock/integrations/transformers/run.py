@@ -6,10 +6,8 @@ written has no such mark: it is taken for complete where all files are there tha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import warnings
 from typing import NamedTuple
 
@@ -17,7 +15,7 @@ import penstock
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import MANIFEST, is_of_rank
-from penstock.saving import durable
+from penstock.saving.removal import remove_checkpoint
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
@@ -176,18 +174,16 @@ def is_leftover(path: str) -> bool:
 def remove(path: str) -> None:
     """Deletes a checkpoint: its manifest first, so that what is left of it is never taken for one.
 
-    Of a link only the link goes. What cannot be deleted is a `PenstockWarning`.
+    Of a link only the link goes. One that cannot be deleted, or that somebody reads, stays, with
+    a `PenstockWarning`.
     """
     try:
         if os.path.islink(path):
             # What it leads to lies elsewhere, where somebody keeps it.
             os.unlink(path)
             return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, MANIFEST))
-            durable.sync(path)
-        shutil.rmtree(path)
-    except OSError as error:
+        remove_checkpoint(path)
+    except (OSError, PenstockError) as error:
         warnings.warn(f"{path} is not deleted: {error}", PenstockWarning, stacklevel=2)
 
 
