@@ -126,7 +126,9 @@ impl Writer {
 
     fn noted(&mut self, done: Result<()>) -> Result<()> {
         if let Err(error) = &done {
-            self.failed = Some(error.to_string());
+            let cause = std::error::Error::source(error);
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            self.failed = Some(format!("{error}{cause}"));
         }
         done
     }

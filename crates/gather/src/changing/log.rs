@@ -84,7 +84,7 @@ impl Log {
             &[number, id, first_sequence, row_bytes, capacity, table],
         );
         let file = storage.make(path, |file| {
-            storage.change(Change::Allocate(file, capacity))?;
+            storage.reserve(file, capacity)?;
             let written = storage.write(file, 0, &Arc::new(memory), BLOCK_BYTES)?;
             written.wait(None)?;
             storage.change(Change::SyncData(file))?;

@@ -72,7 +72,7 @@ pub(super) fn write(storage: &Storage, path: &Path, of: Of<'_>, mut memory: Memo
     let sums = rows.chunks(BLOCK_BYTES as usize).map(Checks::of);
     set_end(rest, sums, layout, of);
     storage.make(path, |file| {
-        storage.change(Change::Allocate(file, layout.bytes))?;
+        storage.reserve(file, layout.bytes)?;
         let memory = Arc::new(memory);
         storage.write(file, 0, &memory, layout.bytes)?.wait(None)?;
         storage.change(Change::SyncData(file))

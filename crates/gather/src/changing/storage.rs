@@ -1,5 +1,6 @@
 //! How a table that changes reaches its files.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,6 +48,17 @@ impl Storage {
 
     pub(super) fn change(&self, change: Change<'_>) -> Result<()> {
         Ok(self.file_system.change(change)?)
+    }
+
+    /// Makes a file as long as it will be, with room for all of it. Where the file system cannot reserve
+    /// room, the file takes it as it is written.
+    pub(super) fn reserve(&self, file: &File, bytes: u64) -> Result<()> {
+        match self.file_system.change(Change::Allocate(file, bytes)) {
+            Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
+                self.change(Change::Truncate(file, bytes))
+            }
+            reserved => Ok(reserved?),
+        }
     }
 
     /// Begins to write memory to a place of a file, both whole pages.
