@@ -116,8 +116,13 @@ test-rust: test-toolchain | objects-server ## Run the Rust tests, with and witho
 cuda-fake:
 	cargo build --quiet --release --locked -p penstock-cuda-fake
 
+# What makes the file systems that stores are tested on; they are mounted by root only.
+.PHONY: places
+places:
+	@scripts/install-places
+
 .PHONY: test-python
-test-python: $(VENV)/.develop $(NATIVE) cuda-fake ## Run the Python tests against a release build, but for the slow ones.
+test-python: $(VENV)/.develop $(NATIVE) cuda-fake places ## Run the Python tests against a release build, but for the slow ones.
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # Trainings in frameworks that are killed and resumed, several ranks of them, whole benchmarks, pages of

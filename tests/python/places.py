@@ -1,0 +1,158 @@
+"""File systems that users have checkpoints on, each mounted for one test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MOUNTED_SECONDS_MAX = 20
+
+
+class Place(NamedTuple):
+    """A directory on a file system.
+
+    Attributes:
+        path: Where it is.
+        locks: Whether locks on its directories are seen by all who use it.
+        links: Whether it makes hard links.
+        renames_new: Whether it renames without replacing.
+    """
+
+    path: Path
+    locks: bool = True
+    links: bool = True
+    renames_new: bool = True
+
+
+def _run(*command: object) -> None:
+    """Runs a command, or skips the test with what it says."""
+    try:
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"{error}: `make places` installs it")
+    if done.returncode:
+        pytest.skip(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+
+
+@contextmanager
+def _mounted(point: Path, *command: object) -> Iterator[None]:
+    point.mkdir()
+    _run("mount", *command, point)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+@contextmanager
+def _disk(path: Path, kind: str, mib: int) -> Iterator[Place]:
+    image, point = path / "image", path / "disk"
+    with open(image, "wb") as file:
+        file.truncate(mib << 20)
+    _run(f"mkfs.{kind}", "-q", image)
+    with _mounted(point, "-o", "loop", image):
+        yield Place(point)
+
+
+@contextmanager
+def _overlay(
+    path: Path, before: Callable[[Path], object], *, is_read_only: bool
+) -> Iterator[Place]:
+    """An overlay whose lower layer has files already, as an image brings them."""
+    layers = [path / name for name in ("lower", "upper", "work")]
+    for layer in layers:
+        layer.mkdir()
+    lower, upper, work = layers
+    before(lower)
+    point = path / "merged"
+    # As Docker mounts it: a directory of a lower layer is not renamed.
+    options = f"upperdir={upper},workdir={work},redirect_dir=off"
+    if not is_read_only:
+        with _mounted(point, "-t", "overlay", "-o", f"lowerdir={lower},{options}", "overlay"):
+            yield Place(point)
+        return
+    fixed = path / "fixed"
+    with _mounted(fixed, "--bind", "-o", "ro", lower):
+        _run("mount", "-o", "remount,bind,ro", fixed)
+        with _mounted(point, "-t", "overlay", "-o", f"lowerdir={fixed},{options}", "overlay"):
+            yield Place(point)
+
+
+@contextmanager
+def _linkless(path: Path, answer: str, *, renames_new: bool) -> Iterator[Place]:
+    pytest.importorskip("mfusepy", exc_type=ImportError, reason="no mfusepy: `make places`")
+    behind, point = path / "behind", path / "fuse"
+    behind.mkdir()
+    point.mkdir()
+    script = Path(__file__).with_name("linkless.py")
+    names = "free" if renames_new else "replacing"
+    command = [sys.executable, script, behind, point, answer, names]
+    with open(path / "said", "w+") as said:
+        server = subprocess.Popen(command, stdout=said, stderr=said)
+        try:
+            deadline = time.monotonic() + _MOUNTED_SECONDS_MAX
+            while not os.path.ismount(point):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    said.seek(0)
+                    pytest.skip(f"no FUSE here (`make places`): {said.read()[-300:]}")
+                time.sleep(0.01)
+            yield Place(point, locks=False, links=False, renames_new=renames_new)
+        finally:
+            if os.path.ismount(point):
+                subprocess.run(["umount", point], check=True)
+            server.kill() if server.poll() is None and not os.path.ismount(point) else None
+            server.wait()
+
+
+LINKLESS = {
+    "fuse EPERM": ("EPERM", True),
+    "fuse ENOTSUP": ("ENOTSUP", True),
+    "fuse ENOSYS": ("ENOSYS", True),
+    "fuse as gcsfuse": ("ENOSYS", False),
+}
+
+KINDS = ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "overlay on read-only", *LINKLESS)
+
+
+@contextmanager
+def place(kind: str, path: Path, before: Callable[[Path], object]) -> Iterator[Place]:
+    """A file system.
+
+    Args:
+        kind: One of `KINDS`.
+        path: An empty directory for what it takes.
+        before: Called with a directory; what it makes there is in the place from the beginning,
+            of overlays in a lower layer.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("takes root: mounts")
+    if kind.startswith("overlay"):
+        with _overlay(path, before, is_read_only=kind != "overlay") as found:
+            yield found
+        return
+    if kind in LINKLESS:
+        answer, renames_new = LINKLESS[kind]
+        made = _linkless(path, answer, renames_new=renames_new)
+    elif kind == "tmpfs":
+        made = _tmpfs(path)
+    else:
+        made = _disk(path, kind, {"xfs": 320, "btrfs": 256}.get(kind, 128))
+    with made as found:
+        before(found.path)
+        yield found
+
+
+@contextmanager
+def _tmpfs(path: Path) -> Iterator[Place]:
+    with _mounted(path / "memory", "-t", "tmpfs", "tmpfs"):
+        yield Place(path / "memory")
