@@ -146,6 +146,13 @@ impl Checkpoint {
             .collect()
     }
 
+    /// Indices of the tensors whose shards call their elements something else, as a carrier is.
+    fn carried(&self) -> Vec<usize> {
+        let entries = self.inner.part().tensors.iter().enumerate();
+        let carried = entries.filter(|(_, entry)| !entry.is_under_its_own_name());
+        carried.map(|(index, _)| index).collect()
+    }
+
     /// Of what was salvaged: identity of its source, where known, and whether it is unverified.
     #[getter]
     fn partial(&self) -> Option<(Option<&str>, bool)> {

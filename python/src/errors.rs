@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use penstock_store::Error;
+use penstock_store::format::header::InvalidHeader;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -117,6 +118,32 @@ fn of_table(py: Python<'_>, message: &str, error: &penstock_gather::Error) -> Py
         _ => "PenstockError",
     };
     construct(py, class, message, &fields)
+}
+
+/// The exception for a safetensors file whose header is not read.
+pub(crate) fn raise_header(py: Python<'_>, path: &Path, error: &InvalidHeader) -> PyErr {
+    of_header(py, path, error).unwrap_or_else(|failure| failure)
+}
+
+fn of_header(py: Python<'_>, path: &Path, error: &InvalidHeader) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let at = path.display();
+    match error {
+        InvalidHeader::Damaged { tensor, .. } => {
+            fields.set_item("path", path.parent().map(Path::as_os_str))?;
+            fields.set_item("file", path.file_name())?;
+            fields.set_item("tensor", tensor)?;
+            let message = format!("{at}: {error}: get the file again");
+            construct(py, "CorruptCheckpointError", &message, &fields)
+        }
+        InvalidHeader::Unsupported { tensor, .. } => {
+            fields.set_item("key", tensor.as_deref().unwrap_or_default())?;
+            let remedy = "load it with the program that wrote it, and save it again from there";
+            let message = format!("{at}: {error}: {remedy}");
+            construct(py, "UnsupportedStateError", &message, &fields)
+        }
+        error => construct(py, "PenstockError", &format!("{at}: {error}"), &fields),
+    }
 }
 
 /// What went wrong, and why.

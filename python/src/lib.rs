@@ -20,6 +20,7 @@ mod errors;
 mod features;
 mod files;
 mod gpu;
+mod header;
 mod ids;
 mod job;
 mod mirror;
@@ -83,6 +84,8 @@ mod _native {
         measure_link, measure_packing, measure_pinning, measure_posts, pinned_bytes, probe_copies,
         probe_gpus,
     };
+    #[pymodule_export]
+    use crate::header::{header_end, header_types, parse_header};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

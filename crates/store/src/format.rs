@@ -11,6 +11,7 @@ pub(crate) mod tree;
 
 pub mod digest;
 pub mod dtype;
+pub mod header;
 pub mod index;
 pub mod manifest;
 pub mod part;

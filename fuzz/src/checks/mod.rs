@@ -1,15 +1,17 @@
 //! What the targets assert of an input. `crates/store/tests/load/corpus.rs` includes this file, so that
 //! the ordinary tests run the same checks on the seeds.
 
+pub mod library;
 pub mod open;
 pub mod read_plan;
 
 use std::path::Path;
 
 use penstock_store::format::digest::Digest;
+use penstock_store::format::header::parse_header;
 use penstock_store::format::manifest::Manifest;
 use penstock_store::format::part::Part;
-use penstock_store::format::shard::{encode_header, parse_header};
+use penstock_store::format::shard::encode_header;
 
 /// The attempt that the seeds belong to.
 pub const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";

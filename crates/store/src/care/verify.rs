@@ -9,8 +9,9 @@ use penstock_io::file_system::Files;
 use crate::care::beside;
 use crate::error::{Error, Result};
 use crate::format::description::{Sizes, read_manifest, read_part};
+use crate::format::header::{self, Header, HeaderTensor};
 use crate::format::part::{FileEntry, Part, TensorEntry};
-use crate::format::shard::{self, Header, HeaderTensor};
+use crate::format::shard;
 use crate::lease::Lease;
 use crate::load::checkpoint::{global_tensors_of, open_shard, open_unseen, touched_tensor};
 use crate::options::Options;
@@ -203,19 +204,20 @@ fn check_header(
     let mut start = read(0..first)?;
     let prefix = start.first_chunk().copied().unwrap_or_default();
     let end =
-        shard::header_end(prefix, entry.bytes).map_err(|error| malformed(error.to_string()))?;
+        header::header_end(prefix, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     if end > first {
         progress.pay(end - first)?;
         start.extend(read(first..end)?);
     }
     start.truncate(end as usize);
     let header =
-        shard::parse_header(&start, entry.bytes).map_err(|error| malformed(error.to_string()))?;
+        header::parse_header(&start, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     compare(&header, listed).map_err(malformed)
 }
 
 /// What a part lists is in the header; a file that was linked may hold tensors of nobody beside.
 fn compare(header: &Header, listed: Vec<&TensorEntry>) -> std::result::Result<(), String> {
+    let boxes = shard::boxes(header)?;
     let found: HashMap<&str, &HeaderTensor> = header
         .tensors
         .iter()
@@ -236,8 +238,9 @@ fn compare(header: &Header, listed: Vec<&TensorEntry>) -> std::result::Result<()
         let dtype = tensor.stored_dtype().unwrap_or_default();
         let (begin, end) = described.data_offsets;
         let range = (header.data_start + begin, header.data_start + end);
-        let told = header.boxes.as_ref();
-        let has_box = told.is_none_or(|boxes| boxes.get(stored_name) == tensor.region.as_ref());
+        let has_box = boxes
+            .as_ref()
+            .is_none_or(|boxes| boxes.get(stored_name) == tensor.region.as_ref());
         let agree = range == tensor.range
             && has_box
             && described.dtype == dtype

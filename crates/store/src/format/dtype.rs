@@ -1,15 +1,43 @@
 //! Element types: their names in a part and the safetensors type that carries their bytes.
 //!
-//! Names are those of PyTorch and NumPy. What safetensors has no name for is stored under a
-//! *carrier*: a type of the same bytes, with one more dimension where an element needs several.
+//! Names are those of PyTorch and NumPy. A dtype that earlier versions had no safetensors name for
+//! is stored under a *carrier*, which the part records: a type of the same bytes, in the shape that
+//! the carrier's own elements need.
 
 /// How the elements of one dtype lie in a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Carrier {
     /// The safetensors name.
     pub name: &'static str,
-    /// Length of the extra last dimension, where an element takes several carrier elements.
-    pub extra_dim: Option<usize>,
+    /// How many elements of the carrier make one of the dtype, and along which dimension.
+    pub layout: Layout,
+}
+
+/// How the shape in a shard's header follows from the shape of the tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// It is the same.
+    Same,
+    /// One more dimension of that length comes last.
+    Extra(usize),
+    /// The last dimension is that many times as long; a tensor without dimensions has no such shape.
+    Packed(u64),
+}
+
+impl Carrier {
+    /// The shape that a shard's header gives a tensor of the dtype, where the layout has one.
+    pub fn stored_shape(&self, shape: &[u64]) -> Option<Vec<u64>> {
+        let mut stored = shape.to_vec();
+        match self.layout {
+            Layout::Same => {}
+            Layout::Extra(length) => stored.push(length as u64),
+            Layout::Packed(count) => {
+                let last = stored.last_mut()?;
+                *last = last.checked_mul(count)?;
+            }
+        }
+        Some(stored)
+    }
 }
 
 /// Types that safetensors names itself: ours, theirs, bytes an element.
@@ -33,65 +61,94 @@ const NATURAL: &[(&str, &str, usize)] = &[
     ("float8_e8m0fnu", "F8_E8M0", 1),
 ];
 
-/// Types under a carrier of several elements or of another name: ours, carrier, extra dimension,
-/// bytes an element.
-const CARRIED: &[(&str, &str, Option<usize>, usize)] = &[
-    ("complex128", "F64", Some(2), 16),
-    ("complex32", "F16", Some(2), 4),
-    ("bcomplex32", "BF16", Some(2), 4),
-    ("bits16", "U16", None, 2),
-    ("float8_e4m3fnuz", "U8", None, 1),
-    ("float8_e5m2fnuz", "U8", None, 1),
-    ("float4_e2m1fn_x2", "U8", None, 1),
-    ("bits8", "U8", None, 1),
-    ("bits1x8", "U8", None, 1),
-    ("bits2x4", "U8", None, 1),
-    ("bits4x2", "U8", None, 1),
-    ("int1", "U8", None, 1),
-    ("int2", "U8", None, 1),
-    ("int3", "U8", None, 1),
-    ("int4", "U8", None, 1),
-    ("int5", "U8", None, 1),
-    ("int6", "U8", None, 1),
-    ("int7", "U8", None, 1),
-    ("uint1", "U8", None, 1),
-    ("uint2", "U8", None, 1),
-    ("uint3", "U8", None, 1),
-    ("uint4", "U8", None, 1),
-    ("uint5", "U8", None, 1),
-    ("uint6", "U8", None, 1),
-    ("uint7", "U8", None, 1),
+/// Types under a carrier: ours, carrier, layout, bytes an element. Shards are written with the first
+/// row of a dtype whose layout has a shape for the tensor; each of its rows is read.
+const CARRIED: &[(&str, &str, Layout, usize)] = &[
+    ("complex128", "F64", Layout::Extra(2), 16),
+    ("complex32", "F16", Layout::Extra(2), 4),
+    ("bcomplex32", "BF16", Layout::Extra(2), 4),
+    ("bits16", "U16", Layout::Same, 2),
+    ("float8_e4m3fnuz", "F8_E4M3FNUZ", Layout::Same, 1),
+    ("float8_e5m2fnuz", "F8_E5M2FNUZ", Layout::Same, 1),
+    // safetensors counts the halves of a byte, PyTorch the bytes.
+    ("float4_e2m1fn_x2", "F4", Layout::Packed(2), 1),
+    // Earlier versions knew none of the three names, and a scalar has no dimension to count halves in.
+    ("float8_e4m3fnuz", "U8", Layout::Same, 1),
+    ("float8_e5m2fnuz", "U8", Layout::Same, 1),
+    ("float4_e2m1fn_x2", "U8", Layout::Same, 1),
+    ("bits8", "U8", Layout::Same, 1),
+    ("bits1x8", "U8", Layout::Same, 1),
+    ("bits2x4", "U8", Layout::Same, 1),
+    ("bits4x2", "U8", Layout::Same, 1),
+    ("int1", "U8", Layout::Same, 1),
+    ("int2", "U8", Layout::Same, 1),
+    ("int3", "U8", Layout::Same, 1),
+    ("int4", "U8", Layout::Same, 1),
+    ("int5", "U8", Layout::Same, 1),
+    ("int6", "U8", Layout::Same, 1),
+    ("int7", "U8", Layout::Same, 1),
+    ("uint1", "U8", Layout::Same, 1),
+    ("uint2", "U8", Layout::Same, 1),
+    ("uint3", "U8", Layout::Same, 1),
+    ("uint4", "U8", Layout::Same, 1),
+    ("uint5", "U8", Layout::Same, 1),
+    ("uint6", "U8", Layout::Same, 1),
+    ("uint7", "U8", Layout::Same, 1),
+];
+
+/// Carriers that safetensors knows as the type itself: another reader sees what was saved.
+const NAMED: &[&str] = &["F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"];
+
+/// Types of the safetensors library that are not in `NATURAL`, with the bits of an element.
+const OTHERS: &[(&str, u64)] = &[
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("F8_E4M3FNUZ", 8),
+    ("F8_E5M2FNUZ", 8),
 ];
 
 /// Prefix of a NumPy type that has no name of its own here; its `dtype.str` follows.
 const NUMPY_PREFIX: &str = "numpy:";
 
-/// The carrier of a dtype whose elements take `item_bytes`; `None` if the format has no place for
-/// it or an element of it has another size.
-pub fn carrier(dtype: &str, item_bytes: usize) -> Option<Carrier> {
-    if let Some((_, name, bytes)) = NATURAL.iter().find(|row| row.0 == dtype) {
-        return (*bytes == item_bytes).then_some(Carrier {
-            name,
-            extra_dim: None,
-        });
-    }
-    if let Some((_, name, extra_dim, bytes)) = CARRIED.iter().find(|row| row.0 == dtype) {
-        return (*bytes == item_bytes).then_some(Carrier {
-            name,
-            extra_dim: *extra_dim,
-        });
-    }
+/// The ways in which shards hold a dtype whose elements take `item_bytes`, the one that is written
+/// first; none if the format has no place for it or an element of it has another size.
+pub(crate) fn carriers(dtype: &str, item_bytes: usize) -> impl Iterator<Item = Carrier> {
+    let natural = NATURAL.iter().find(|row| row.0 == dtype);
+    let natural = natural.map(|&(_, name, bytes)| (name, Layout::Same, bytes));
+    let carried = CARRIED.iter().filter(move |row| row.0 == dtype);
+    let carried = carried.map(|&(_, name, layout, bytes)| (name, layout, bytes));
     let is_numpy = dtype.starts_with(NUMPY_PREFIX);
-    is_numpy.then_some(Carrier {
-        name: "U8",
-        extra_dim: Some(item_bytes),
-    })
+    let numpy = is_numpy.then_some(("U8", Layout::Extra(item_bytes), item_bytes));
+    let found = natural.into_iter().chain(carried).chain(numpy);
+    found
+        .filter(move |&(_, _, bytes)| bytes == item_bytes)
+        .map(|(name, layout, _)| Carrier { name, layout })
+}
+
+/// How a shard that is written now holds a tensor.
+pub fn carrier(dtype: &str, item_bytes: usize, shape: &[u64]) -> Option<Carrier> {
+    carriers(dtype, item_bytes).find(|carrier| carrier.stored_shape(shape).is_some())
 }
 
 /// Every dtype that has a name of its own here, with the bytes of an element.
 pub fn all() -> impl Iterator<Item = (&'static str, usize)> {
     let natural = NATURAL.iter().map(|row| (row.0, row.2));
-    natural.chain(CARRIED.iter().map(|row| (row.0, row.3)))
+    // Carriers of earlier versions are not written any more, and name no further dtype.
+    let carried = CARRIED.iter().enumerate();
+    let first = carried.filter(|(at, row)| !CARRIED[..*at].iter().any(|other| other.0 == row.0));
+    natural.chain(first.map(|(_, row)| (row.0, row.3)))
+}
+
+/// Every dtype that safetensors has a name for: ours, theirs, and how many elements of theirs make
+/// one of ours along the last dimension.
+pub fn named() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    let natural = NATURAL.iter().map(|row| (row.0, row.1, 1));
+    let carried = CARRIED.iter().filter(|row| NAMED.contains(&row.1));
+    natural.chain(carried.map(|row| match row.2 {
+        Layout::Packed(count) => (row.0, row.1, count),
+        Layout::Same | Layout::Extra(_) => (row.0, row.1, 1),
+    }))
 }
 
 /// Whether this version has a place for the dtype. What else a part names is of a newer one.
@@ -101,7 +158,8 @@ pub(crate) fn is_known(dtype: &str) -> bool {
 
 /// Whether shards of this version hold elements under that safetensors type.
 pub(crate) fn is_carrier(stored: &str) -> bool {
-    stored_item_bytes(stored).is_some()
+    let natural = NATURAL.iter().any(|row| row.1 == stored);
+    natural || CARRIED.iter().any(|row| row.1 == stored)
 }
 
 /// Whether safetensors itself names the dtype, so that nothing but the name needs recording.
@@ -120,14 +178,26 @@ pub fn item_bytes(dtype: &str) -> Option<usize> {
     natural.or_else(|| CARRIED.iter().find(|row| row.0 == dtype).map(|row| row.3))
 }
 
-/// Bytes an element of a safetensors type takes; `None` for names that shards never hold.
-pub fn stored_item_bytes(stored: &str) -> Option<usize> {
-    NATURAL.iter().find(|row| row.1 == stored).map(|row| row.2)
+/// Bits an element of a safetensors type takes; `None` for a type that this version does not know.
+pub(crate) fn stored_bits(stored: &str) -> Option<u64> {
+    let natural = NATURAL.iter().find(|row| row.1 == stored);
+    let natural = natural.map(|row| row.2 as u64 * 8);
+    natural.or_else(|| OTHERS.iter().find(|row| row.0 == stored).map(|row| row.1))
 }
 
-/// The dtype that a safetensors type stands for by itself.
-pub(crate) fn of_stored(stored: &str) -> Option<&'static str> {
-    NATURAL.iter().find(|row| row.1 == stored).map(|row| row.0)
+/// The dtype that a safetensors type stands for by itself, and the shape in elements of it; `None`
+/// where no dtype here has such elements, or a row of them ends within one.
+pub fn of_stored(stored: &str, shape: &[u64]) -> Option<(&'static str, Vec<u64>)> {
+    let (dtype, _, count) = named().find(|row| row.1 == stored)?;
+    let mut shape = shape.to_vec();
+    if count > 1 {
+        let last = shape.last_mut()?;
+        if !last.is_multiple_of(count) {
+            return None;
+        }
+        *last /= count;
+    }
+    Some((dtype, shape))
 }
 
 /// Product of a shape and an element's size; `None` when it does not fit.
@@ -154,29 +224,43 @@ mod tests {
 
     #[test]
     fn carriers_hold_the_same_bytes() {
-        for &(dtype, _, bytes) in NATURAL {
-            let carrier = carrier(dtype, bytes).unwrap();
-            assert_eq!(stored_item_bytes(carrier.name), Some(bytes), "{dtype}");
-        }
-        for &(dtype, _, _, bytes) in CARRIED {
-            let carrier = carrier(dtype, bytes).unwrap();
-            let stored = stored_item_bytes(carrier.name).unwrap();
-            assert_eq!(stored * carrier.extra_dim.unwrap_or(1), bytes, "{dtype}");
-        }
-        let text = carrier("numpy:<U5", 20).unwrap();
-        assert_eq!(
-            text,
-            Carrier {
-                name: "U8",
-                extra_dim: Some(20)
+        let shape = [3, 4];
+        for (dtype, item_bytes) in all() {
+            assert!(carrier(dtype, item_bytes, &shape).is_some(), "{dtype}");
+            for carrier in carriers(dtype, item_bytes) {
+                let stored: u64 = carrier.stored_shape(&shape).unwrap().iter().product();
+                let bits = stored * stored_bits(carrier.name).unwrap();
+                assert_eq!(bits, 12 * 8 * item_bytes as u64, "{dtype} {carrier:?}");
             }
-        );
+        }
+        let text = carrier("numpy:<U5", 20, &shape).unwrap();
+        assert_eq!((text.name, text.layout), ("U8", Layout::Extra(20)));
+    }
+
+    #[test]
+    fn a_type_that_safetensors_names_comes_back_from_its_name() {
+        for (dtype, stored, _) in named() {
+            let item_bytes = item_bytes(dtype).unwrap();
+            let carrier = carrier(dtype, item_bytes, &[3, 4]).unwrap();
+            assert_eq!(carrier.name, stored);
+            let shape = carrier.stored_shape(&[3, 4]).unwrap();
+            assert_eq!(of_stored(stored, &shape), Some((dtype, vec![3, 4])));
+        }
+        assert_eq!(of_stored("F4", &[3]), None);
+        assert_eq!(of_stored("F4", &[]), None);
+        assert_eq!(of_stored("F6_E2M3", &[4]), None);
+    }
+
+    #[test]
+    fn a_scalar_that_no_named_type_can_hold_lies_under_another() {
+        let carrier = carrier("float4_e2m1fn_x2", 1, &[]).unwrap();
+        assert_eq!((carrier.name, carrier.layout), ("U8", Layout::Same));
     }
 
     #[test]
     fn wrong_sizes_and_unknown_names_have_no_carrier() {
-        assert_eq!(carrier("float32", 8), None);
-        assert_eq!(carrier("object", 8), None);
+        assert_eq!(carrier("float32", 8, &[]), None);
+        assert_eq!(carrier("object", 8, &[]), None);
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, Strin
                 let name = tensor.stored_name();
                 return Ok(Err(format!("{name} lies there in pieces of several ranks")));
             }
+            if !tensor.is_under_its_own_name() {
+                return Ok(Err(misread(tensor)));
+            }
             let (name, file) = (tensor.stored_name(), &part.files[tensor.file].name);
             if weight_map.insert(name, file.as_str()).is_some() {
                 return Ok(Err(format!(
@@ -54,6 +57,17 @@ pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, Strin
     let mut text = serde_json::to_vec_pretty(&index).expect("an index always serialises");
     text.push(b'\n');
     Ok(Ok(text))
+}
+
+/// Why readers of models must not be led to a tensor.
+fn misread(tensor: &TensorEntry) -> String {
+    format!(
+        "{} has elements of type {}, which safetensors has no name for: other readers would take \
+         them for {}",
+        tensor.stored_name(),
+        tensor.dtype,
+        tensor.stored_dtype().unwrap_or_default()
+    )
 }
 
 fn is_whole(tensor: &TensorEntry) -> bool {

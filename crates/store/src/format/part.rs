@@ -22,7 +22,6 @@ pub use alias::{Alias, View};
 pub use file::FileEntry;
 pub use missing::{Missing, MissingKind};
 pub(crate) use rank::Rank;
-pub(crate) use tensor::carried_shape;
 pub use tensor::{Stored, TensorBox, TensorEntry};
 
 /// Value of a part's `format` member.

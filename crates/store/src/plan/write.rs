@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::format::dtype::{self, Carrier};
-use crate::format::part::{Stored, TensorBox, TensorEntry, carried_shape};
-use crate::format::shard::{self, HeaderTensor, PAGE_BYTES};
+use crate::format::header::HeaderTensor;
+use crate::format::part::{Stored, TensorBox, TensorEntry};
+use crate::format::shard::{self, PAGE_BYTES};
 
 /// Most header bytes of one shard. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
@@ -69,7 +70,7 @@ impl TensorSpec {
         let (bytes, carrier) = measure(self)?;
         let stored = (!dtype::is_natural(&self.dtype)).then(|| Stored {
             dtype: carrier.name.to_owned(),
-            shape: carried_shape(&self.shape, carrier),
+            shape: stored_shape(&self.shape, carrier),
         });
         Ok(TensorEntry {
             name: self.name.clone(),
@@ -221,11 +222,16 @@ fn measure(tensor: &TensorSpec) -> Result<(u64, Carrier)> {
             detail: format!("a name of {} bytes is too long", tensor.name.len()),
         });
     }
-    let carrier = dtype::carrier(&tensor.dtype, tensor.item_bytes)
+    let carrier = dtype::carrier(&tensor.dtype, tensor.item_bytes, &tensor.shape)
         .ok_or_else(|| unsupported("has no place in the format"))?;
     let bytes = dtype::nbytes(&tensor.shape, tensor.item_bytes)
         .ok_or_else(|| unsupported("is too large"))?;
     Ok((bytes, carrier))
+}
+
+fn stored_shape(shape: &[u64], carrier: Carrier) -> Vec<u64> {
+    let stored = carrier.stored_shape(shape);
+    stored.expect("the carrier was chosen for the shape")
 }
 
 /// How many of `rest` go into the next shard, all of one group or of none; at least one.
@@ -258,7 +264,7 @@ fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
         filled += candidate.bytes;
         let described = HeaderTensor {
             dtype: candidate.carrier.name.to_owned(),
-            shape: carried_shape(&tensor.shape, candidate.carrier),
+            shape: stored_shape(&tensor.shape, candidate.carrier),
             data_offsets: (begin, filled),
         };
         (tensor.header_name(), described)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_store::format::digest::{CHUNK_BYTES, Digest};
-use penstock_store::format::shard::{HeaderTensor, encode_header};
+use penstock_store::format::header::HeaderTensor;
+use penstock_store::format::shard::encode_header;
 use penstock_store::save::{Linked, LinkedFile, LinkedTensor, State};
 
 use super::{Sample, noise};

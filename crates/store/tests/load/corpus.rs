@@ -63,6 +63,12 @@ fn framed_headers() {
 }
 
 #[test]
+fn headers_beside_the_library() {
+    run("library", checks::library::same);
+    run("framed_header", checks::library::same);
+}
+
+#[test]
 fn read_plans() {
     run("read_plan", |input| Load::decode(input).check());
 }

@@ -14,9 +14,10 @@ use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::directory::names;
 use crate::format::dtype;
+use crate::format::header::Header;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
-use crate::format::part::{self, FileEntry, Part, TensorBox, TensorEntry};
+use crate::format::part::{self, FileEntry, Part, Stored, TensorBox, TensorEntry};
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
@@ -286,9 +287,9 @@ fn tensors_of(
     needs_boxes: bool,
 ) -> std::result::Result<(u64, Vec<TensorEntry>), String> {
     let (header, bytes) = shard::read_header(path, files)?;
-    let shard::Header {
+    let boxes = shard::boxes(&header)?;
+    let Header {
         data_start,
-        boxes,
         tensors,
         ..
     } = header;
@@ -299,17 +300,21 @@ fn tensors_of(
     let mut entries = Vec::new();
     for (name, tensor) in tensors {
         let region = boxes.remove(&name);
-        let Some(dtype) = dtype::of_stored(&tensor.dtype) else {
+        let Some((dtype, shape)) = dtype::of_stored(&tensor.dtype, &tensor.shape) else {
             continue;
         };
         let (begin, end) = tensor.data_offsets;
         let entry = TensorEntry {
             name,
             dtype: dtype.to_owned(),
-            shape: tensor.shape,
+            // A part names the types that earlier versions had no name for.
+            stored: (!dtype::is_natural(dtype)).then(|| Stored {
+                dtype: tensor.dtype,
+                shape: tensor.shape,
+            }),
+            shape,
             file,
             range: (data_start + begin, data_start + end),
-            stored: None,
             stored_name: None,
             group: None,
             region: None,

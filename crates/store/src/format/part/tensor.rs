@@ -146,9 +146,15 @@ impl TensorEntry {
         ))
     }
 
+    /// Whether a reader of its shard alone sees elements of its type, and not of a carrier's.
+    pub fn is_under_its_own_name(&self) -> bool {
+        let named = |stored: &Stored| dtype::of_stored(&stored.dtype, &stored.shape);
+        let stored = self.stored.as_ref();
+        stored.is_none_or(|stored| named(stored).is_some_and(|(dtype, _)| dtype == self.dtype))
+    }
+
     fn carried_bytes(&self, stored: &Stored) -> std::result::Result<Option<u64>, String> {
         let mismatch = || format!("{:?} is not carried by {stored:?}", self.dtype);
-        let stored_bytes = dtype::stored_item_bytes(&stored.dtype).ok_or_else(mismatch)?;
         let item_bytes = match dtype::item_bytes(&self.dtype) {
             Some(item_bytes) => item_bytes,
             None => {
@@ -156,16 +162,17 @@ impl TensorEntry {
                 usize::try_from(last).map_err(|_| mismatch())?
             }
         };
-        let carrier = dtype::carrier(&self.dtype, item_bytes).ok_or_else(mismatch)?;
-        if carrier.name != stored.dtype || carried_shape(&self.shape, carrier) != stored.shape {
+        let holds = |carrier: dtype::Carrier| {
+            carrier.name == stored.dtype
+                && carrier.stored_shape(&self.shape).as_ref() == Some(&stored.shape)
+        };
+        if !dtype::carriers(&self.dtype, item_bytes).any(holds) {
             return Err(mismatch());
         }
-        Ok(dtype::nbytes(&stored.shape, stored_bytes))
+        // Elements of no bytes would let any shape pass.
+        Ok(match item_bytes {
+            0 => dtype::nbytes(&stored.shape, 1),
+            _ => dtype::nbytes(&self.shape, item_bytes),
+        })
     }
-}
-
-/// The shape that a shard's header gives a tensor under its carrier.
-pub(crate) fn carried_shape(shape: &[u64], carrier: dtype::Carrier) -> Vec<u64> {
-    let extra = carrier.extra_dim.map(|dim| dim as u64);
-    shape.iter().copied().chain(extra).collect()
 }
