@@ -14,13 +14,19 @@ import torch
 
 import penstock
 from compare import tensor_bytes
+from forge import Forgery
+from penstock.state.dtypes import ITEM_BYTES
 
-# What safetensors itself can read into PyTorch; the others go under a carrier.
+# Types that safetensors names, and reads into PyTorch; the others go under a carrier.
 NAMED = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    "float4_e2m1fn_x2",
 )
+TORCH_TYPES = [name for name in ITEM_BYTES if isinstance(getattr(torch, name, None), torch.dtype)]
+GROUPS = {"model": ""}
+INDEX = "model.safetensors.index.json"
 
 
 def make_state():
@@ -77,8 +83,8 @@ def test_load_file_gives_the_same_tensors(saved):
 
 def test_loading_from_bytes_gives_the_same_tensors(tmp_path):
     expected = named_tensors(make_state())
-    # This function of theirs has no table entry for the type that their `load_file` reads.
-    del expected["float8_e8m0fnu"]
+    # This function of theirs has no table entries for two types that their `load_file` reads.
+    del expected["float8_e8m0fnu"], expected["float4_e2m1fn_x2"]
     penstock.save(tmp_path / "ckpt", expected)
     (file,) = (tmp_path / "ckpt").glob("*.safetensors")
     assert_tensors(safetensors.torch.load(file.read_bytes()), expected)
@@ -119,9 +125,6 @@ def test_numpy_gives_the_same_arrays(tmp_path):
 CARRIED = {
     "complex128": (torch.float64, 2),
     "complex32": (torch.float16, 2),
-    "float8_e4m3fnuz": (torch.uint8, None),
-    "float8_e5m2fnuz": (torch.uint8, None),
-    "float4_e2m1fn_x2": (torch.uint8, None),
     "bits8": (torch.uint8, None),
     "bits16": (torch.uint16, None),
     "int4": (torch.uint8, None),
@@ -140,8 +143,87 @@ def test_a_type_without_a_name_lies_under_a_carrier_of_the_same_bytes(tmp_path, 
     (file,) = (tmp_path / "ckpt").glob("*.safetensors")
     found = safetensors.torch.load_file(file)["x"]
     assert found.dtype == carrier
-    assert found.shape == (*value.shape, last) if last else value.shape
+    assert found.shape == ((*value.shape, last) if last else value.shape)
     assert tensor_bytes(found) == tensor_bytes(raw)
+
+
+@pytest.mark.parametrize("name", TORCH_TYPES)
+@pytest.mark.filterwarnings("ignore:.*experimental")
+def test_another_reader_sees_the_same_elements_or_is_not_led_to_them(tmp_path, name):
+    raw = torch.arange(96, dtype=torch.uint8) % (2 if name == "bool" else 251)
+    value = raw.view(getattr(torch, name)).reshape(2, -1)
+    state = {"model": {"x": value, "y": torch.ones(3)}}
+    report = penstock.save(tmp_path / "ckpt", state, groups=GROUPS)
+    assert penstock.verify(tmp_path / "ckpt").ok
+    assert tensor_bytes(penstock.load(tmp_path / "ckpt")["model"]["x"]) == tensor_bytes(raw)
+    reasons = [str(one) for one in report.fallbacks if one.kind == "unindexed"]
+    assert (tmp_path / "ckpt" / INDEX).exists() == (name in NAMED)
+    if name in NAMED:
+        assert not reasons
+        places = json.loads((tmp_path / "ckpt" / INDEX).read_text())["weight_map"]
+        penstock.export(tmp_path / "ckpt", tmp_path / "out", check=False)
+        files = (tmp_path / "ckpt" / places["x"], tmp_path / "out" / "model.safetensors")
+        for file in files:
+            assert_tensors(safetensors.torch.load_file(file), state["model"])
+        return
+    (reason,) = reasons
+    assert name in reason
+    assert "x has" in reason
+    for out in (None, tmp_path / "out"):
+        with pytest.raises(penstock.StateMismatchError):
+            penstock.export(tmp_path / "ckpt", out, check=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scalar_of_two_halves_has_no_name_of_its_own(tmp_path):
+    value = torch.tensor(7, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    report = penstock.save(tmp_path / "ckpt", {"model": {"x": value}}, groups=GROUPS)
+    assert [one.kind for one in report.fallbacks if one.kind == "unindexed"] == ["unindexed"]
+    assert penstock.load(tmp_path / "ckpt")["model"]["x"].view(torch.uint8) == 7
+    with pytest.raises(penstock.StateMismatchError, match=r"x has elements of type float4"):
+        penstock.export(tmp_path / "ckpt", tmp_path / "out", check=False)
+
+
+def test_a_group_with_text_has_no_index(tmp_path):
+    state = {"model": {"x": np.array(["ab", "c"]), "y": np.ones(3)}}
+    report = penstock.save(tmp_path / "ckpt", state, groups=GROUPS)
+    (reason,) = (str(one) for one in report.fallbacks if one.kind == "unindexed")
+    assert "numpy:<U2" in reason
+    assert not (tmp_path / "ckpt" / INDEX).exists()
+
+
+def as_earlier_writers_had_it(path):
+    """Calls elements plain bytes, which have names of their own by now."""
+    forgery = Forgery(path)
+    file = forgery.shard_file()
+    data = file.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    for row in forgery.part["tensors"]:
+        row["stored"] = {"dtype": "U8", "shape": row["shape"]}
+        header[row.get("stored_name", row["name"])] |= row["stored"]
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(begin - 8)
+    forgery.write_shard(data[:8] + text + data[begin:])
+
+
+def test_shards_of_earlier_writers_are_read_and_exported_under_the_names_of_now(tmp_path):
+    path = tmp_path / "ckpt"
+    expected = {
+        name: torch.arange(12, dtype=torch.uint8).view(getattr(torch, name)).reshape(3, 4)
+        for name in ("float4_e2m1fn_x2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    }
+    penstock.save(path, {"model": expected}, groups=GROUPS)
+    as_earlier_writers_had_it(path)
+    assert penstock.verify(path).ok
+    for name, tensor in penstock.load(path)["model"].items():
+        assert tensor_bytes(tensor) == tensor_bytes(expected[name])
+    # Its index leads others to the plain bytes.
+    with pytest.raises(penstock.StateMismatchError, match="misread"):
+        penstock.export(path)
+    report = penstock.export(path, tmp_path / "out", check=False, hard_link=True)
+    assert report.way == "copy"
+    found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert_tensors(found, expected)
 
 
 def test_text_lies_in_a_shard_as_bytes(tmp_path):
@@ -164,7 +246,7 @@ def test_every_tensor_starts_aligned_and_data_on_a_page(saved):
         sizes = {"BOOL": 1, "BF16": 2, "C64": 8}
         for name, row in header.items():
             digits = "".join(filter(str.isdigit, row["dtype"].partition("_")[0]))
-            item_bytes = sizes.get(row["dtype"]) or int(digits) // 8
+            item_bytes = sizes.get(row["dtype"]) or max(int(digits) // 8, 1)
             assert row["data_offsets"][0] % item_bytes == 0, name
 
 

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import StateMismatchError
-from penstock.offload.streaming.safetensors import DTYPES
 from penstock.saving.groups import IN_PLACE, Groups
 from penstock.state import dtypes, tree
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from penstock.loading.opened import OpenCheckpoint, StoredTensor
 
 _RESERVED = "__metadata__"
-TYPES = frozenset(DTYPES.values())
-"""Types that files of models have."""
 _KEYS = ("model", "module", "state_dict", "model_state_dict")
 """What states call the model, where nobody says what it is."""
 
@@ -86,9 +83,10 @@ def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> 
 
 
 def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
-    """The shards of a group, where they hold every tensor of it, each whole."""
+    """The shards of a group, where they hold every tensor of it, each whole and under its type."""
     tensors = checkpoint.native.tensors()
     wholes = {index: (shape, start) for index, _, shape, start in checkpoint.native.boxes()}
+    carried = set(checkpoint.native.carried())
     file_of: dict[str, str] = {}
     kinds, total_bytes = set(), 0
     for index, name, stored_name in checkpoint.native.grouped():
@@ -97,7 +95,7 @@ def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
         _, dtype, shape, file, begin, end = tensors[index]
         if index in wholes and tuple(wholes[index][0]) != tuple(shape):
             return None
-        if stored_name in file_of:
+        if stored_name in file_of or index in carried:
             return None
         file_of[stored_name] = file
         kinds.add(dtype)
@@ -155,7 +153,7 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
             )
         label_of[name] = label
         shape = tuple(stored.shape if stored.window is None else stored.window[0])
-        kind = _kind(stored.dtype, label, path)
+        kind = _kind(stored.dtype, shape, label, path)
         nbytes = math.prod(shape) * kind.itemsize
         start = (0,) * len(shape)
         weights.append(
@@ -244,12 +242,12 @@ def _hashable(window: Any) -> tuple[Any, ...]:
     return (tuple(shape), tuple(strides), offset)
 
 
-def _kind(dtype: str, label: str, path: str) -> torch.dtype:
+def _kind(dtype: str, shape: tuple[int, ...], label: str, path: str) -> torch.dtype:
     known = dtypes.torch_dtypes().get(dtype)
-    if known is None or dtype not in TYPES:
+    if known is None or dtypes.header_entry(dtype, shape) is None:
         raise StateMismatchError(
-            f"{path}: {label} has elements of type {dtype}, which models do not have: leave it out "
-            "with a longer --key",
+            f"{path}: {label} has elements of type {dtype} in the shape {list(shape)}, which "
+            "safetensors has no name for: leave it out with a longer --key",
             key=label,
             path=path,
         )

@@ -152,8 +152,8 @@ def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
     shards = shards_of(checkpoint, IN_PLACE)
     if INDEX not in small or shards is None:
         raise StateMismatchError(
-            f"{path} has no index of its own: save it with groups={{'model': ''}}, or name a "
-            "directory to export to",
+            f"{path} has no index of its own, or one that other readers would misread: save it "
+            "with groups={'model': ''}, or name a directory to export to",
             path=path,
         )
     for name, content in small.items():

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import StorageError
 from penstock.loading.opened import BoxRead
 from penstock.offload.buffers import Buffers
-from penstock.offload.streaming.safetensors import DTYPES
 from penstock.offload.tensor_io import TensorIO
+from penstock.state import dtypes
 from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ SLOTS = 3
 """One that is read into, and others that are written meanwhile."""
 SLOT_BYTES_MAX = 64 << 20
 """With more, memory takes longer to come by than reading without a pause saves."""
-
-_TYPES = {name: kind for kind, name in DTYPES.items()}
-"""What headers of safetensors files call a type."""
 
 
 class Place(NamedTuple):
@@ -89,7 +86,7 @@ class Piece(NamedTuple):
 
 def takes(weights: Sequence[Weight]) -> bool:
     """Whether there are no types but those that safetensors files have."""
-    return all(weight.dtype in _TYPES for weight in weights)
+    return all(dtypes.header_entry(weight.dtype, weight.shape) for weight in weights)
 
 
 def plan(
@@ -123,10 +120,11 @@ def _file(chosen: list[tuple[Weight, torch.dtype]]) -> File:
     begins = []
     for weight, kind in sorted(chosen, key=order):
         end = at + math.prod(weight.shape) * kind.itemsize
-        name = str(kind).removeprefix("torch.")
+        described = dtypes.header_entry(str(kind).removeprefix("torch."), weight.shape)
+        assert described is not None, "weights of other types are refused before"
         header[weight.name] = {
-            "dtype": _TYPES[name],
-            "shape": list(weight.shape),
+            "dtype": described[0],
+            "shape": list(described[1]),
             "data_offsets": [at, end],
         }
         begins.append((weight, kind, at))

@@ -10,7 +10,6 @@ from penstock.errors import UnsupportedStateError
 from penstock.features.padding import Align, row_bytes_for
 from penstock.features.table_file import TableFile
 from penstock.offload.optim.files import Room, StateFile
-from penstock.offload.streaming.safetensors import DTYPES
 from penstock.state import dtypes
 from penstock.state.file_tensor import FileTensor
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.state.file_tensor import FileTarget
 
 _KEY_CHARS_MAX = 1024
-_KINDS = {name: kind for kind, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,14 @@ class Form:
     Attributes:
         key: Its name.
         dtype: A `torch.dtype`.
-        kind: What the header calls that.
+        dtype_name: Its name, as `docs/format.md` has it.
         row_bytes: What a row takes.
         row_shape: The sizes of a row, with its padding.
     """
 
     key: str
     dtype: Any
-    kind: str
+    dtype_name: str
     row_bytes: int
     row_shape: tuple[int, ...]
 
@@ -67,7 +65,7 @@ class Form:
             raise TypeError(f"key={key!r}: must be text")
         if not 0 < len(key) <= _KEY_CHARS_MAX or key == "__metadata__" or not key.isprintable():
             raise ValueError(f"key={key!r:.80}: must be a name of 1 to {_KEY_CHARS_MAX} characters")
-        if dtype not in _KINDS:
+        if dtype not in dtypes.HEADER_TYPES:
             raise UnsupportedStateError(
                 f"a table of {dtype} cannot be stored: safetensors has no name for it",
                 key=key,
@@ -76,7 +74,7 @@ class Form:
         row_bytes = row_bytes_for(value_bytes, item_bytes, align)
         is_padded = row_bytes != value_bytes
         row_shape = (row_bytes // item_bytes,) if is_padded else shape
-        return cls(key, dtypes.torch_dtype(dtype), _KINDS[dtype], row_bytes, row_shape)
+        return cls(key, dtypes.torch_dtype(dtype), dtype, row_bytes, row_shape)
 
     def file(self, path: str, io: TensorIO, rows: int | None) -> TableFile:
         """A file for it.
@@ -90,7 +88,7 @@ class Form:
             StorageError: There is no room for it, or the system refuses it.
         """
         nbytes = None if rows is None else rows * self.row_bytes
-        return TableFile(path, io, self.key, self.kind, 1 + len(self.row_shape), nbytes)
+        return TableFile(path, io, self.key, self.dtype_name, 1 + len(self.row_shape), nbytes)
 
     def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
         """The tensor of a file that is finished, as a state has it."""

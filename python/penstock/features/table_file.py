@@ -19,6 +19,7 @@ from penstock.offload.arrays import to_write_from
 from penstock.offload.buffers import Buffers
 from penstock.offload.optim.digests import combined
 from penstock.offload.optim.files import sync
+from penstock.state.dtypes import header_entry
 from penstock.state.file_tensor import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class TableFile:
         path: The file, which is made.
         io: Writes.
         label: What the header calls the tensor.
-        kind: What it calls the type of its elements.
+        dtype: Of its elements, as `docs/format.md` calls it; safetensors has a name for it.
         dims: How many dimensions it has.
         nbytes: Of all rows; None where that is not known. Else their space is reserved.
 
@@ -63,12 +64,12 @@ class TableFile:
     """
 
     def __init__(
-        self, path: str, io: TensorIO, label: str, kind: str, dims: int, nbytes: int | None
+        self, path: str, io: TensorIO, label: str, dtype: str, dims: int, nbytes: int | None
     ) -> None:
         self.path = path
         self.chunks: list[int] = []
         self._label = label
-        self._kind = kind
+        self._dtype = dtype
         # No header is longer than one with as many rows and bytes as there may be.
         self.begin = _LENGTH_BYTES
         longest = len(self._header((_COUNT_MAX,) * dims, _COUNT_MAX))
@@ -184,7 +185,10 @@ class TableFile:
         self._fallbacks.update(dict.fromkeys(report.fallbacks))
 
     def _header(self, shape: tuple[int, ...], nbytes: int) -> bytes:
-        tensor = {"dtype": self._kind, "shape": shape, "data_offsets": (0, nbytes)}
+        entry = header_entry(self._dtype, shape)
+        assert entry is not None, "a table has rows, and a type that safetensors has a name for"
+        kind, sizes = entry
+        tensor = {"dtype": kind, "shape": sizes, "data_offsets": (0, nbytes)}
         described = {"__metadata__": _METADATA, self._label: tensor}
         text = json.dumps(described, separators=(",", ":")).encode()
         length = max(self.begin - _LENGTH_BYTES, len(text))

@@ -19,10 +19,18 @@ from penstock import _native
 from penstock.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 ITEM_BYTES: dict[str, int] = dict(_native.dtypes())
 """Every name of the format except the open family ``numpy:…``, with the bytes of an element."""
+
+HEADER_TYPES: dict[str, tuple[str, int]] = {
+    name: (kind, count) for name, kind, count in _native.header_types()
+}
+"""The safetensors name of each type of the format that has one, and how many elements of that make
+one of the format's along the last dimension."""
 
 
 class UnknownTypeError(ValueError):
@@ -46,6 +54,20 @@ _NUMPY_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Z
 _NUMBERS = frozenset("bBhHiIlLqQefdgFDG")
 _TORCH_WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ML_DTYPES = re.compile(r"bfloat16|u?int[124]|float[468]_e[0-9]m[0-9](?:b11)?(?:fn|fnu|fnuz)?")
+
+
+def header_entry(name: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]] | None:
+    """The type and the sizes of a tensor in the header of a safetensors file.
+
+    Returns:
+        None where safetensors has no name for the type, or no shape for such a tensor.
+    """
+    if name not in HEADER_TYPES:
+        return None
+    kind, count = HEADER_TYPES[name]
+    if count == 1:
+        return kind, tuple(shape)
+    return (kind, (*shape[:-1], shape[-1] * count)) if shape else None
 
 
 @functools.cache
