@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from penstock import _native
-from penstock.errors import StorageError
+from penstock.errors import CheckpointNotFoundError, StorageError
+
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
+"""How Git LFS begins the text that it leaves in the place of a file."""
 
 
 def is_there(path: str) -> bool:
@@ -32,3 +35,28 @@ def has_bytes(path: str, expected: int) -> bool:
     except StorageError:
         return False
     return found == ("file", expected)
+
+
+def of_git_lfs(start: bytes) -> bool:
+    """Whether a file that begins so, with 64 bytes or more, is a pointer of Git LFS."""
+    return start.startswith(_POINTER)
+
+
+def unfetched(path: str) -> CheckpointNotFoundError:
+    """The error for a file of which there is a pointer of Git LFS only."""
+    return CheckpointNotFoundError(
+        f"{path} is a pointer of Git LFS, and the file that it stands for was not fetched: run"
+        " `git lfs pull` in its repository",
+        path=path,
+    )
+
+
+def check_fetched(path: str) -> None:
+    """Refuses a file of which Git LFS has left a pointer only.
+
+    Raises:
+        CheckpointNotFoundError: It is one.
+        OSError: The file cannot be read.
+    """
+    if of_git_lfs(_native.read_start(path, len(_POINTER))):
+        raise unfetched(path)

@@ -151,14 +151,12 @@ def test_the_commands_say_what_they_did(tmp_path):
 @pytest.mark.parametrize(
     "header",
     [
-        '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-        '"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         '{"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
         '{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
         '{"__metadata__":3,"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         '{"__metadata__":{"a":NaN},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
-        '{"w":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}}',
-        '{"v":{"dtype":"F32","shape":[9223372036854775808,0],"data_offsets":[0,0]},'
+        '{"w":{"dtype":"F4","shape":[15],"data_offsets":[0,8]}}',
+        '{"v":{"dtype":"F32","shape":[9223372036854775808,2,0],"data_offsets":[0,0]},'
         '"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         "{}",
     ],

@@ -24,6 +24,7 @@ from penstock.converting.pickles import untrusted
 from penstock.converting.safetensors_file import read_at
 from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
 from penstock.loading.dcp_files import METADATA, check_files, check_finished, metadata_of_ranks
+from penstock.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
     import io
@@ -119,8 +120,7 @@ class _Reader(FileSystemReader):
         with open(os.path.join(self._path, place.relative_path), "rb") as file:
             file.seek(place.offset)
             # Of a tensor by torch.save there is a zip archive.
-            start = file.read(9)
-        return start[6:] == b"\0\0{"
+            return begins_header(file.read(SNIFFED_BYTES))
 
     def _read_tensor(self, item: ReadItem, place: _StorageInfo, planner: LoadPlanner) -> None:
         file, index = place.relative_path, item.storage_index

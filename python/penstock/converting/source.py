@@ -8,8 +8,10 @@ import stat
 from penstock.converting import accelerate, deepspeed
 from penstock.converting.kinds import KINDS, Kind
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
+from penstock.found import of_git_lfs, unfetched
 from penstock.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
 from penstock.loading.foreign import describe, importing, is_checkpoint, steps_in
+from penstock.safetensors_files import SNIFFED_BYTES, begins_header
 
 EXTRA = "meta.pt"
 """What Lightning puts beside the files of DCP where a strategy saves in shards."""
@@ -40,8 +42,10 @@ def kind_of(path: str) -> Kind:
 
 def _of_file(path: str) -> Kind | None:
     with open(path, "rb") as file:
-        start = file.read(9)
-    if path.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
+        start = file.read(SNIFFED_BYTES)
+    if of_git_lfs(start):
+        raise unfetched(path)
+    if path.endswith(".safetensors") or begins_header(start):
         raise _of_safetensors(path)
     # A zip archive, or a pickle as PyTorch before 1.6 wrote it.
     return "torch" if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80" else None

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.calls.arguments import decode_local_path
 from penstock.calls.progress import shown
 from penstock.checkpoint import save
-from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.found import check_fetched
 from penstock.offload.optim.digests import chunk_digests
 from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.safetensors import header_of
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 64 * CHUNK_BYTES
 """What is read at a time, while what was read before is digested."""
+_BOXES = "penstock.boxes"
+"""Where metadata says that tensors are pieces; `docs/format.md`, 5.2."""
 
 
 def import_model(
@@ -66,8 +74,12 @@ def import_model(
         What was written and how: `SaveReport.linked_bytes` are those that got a second name.
 
     Raises:
-        CheckpointNotFoundError: There is no safetensors file, or one of the index is missing.
+        CheckpointNotFoundError: There is no safetensors file, one of the index is missing, or
+            there is a pointer of Git LFS in its place.
         CorruptCheckpointError: A file is not what its header says, or changes while it is read.
+        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has, or a
+            file holds pieces of tensors.
+        MissingDependencyError: This PyTorch lacks the type of a tensor.
         CheckpointExistsError: A complete checkpoint is at ``path`` and ``overwrite`` is False.
         StorageError: The operating system failed an operation.
 
@@ -87,9 +99,9 @@ def import_model(
         raise ValueError(f"{source}: the checkpoint needs a directory of its own")
     paths, listed = _paths(source)
     headers = {one: header_of(Path(one)) for one in paths}
-    for one in paths:
-        check_whole(one)
-    names = {name for stored, _ in headers.values() for name in stored}
+    for one, header in headers.items():
+        check_no_pieces(one, header.metadata)
+    names = {name for header in headers.values() for name in header.tensors}
     if not names or not listed <= names:
         missing = min(listed - names, default="no tensor")
         raise CorruptCheckpointError(
@@ -98,12 +110,12 @@ def import_model(
             file=INDEX,
         )
     tensors: dict[str, FileTensor] = {}
-    total_bytes = sum(mark.nbytes for _, mark in headers.values())
+    total_bytes = sum(header.mark.nbytes for header in headers.values())
     done_bytes = 0
     choice = options or Options()
     moving = TensorIO(engine=choice.engine, direct=choice.direct)
     with shown(progress, "digesting") as update, moving as io:
-        for one, (stored, mark) in headers.items():
+        for one, (stored, mark, _) in headers.items():
 
             def tell(nbytes: int, before: int = done_bytes) -> None:
                 if update is not None:
@@ -154,45 +166,22 @@ def _tensor(held: _Held, name: str, stored: Stored) -> FileTensor:
     return FileTensor(held, stored.offset, name, stored.dtype, tuple(stored.shape))
 
 
-def check_whole(path: str) -> None:
-    """Refuses a file that readers of safetensors files do, and that `verify` would call damaged.
+def check_no_pieces(path: str, metadata: Mapping[str, str]) -> None:
+    """Refuses a file whose tensors are parts of larger ones, as shards of many ranks are.
+
+    Args:
+        path: The file.
+        metadata: Of its header.
 
     Raises:
-        CorruptCheckpointError: Its tensors do not fill it, or its header is no header.
+        UnsupportedStateError: It is one.
     """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("a name is there twice")
-        return dict(pairs)
-
-    def refuse(text: str) -> None:
-        raise ValueError(f"{text} is no JSON")
-
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length)
-        nbytes = os.fstat(file.fileno()).st_size
-    try:
-        header = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
-        notes = header.pop("__metadata__", {})
-        if type(notes) is not dict or any(type(note) is not str for note in notes.values()):
-            raise ValueError("its metadata is no text")
-        if "penstock.boxes" in notes:
-            raise ValueError("it holds pieces of tensors: penstock.load puts them together")
-        at = 0
-        for first, last in sorted(entry["data_offsets"] for entry in header.values()):
-            if first != at:
-                raise ValueError(f"its tensors leave a hole, or overlap, at byte {at} of the data")
-            at = last
-        if 8 + length + at != nbytes:
-            raise ValueError(f"its tensors have {at} bytes, and {nbytes - 8 - length} follow it")
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise CorruptCheckpointError(
-            f"{path}: {error}: get the file again",
-            path=os.path.dirname(path),
-            file=os.path.basename(path),
-        ) from error
+    if _BOXES in metadata:
+        raise UnsupportedStateError(
+            f"{path}: it holds pieces of tensors: penstock.load puts them together, from the"
+            " checkpoint that the file is of",
+            key=os.path.basename(path),
+        )
 
 
 def _paths(directory: str) -> tuple[list[str], set[str]]:
@@ -218,6 +207,7 @@ def _paths(directory: str) -> tuple[list[str], set[str]]:
             f"cannot read {index}: {error.strerror}", path=index, errno=error.errno
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        check_fetched(index)
         raise CorruptCheckpointError(
             f"{index}: it is no index of safetensors files", path=directory, file=INDEX
         ) from error

@@ -17,8 +17,10 @@ from numpy.lib import format as npy
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.features.elements import item_bytes_of
 from penstock.features.row_tensor import RowTensor
+from penstock.found import check_fetched
 from penstock.offload.streaming.safetensors import header_of, weights_of
 from penstock.offload.streaming.stored import Run, Stored
+from penstock.safetensors_files import SNIFFED_BYTES, begins_header
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -47,8 +49,7 @@ def is_safetensors(path: str) -> bool:
     if path.endswith(".safetensors"):
         return True
     with open(path, "rb") as file:
-        start = file.read(9)
-    return start[8:] == b"{" and start[6:8] == b"\0\0"
+        return begins_header(file.read(SNIFFED_BYTES))
 
 
 def of_safetensors(path: str) -> dict[str, RowTensor]:
@@ -58,7 +59,7 @@ def of_safetensors(path: str) -> dict[str, RowTensor]:
         CorruptCheckpointError: It is not what its header says.
         StorageError: It cannot be read.
     """
-    return _tables(header_of(Path(path))[0])
+    return _tables(header_of(Path(path)).tensors)
 
 
 def of_directory(path: str, key: str | None) -> dict[str, RowTensor]:
@@ -104,6 +105,7 @@ def _index(path: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_plain = False
     if not is_plain:
+        check_fetched(os.fspath(path))
         raise CorruptCheckpointError(
             f"{path} does not say in which file of its directory each tensor is: get it again",
             path=str(path.parent),

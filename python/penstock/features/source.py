@@ -22,6 +22,7 @@ from penstock.features.elements import name_of
 from penstock.features.kept import KeptTables
 from penstock.features.note import BLOCK_BYTES
 from penstock.features.row_tensor import sizes_of
+from penstock.found import check_fetched
 from penstock.loading.foreign import as_table
 from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.stored import Run
@@ -226,6 +227,7 @@ def _in_file(wanted: _Wanted) -> Source:
             f"{path} is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}",
             path=path,
         )
+    check_fetched(path)
     if foreign.is_npy(path):
         return _source(wanted, "", foreign.of_npy(path, wanted.dtype))
     if wanted.shape is not None and wanted.dtype is not None and not path.endswith(".safetensors"):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
-from penstock.found import is_there
+from penstock.found import is_there, of_git_lfs
 from penstock.loading.dcp_files import METADATA, is_marked
+from penstock.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,9 +139,13 @@ def _file(path: str) -> str:
     above, name = os.path.split(path)
     if _is_ours(name) and is_checkpoint(above or "."):
         return f"is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}"
-    start = _native.read_start(path, 9)
-    # A header's length in 8 bytes, and the header: one JSON object.
-    if name.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
+    start = _native.read_start(path, SNIFFED_BYTES)
+    if of_git_lfs(start):
+        return (
+            "is a pointer of Git LFS, and the file that it stands for was not fetched: run"
+            " `git lfs pull` in its repository"
+        )
+    if name.endswith(".safetensors") or begins_header(start):
         return f"is a file of safetensors, not a checkpoint: {importing(above or '.')}"
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return f"is a file as torch.save writes them, not a checkpoint: {_converting(path)}"

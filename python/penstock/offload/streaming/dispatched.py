@@ -154,7 +154,8 @@ class _Files:
         path = os.path.abspath(path)
         if path not in self._headers:
             self._look(path)
-            self._headers[path], self.marks[path] = header_of(Path(path))
+            header = header_of(Path(path))
+            self._headers[path], self.marks[path] = header.tensors, header.mark
         inside = entry.get("weight_name", key)
         if (found := self._headers[path].get(inside)) is None:
             raise _gone(path, name, f"it has no tensor {inside!r}")
