@@ -211,8 +211,22 @@ impl<'a> Sizes<'a> {
 /// process: a checkpoint that cannot be read must not count as one that others are deleted for.
 pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> Result<()> {
     let file = path.join(&entry.name);
-    judge(path, &entry.name, entry.bytes, files.look_at_file(&file))?;
+    let found = files.look_at_file(&file);
+    if matches!(&found, Ok(found) if found.bytes < entry.bytes) && is_pointer(&file, files) {
+        return Err(Error::corrupt(path, &entry.name, NOT_FETCHED));
+    }
+    judge(path, &entry.name, entry.bytes, found)?;
     Ok(files.check_readable(&file)?)
+}
+
+const NOT_FETCHED: &str = "it is a pointer of Git LFS, and the file that it stands for was not \
+                           fetched: run `git lfs pull` in its repository";
+
+/// Whether Git LFS has left its text in the place of a file.
+fn is_pointer(file: &Path, files: &dyn Files) -> bool {
+    const TEXT: &[u8] = b"version https://git-lfs.github.com/spec/v1";
+    let start = files.read_range(file, 0..TEXT.len() as u64);
+    start.is_ok_and(|start| start == TEXT)
 }
 
 /// Whether what was found is a regular file of the recorded size.
