@@ -11,7 +11,7 @@ from penstock.loading.target import NEW, is_sharded
 from penstock.state.tree import SKIPPED, Node, branches
 from penstock.training.component import Component
 from penstock.training.filling import differences_of, target_like, unfillable
-from penstock.training.naming import bare, canonical
+from penstock.training.naming import bare, canonical, check_one_to_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,8 @@ class Model(Component):
     is_model = True
 
     def __init__(self, value: Any, name: str) -> None:
-        super().__init__(bare(value))
+        super().__init__(bare(value, name))
+        self._name = name
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is not None and any(
             isinstance(one, fsdp.FullyShardedDataParallel) for one in self.value.modules()
@@ -40,13 +41,15 @@ class Model(Component):
         """What is stored of it: tensors as they are, not copied."""
         state = self.value.state_dict()
         names = {key: canonical(self.value, key) for key in state}
-        if all(key == name for key, name in names.items()):
-            return state
-        found = OrderedDict((names[key], value) for key, value in state.items())
         versions = getattr(state, "_metadata", None)
+        # Those of what is wrapped come after those of the wrapper, and stay.
+        inner = {canonical(self.value, key): value for key, value in (versions or {}).items()}
+        is_bare = all(key == name for key, name in names.items())
+        if is_bare and inner.keys() == (versions or {}).keys():
+            return state
+        check_one_to_one(names.values(), self._name)
+        found = OrderedDict((names[key], value) for key, value in state.items())
         if versions is not None:
-            # Those of what is wrapped come after those of the wrapper, and stay.
-            inner = ((canonical(self.value, key), value) for key, value in versions.items())
             found.__dict__["_metadata"] = OrderedDict(inner)
         return found
 
@@ -88,11 +91,11 @@ class Model(Component):
     def restore(self, state: Any, *, is_partial: bool) -> None:
         """Takes over a state."""
         keys = {key: canonical(self.value, key) for key in self.value.state_dict()}
-        if any(key != name for key, name in keys.items()):
+        inner = [(name, canonical(self.value, name)) for name, _ in self._named_modules()]
+        if any(key != name for key, name in (*keys.items(), *inner)):
             found = OrderedDict((key, state[name]) for key, name in keys.items() if name in state)
             versions = getattr(state, "_metadata", None)
             if versions is not None:
-                inner = ((name, canonical(self.value, name)) for name, _ in self._named_modules())
                 known = ((name, versions[key]) for name, key in inner if key in versions)
                 found.__dict__["_metadata"] = OrderedDict(known)
             state = found

@@ -1,45 +1,71 @@
-"""What the parameters of models are called, however the models are wrapped."""
+"""What the parameters of models are called, however the models are wrapped.
+
+A wrapper is known by its type, never by the word that it adds to names: a model may have a child
+called ``module`` or ``_orig_mod`` that wraps nothing. Names that fall together are an error, as one
+of two tensors would be lost.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from penstock.errors import UnsupportedStateError
 
-_WRAPPING = "_checkpoint_wrapped_module."
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+_WRAPPERS = (
+    ("torch.nn.parallel", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel", "DataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+        "_checkpoint_wrapped_module",
+    ),
+)
+"""Modules that wrap another one: where the type is, and what it calls the module in it."""
+
+_WORDS = frozenset(word for *_, word in _WRAPPERS)
 
 
 class Names:
     """What the parameters of all models of a training are called."""
 
     def __init__(self) -> None:
-        self._modules: dict[str, Any] = {}
-        self._found: dict[int, tuple[str, str]] | None = None
+        self._modules: list[tuple[str, Any]] = []
+        self._found: dict[int, tuple[int, str, str]] | None = None
 
     def add(self, owner: str, module: Any) -> None:
         """Adds those of a model; the first that has a parameter names it."""
-        self._modules[owner] = module
+        self._modules.append((owner, module))
 
     def of(self, groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
-        """The names of the parameters of an optimizer's groups; None unless all have one."""
+        """The names of the parameters of an optimizer's groups; None unless all have one.
+
+        Raises:
+            UnsupportedStateError: Two parameters have one name.
+        """
         if self._found is None:
             self._found = {}
-            for owner, module in self._modules.items():
+            for number, (owner, module) in enumerate(self._modules):
                 _put_in_order(module)
                 for name, parameter in module.named_parameters():
-                    self._found.setdefault(id(parameter), (owner, canonical(module, name)))
+                    found_as = (number, owner, canonical(module, name))
+                    self._found.setdefault(id(parameter), found_as)
         known_of = self._found
         found = [[known_of.get(id(one)) for one in group["params"]] for group in groups]
         known = [one for group in found for one in group if one is not None]
         if len(known) != sum(map(len, found)):
             return None
-        is_one_model = len({owner for owner, _ in known}) <= 1
-        return [
-            [one[1] if is_one_model else ".".join(one) for one in group if one is not None]
+        is_one_model = len({number for number, *_ in known}) <= 1
+        named = [
+            [name if is_one_model else f"{owner}.{name}" for _, owner, name in filter(None, group)]
             for group in found
         ]
+        check_one_to_one((name for group in named for name in group), "the parameters of models")
+        return named
 
 
 def _put_in_order(module: Any) -> None:
@@ -50,32 +76,74 @@ def _put_in_order(module: Any) -> None:
             reshard()
 
 
-def bare(module: Any) -> Any:
-    """A model without what it is wrapped in as a whole."""
-    while True:
-        if _is_replicated(module):
-            module = module.module
-        elif "_orig_mod" in getattr(module, "_modules", ()):
-            module = module._orig_mod
-        else:
-            return module
+def bare(module: Any, name: str) -> Any:
+    """A model without what it is wrapped in as a whole.
+
+    Args:
+        module: The model.
+        name: What it is called, for messages.
+
+    Raises:
+        UnsupportedStateError: A wrapper holds tensors or modules of its own.
+    """
+    while (word := wrapping_word(module)) is not None:
+        further = [
+            *(key for key in module._modules if key != word),
+            *(key for key, one in module._parameters.items() if one is not None),
+            *(key for key, one in module._buffers.items() if one is not None),
+        ]
+        if further:
+            raise UnsupportedStateError(
+                f"{name}: {type(module).__name__} has {further[0]!r} beside the model that it "
+                "wraps, and would lose it: add it to the model before wrapping it",
+                key=f"{name}.{further[0]}",
+            )
+        module = module._modules[word]
+    return module
 
 
 def canonical(module: Any, name: str) -> str:
-    """The name of a parameter or buffer without the words that wrappers add."""
-    name = name.replace(_WRAPPING, "")
-    if "_orig_mod" not in name and "module" not in name:
+    """The name of a parameter, buffer or module without the words that wrappers add."""
+    if not any(word in name for word in _WORDS):
         return name
     kept = []
     for word in name.split("."):
-        is_wrapper = word == "_orig_mod" or (word == "module" and _is_replicated(module))
-        if not is_wrapper:
+        wrapping = wrapping_word(module)
+        # Wrappers of checkpointed layers take their word out of a state's names themselves.
+        while wrapping is not None and wrapping != word and word not in module._modules:
+            module = module._modules[wrapping]
+            wrapping = wrapping_word(module)
+        if word != wrapping:
             kept.append(word)
-        module = getattr(module, word, None)
+        module = getattr(module, "_modules", {}).get(word)
     return ".".join(kept)
 
 
-def _is_replicated(module: Any) -> bool:
-    torch = sys.modules["torch"]
-    parallel = torch.nn.parallel
-    return isinstance(module, parallel.DistributedDataParallel | parallel.DataParallel)
+def check_one_to_one(names: Iterable[str], what: str) -> None:
+    """Refuses names that fall together without the words of wrappers.
+
+    Raises:
+        UnsupportedStateError: Two are the same.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UnsupportedStateError(
+                f"{what}: two are called {name!r} once wrappers are left out: give one of the "
+                "modules another name",
+                key=name,
+            )
+        seen.add(name)
+
+
+def wrapping_word(module: Any) -> str | None:
+    """What a wrapper calls the module in it; None for a module that wraps none."""
+    return next((word for kind, word in _kinds() if isinstance(module, kind)), None)
+
+
+def _kinds() -> Iterator[tuple[type, str]]:
+    """The types of wrappers that there can be: one whose module nobody imported has no instance."""
+    for where, name, word in _WRAPPERS:
+        kind = getattr(sys.modules.get(where), name, None)
+        if kind is not None:
+            yield kind, word
