@@ -90,7 +90,8 @@ def save(
         no_dist: Save alone, whatever ranks there are: as one of them, or each to a path of its own.
         groups: Tensors that readers of models are to find, such as ``{"model": ""}``: those below
             the dotted name lie in shards of their own, under the names that the model has for them
-            (``module.`` in front and ``_orig_mod`` are taken out). The group ``""`` gets an index
+            (``module.`` in front and ``_orig_mod`` are taken out where nothing lies beside
+            them). The group ``""`` gets an index
             beside the shards, by which ``from_pretrained`` and others load the directory. Others
             are for `penstock.export`. Where ranks hold pieces of its tensors there is no index, and
             `SaveReport.fallbacks` says so.

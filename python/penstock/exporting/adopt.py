@@ -22,7 +22,8 @@ from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.safetensors import header_of
 from penstock.offload.tensor_io import TensorIO
 from penstock.options import Options
-from penstock.saving.groups import IN_PLACE, INDEX, final_name
+from penstock.saving.groups import IN_PLACE, INDEX
+from penstock.saving.wrappers import final_names
 from penstock.state.dtypes import import_torch
 from penstock.state.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, HeldFile
 
@@ -133,7 +134,7 @@ def import_model(
                         tensor=name,
                     )
                 tensors[name] = _tensor(held, name, tensor)
-    is_final = all(final_name(name) == name for name in tensors)
+    is_final = all(name == final for name, final in final_names(tensors).items())
     return save(
         path,
         {key: tensors},

@@ -131,12 +131,13 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
     elif key is None:
         key = _key(checkpoint, [name for name, _, _ in leaves])
     groups = Groups({} if key is None else {key: IN_PLACE})
+    members = groups.members(label for label, _, _ in leaves)
     weights: list[Weight] = []
     label_of: dict[str, str] = {}
     seen: set[object] = set()
     for label, stored, node in leaves:
         window = None if stored.window is None else _hashable(stored.window)
-        member = groups.member(label)
+        member = members.get(label)
         name = known.get(stored.of) if window is None else None
         if name is None and member is not None:
             name = plain_text(member.name)
@@ -193,20 +194,26 @@ def _names_in(checkpoint: OpenCheckpoint, group: str) -> dict[object, str]:
 
 def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str]) -> str | None:
     """The dotted name that a group was made of, as far as its tensors tell."""
-    found: dict[object, set[str]] = {}
+    labels: dict[object, list[str]] = {}
     for label, stored, _ in leaves:
-        name = known.get(stored.of)
-        if stored.window is None and name is not None:
-            pieces = label.split(".")
-            prefixes = (".".join(pieces[:count]) for count in range(len(pieces)))
-            found.setdefault(stored.of, set()).update(
-                prefix
-                for prefix in prefixes
-                if (one := Groups({prefix: IN_PLACE}).member(label)) is not None
-                and one.name == name
-            )
-    common = set.intersection(*found.values()) if found else set()
-    return max(common, key=len, default=None)
+        if stored.window is None and stored.of in known:
+            labels.setdefault(stored.of, []).append(label)
+    above = [{one for label in each for one in _above(label)} for each in labels.values()]
+    every = [label for label, _, _ in leaves]
+    for prefix in sorted(set.intersection(*above) if above else (), key=len, reverse=True):
+        members = Groups({prefix: IN_PLACE}).members(every)
+        if all(
+            any(label in members and members[label].name == known[of] for label in each)
+            for of, each in labels.items()
+        ):
+            return prefix
+    return None
+
+
+def _above(label: str) -> list[str]:
+    """The dotted names that a leaf may be below."""
+    pieces = label.split(".")
+    return [".".join(pieces[:count]) for count in range(len(pieces))]
 
 
 def plain_text(name: str) -> str:

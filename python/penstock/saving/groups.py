@@ -17,20 +17,19 @@ from penstock import _native
 from penstock.errors import StorageError, UnsupportedStateError
 from penstock.found import is_directory
 from penstock.reports import Fallback
+from penstock.saving.wrappers import final_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.state.flattened import Flattened
+    from penstock.state.memory import TensorSource
 
 IN_PLACE = ""
 """The group whose index lies in the checkpoint's directory."""
 
 Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str]"
 """Small files by name, as bytes or as a path to read; or a directory, for all but its weights."""
-
-_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""What `torch.compile`, FSDP and activation checkpointing put into names, anywhere."""
 
 _RESERVED = "__metadata__"
 _LED = re.compile(r"@[0-9]+$")
@@ -90,11 +89,34 @@ class Groups:
             raise ValueError(f"groups={found!r}: two groups have one name: each needs its own")
         return cls(found)
 
-    def member(self, name: str) -> _Member | None:
-        """What a tensor of a dotted name is called in which group; None where it is of none."""
+    def group(self, name: str) -> str | None:
+        """The group of a tensor of a dotted name; None where it is of none."""
+        prefix = self._prefix(name)
+        return None if prefix is None else self.group_of[prefix]
+
+    def members(self, names: Iterable[str]) -> dict[str, _Member]:
+        """What tensors are called in which group, by their dotted names.
+
+        Args:
+            names: Those of all tensors of the state; the ones of no group are left out.
+        """
+        below: dict[str, dict[str, str]] = {prefix: {} for prefix in self.group_of}
+        for name in names:
+            prefix = self._prefix(name)
+            if prefix is not None:
+                below[prefix][name] = name[len(prefix) + 1 :] if prefix else name
+        found: dict[str, _Member] = {}
         for prefix, group in self.group_of.items():
+            final_of = final_names(below[prefix].values())
+            for name, inner in below[prefix].items():
+                found[name] = _Member(group, final_of[inner])
+        return found
+
+    def _prefix(self, name: str) -> str | None:
+        """The dotted name of a group that a tensor is below."""
+        for prefix in self.group_of:
             if name != prefix and _is_below(name, prefix):
-                return _Member(group, final_name(name[len(prefix) + 1 :] if prefix else name))
+                return prefix
         return None
 
     def grouped(self, flat: Flattened, rank: int | None = None) -> list[tuple[int, str, str]]:
@@ -115,15 +137,20 @@ class Groups:
                 further.setdefault(tensor, []).append(name)
         rows: list[tuple[int, str, str]] = []
         taken: dict[_Member, str] = {}
-        present: set[str] = set()
-        for index, source in enumerate(flat.tensors):
+        named = {
+            index: [_label(source), *further.get(index, ())]
+            for index, source in enumerate(flat.tensors)
+            if not (source[7] is None and rank)
+        }
+        windows = [name for name, _, window in flat.aliases if window is not None]
+        linked = [row[0] for row in flat.linked[1]]
+        every = [name for names in named.values() for name in names]
+        members = self.members([*every, *windows, *flat.apart, *linked])
+        present = {one.group for name in every if (one := members.get(name)) is not None}
+        for index, names in named.items():
+            source, label = flat.tensors[index], names[0]
             box = source[7]
-            if box is None and rank:
-                continue
-            label = source[0] if box is None else _LED.sub("", box[0])
-            names = [label, *further.get(index, ())]
-            present |= {one.group for name in names if (one := self.member(name)) is not None}
-            member = self._of_tied(names)
+            member = _of_tied([members[name] for name in names if name in members])
             if member is None or _is_bytes(source[6]):
                 continue
             if member.name == _RESERVED:
@@ -144,7 +171,7 @@ class Groups:
             rows.append((index, *member))
         for index, row in enumerate(flat.linked[1], len(flat.tensors)):
             # Its file calls it what it does: it is of the group under that name only.
-            member, label = self.member(row[0]), row[6]
+            member, label = members.get(row[0]), row[6]
             if member is not None and member.name == label and row[7] is None:
                 rows.append((index, *member))
                 present.add(member.group)
@@ -158,20 +185,13 @@ class Groups:
             )
         return rows
 
-    def _of_tied(self, names: list[str]) -> _Member | None:
-        """Where a tensor of several names lies: in the group with the index, if it is of that."""
-        members = [member for name in names if (member := self.member(name)) is not None]
-        indexed = [member for member in members if member.group == IN_PLACE]
-        return next(iter(indexed or members), None)
-
     def index(self, flat: Flattened) -> tuple[str | None, list[Fallback]]:
         """The group to make an index of, or why there is none."""
         if IN_PLACE not in self.group_of.values():
             return None, []
         windows = [name for name, _, window in flat.aliases if window is not None]
         for name in [*windows, *flat.apart]:
-            member = self.member(name)
-            if member is not None and member.group == IN_PLACE:
+            if self.group(name) == IN_PLACE:
                 reason = f"{name} has no bytes of its own: `penstock export` writes it out"
                 return None, [Fallback(reason, "unindexed")]
         return IN_PLACE, []
@@ -181,17 +201,16 @@ NO_GROUPS = Groups({})
 """All tensors lie together."""
 
 
-def final_name(name: str) -> str:
-    """What a model calls a tensor that wrappers have given a longer name.
+def _label(source: TensorSource) -> str:
+    """The dotted name of a tensor, or of the one that it is a box of."""
+    box = source[7]
+    return source[0] if box is None else _LED.sub("", box[0])
 
-    Example:
-        >>> final_name("module._orig_mod.layers.0.weight")
-        'layers.0.weight'
-    """
-    pieces = [piece for piece in name.split(".") if piece not in _WRAPPERS]
-    while len(pieces) > 1 and pieces[0] == "module":
-        del pieces[0]
-    return ".".join(pieces) or name
+
+def _of_tied(members: list[_Member]) -> _Member | None:
+    """Where a tensor of several names lies: in the group with the index, if it is of that."""
+    indexed = [member for member in members if member.group == IN_PLACE]
+    return next(iter(indexed or members), None)
 
 
 def read_files(files: Files | None) -> list[tuple[str, bytes]]:

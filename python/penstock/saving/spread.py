@@ -326,7 +326,7 @@ class _Spreader(Flattener):
         _compare_files(in_files, balance)
         for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
             leaf.refer(base, window)
-            if not self._groups.member(leaf.name):
+            if self._groups.group(leaf.name) is None:
                 continue
             if window is not None or 0 in base.how.shape:
                 self._apart.append(leaf.name)
@@ -384,7 +384,7 @@ class _Spreader(Flattener):
         return sorted(piece for share in shares for piece in share)
 
     def _is_grouped(self, leaf: _MemoryLeaf) -> bool:
-        return id(leaf) in self._further or self._groups.member(leaf.name) is not None
+        return id(leaf) in self._further or self._groups.group(leaf.name) is not None
 
 
 def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:

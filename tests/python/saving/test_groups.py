@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import penstock
 from compare import assert_same
-from penstock.saving.groups import final_name
+from penstock.saving.wrappers import final_names
 
 INDEX = "model.safetensors.index.json"
 GROUPS = {"model": ""}
@@ -137,12 +137,37 @@ def test_damage_of_a_file_beside_is_found(tmp_path):
     assert "missing" in problem.message
 
 
-def test_wrappers_are_taken_out_of_names():
-    assert final_name("module._orig_mod.a.module.b") == "a.module.b"
-    assert final_name("layers.0._checkpoint_wrapped_module.w") == "layers.0.w"
-    assert final_name("module.module.w") == "w"
-    assert final_name("model.embed.weight") == "model.embed.weight"
-    assert final_name("module") == "module"
+@pytest.mark.parametrize(
+    ("names", "final"),
+    [
+        (["module._orig_mod.a.module.b", "module._orig_mod.c"], ["a.module.b", "c"]),
+        (["layers.0._checkpoint_wrapped_module.w", "head.w"], ["layers.0.w", "head.w"]),
+        (["module.module.w", "module.module.b"], ["w", "b"]),
+        (["model.embed.weight", "module"], ["model.embed.weight", "module"]),
+        (["module.w", "n_averaged"], ["w", "n_averaged"]),
+        # One child of several wraps nothing, however it is called.
+        (["module.w", "head.w"], ["module.w", "head.w"]),
+        (["a._orig_mod.w", "a.w"], ["a._orig_mod.w", "a.w"]),
+        (["_orig_mod.w", "_orig_mod"], ["_orig_mod.w", "_orig_mod"]),
+    ],
+)
+def test_wrappers_are_taken_out_of_names_one_to_one(names, final):
+    assert final_names(names) == dict(zip(names, final, strict=True))
+
+
+def test_a_child_called_as_a_wrapper_calls_its_model_keeps_its_name(tmp_path):
+    model = {"module.w": torch.ones(3), "head._orig_mod.w": torch.ones(2), "head.w": torch.ones(1)}
+    penstock.save(tmp_path / "c", {"model": model}, groups=GROUPS)
+    assert_same(weights_by_vllms_rules(tmp_path / "c"), dict(sorted(model.items())))
+    penstock.export(tmp_path / "c", tmp_path / "given")
+    penstock.save(tmp_path / "apart", {"model": model})
+    penstock.export(tmp_path / "apart", tmp_path / "written")
+    for directory in ("given", "written"):
+        found = {}
+        for path in (tmp_path / directory).glob("*.safetensors"):
+            with safe_open(path, "pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        assert_same(dict(sorted(found.items())), dict(sorted(model.items())))
 
 
 def test_a_compiled_model_keeps_its_own_names(tmp_path):
@@ -219,10 +244,11 @@ def test_groups_that_make_no_sense_are_refused(tmp_path, groups, match):
 
 
 def test_what_is_in_no_group_and_names_that_clash_are_refused(tmp_path):
-    state = {"model": {"module": {"w": torch.ones(3)}, "w": torch.zeros(3)}}
-    with pytest.raises(penstock.UnsupportedStateError, match=r"model\.module\.w is") as caught:
+    model = {"module.n_averaged": torch.ones(3), "n_averaged": torch.zeros(3)}
+    state = {"model": model}
+    with pytest.raises(penstock.UnsupportedStateError, match=r"model\.module\.n_av") as caught:
         penstock.save(tmp_path / "c", state, groups=GROUPS)
-    assert caught.value.key == "model.w"
+    assert caught.value.key == "model.n_averaged"
     with pytest.raises(penstock.UnsupportedStateError, match="no tensor below 'modle'"):
         penstock.save(tmp_path / "c", state, groups={"modle": ""})
     with pytest.raises(TypeError, match="groups"):

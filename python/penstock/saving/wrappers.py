@@ -1,0 +1,62 @@
+"""Names of a model's tensors, without the words that wrappers have added to them.
+
+A state holds no modules, so what a wrapper is has to be told from names: a wrapper's word is the
+only one that follows where it stands. A model that calls one of several children so keeps the word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_ANYWHERE = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""What `torch.compile`, FSDP and activation checkpointing put into names, anywhere."""
+
+_IN_FRONT = "module"
+"""What `DistributedDataParallel` puts in front of all names."""
+
+_COUNTER = "n_averaged"
+"""What `AveragedModel` keeps beside the model, which it calls ``module``."""
+
+
+def final_names(names: Iterable[str]) -> dict[str, str]:
+    """What a model calls its tensors that wrappers have given longer names; one-to-one.
+
+    Args:
+        names: Those of all tensors of the model.
+
+    Example:
+        >>> final_names(["module._orig_mod.layers.0.weight", "module._orig_mod.head.weight"])
+        {'module._orig_mod.layers.0.weight': 'layers.0.weight', 'module._orig_mod.head.weight': \
+'head.weight'}
+        >>> final_names(["module.weight", "head.weight"])
+        {'module.weight': 'module.weight', 'head.weight': 'head.weight'}
+    """
+    listed = list(names)
+    if not any(word in name for name in listed for word in (*_ANYWHERE, _IN_FRONT)):
+        return {name: name for name in listed}
+    following: dict[str, set[str]] = {}
+    ends = set(listed)
+    for name in listed:
+        prefix = ""
+        for word in name.split("."):
+            following.setdefault(prefix, set()).add(word)
+            prefix = f"{prefix}.{word}" if prefix else word
+    return {name: _final(name, following, ends) for name in listed}
+
+
+def _final(name: str, following: dict[str, set[str]], ends: set[str]) -> str:
+    kept: list[str] = []
+    prefix = ""
+    for word in name.split("."):
+        siblings = following[prefix]
+        is_wrapper = word in _ANYWHERE and siblings == {word}
+        if word == _IN_FRONT and not kept:
+            is_wrapper = siblings - ({_COUNTER} & ends if not prefix else set()) == {word}
+        prefix = f"{prefix}.{word}" if prefix else word
+        # A tensor of that name is no module, and wraps nothing.
+        if not is_wrapper or prefix in ends:
+            kept.append(word)
+    return ".".join(kept)
