@@ -55,6 +55,10 @@ class Component:
         if state is None:
             yield "None in the checkpoint"
 
+    def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Tensors that are filled in place out of a state that fits: name, tensor, stored one."""
+        return iter(())
+
     def restore(self, state: Any, *, is_partial: bool) -> None:
         """Takes over a state."""
         self.value.load_state_dict(state)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.loading.target import NEW
 from penstock.state.tree import Node, branches
 from penstock.training.component import Component
+from penstock.training.filling import ATOMS
 from penstock.training.loader import Loader
 from penstock.training.model import Model
 from penstock.training.optimizer import Optimizer
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.loading.view import View
     from penstock.training.naming import Names
-
-
-_ATOMS = frozenset({type(None), bool, int, float, str})
-"""Values of which no look inside is needed."""
 
 
 def make(value: Any, name: str, names: Names) -> Component | None:
@@ -61,7 +58,7 @@ def make(value: Any, name: str, names: Names) -> Component | None:
         return Component(value)
     if type(value) in (list, tuple, dict):
         entries = value if isinstance(value, dict) else dict(enumerate(value))
-        if set(map(type, entries.values())) <= _ATOMS:
+        if set(map(type, entries.values())) <= ATOMS:
             # A history of thousands of numbers, most of all.
             return None
         found = {key: make(one, f"{name}.{key}", names) for key, one in entries.items()}
@@ -124,6 +121,11 @@ class _Group(Component):
         for key, part in self.inner.items():
             found = part.mismatches(here[key], is_partial=is_partial)
             yield from (f"{key}: {text}" for text in found)
+
+    def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
+        for key, part in self.inner.items():
+            for name, live, stored in part.filled(state[key]):
+                yield f"{key}.{name}" if name else str(key), live, stored
 
     def restore(self, state: Any, *, is_partial: bool) -> None:
         for key, part in self.inner.items():

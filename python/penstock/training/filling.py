@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from penstock.loading.view import View
 
 
+ATOMS = frozenset({type(None), bool, int, float, str})
+"""Values of which no look inside is needed."""
+
+
 def differences(value: Any, state: Any) -> Iterator[str]:
     """Why a tensor or an array cannot be filled with a state; other values take anything."""
     value = value.value if isinstance(value, PerRank) else value
@@ -68,6 +72,25 @@ def refilled(value: Any, state: Any) -> Any:
         value |= state
         return value
     return state
+
+
+def filled(value: Any, state: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Tensors and arrays that `refilled` fills in place: name, tensor, stored one."""
+    value = value.value if isinstance(value, PerRank) else value
+    state = state.value if isinstance(state, PerRank) else state
+    if is_array(value):
+        if not any(differences_of(state, value)) and not _is_expanded(value):
+            yield name, value, state
+        return
+    if isinstance(value, dict) and isinstance(state, dict):
+        pairs = [(key, value[key], one) for key, one in state.items() if key in value]
+    elif isinstance(value, list) and isinstance(state, list):
+        pairs = [(key, *pair) for key, pair in enumerate(zip(value, state, strict=False))]
+    else:
+        return
+    for key, one, other in pairs:
+        if type(one) not in ATOMS:
+            yield from filled(one, other, f"{name}.{key}" if name else str(key))
 
 
 def like(live: Any, node: Node) -> Any:

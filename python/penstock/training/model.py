@@ -10,7 +10,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.loading.target import NEW, is_sharded
 from penstock.state.tree import SKIPPED, Node, branches
 from penstock.training.component import Component
-from penstock.training.filling import differences_of, target_like, unfillable
+from penstock.training.filling import differences_of, is_array, target_like, unfillable
 from penstock.training.naming import bare, canonical, check_one_to_one
 
 if TYPE_CHECKING:
@@ -87,6 +87,15 @@ class Model(Component):
             yield from (
                 f"{key} is in the model, not in the checkpoint" for key in live if key not in state
             )
+
+    def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Tensors that are filled in place out of a state that fits: name, tensor, stored one."""
+        live = self.capture()
+        return (
+            (key, live[key], state[key])
+            for key in live
+            if key in state and not _is_further(key) and is_array(live[key])
+        )
 
     def restore(self, state: Any, *, is_partial: bool) -> None:
         """Takes over a state."""

@@ -10,11 +10,11 @@ from penstock.loading.target import NEW
 from penstock.state.flatten import flatten
 from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches
-from penstock.training import components, filling, randomness
+from penstock.training import components, filling, randomness, ties
 from penstock.training.naming import Names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.loading.view import View
     from penstock.training.component import Component
@@ -243,6 +243,15 @@ class Training(LiveState):
             remedy = f"give Training the same parts, or {both}"
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
+    def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[ties.Filled]:
+        """What is filled in place, in the order in which `_restore` does."""
+        for name in self._names:
+            if name in state and name in found:
+                part = found[name]
+                own = filling.filled(self._given[name], state[name])
+                for inner, live, stored in own if part is None else part.filled(state[name]):
+                    yield ties.Filled(name, inner, live, stored)
+
     def _check_fit(
         self, found: dict[str, Component | None], state: Any, path: str | None, *, is_partial: bool
     ) -> None:
@@ -260,6 +269,11 @@ class Training(LiveState):
             else:
                 differences = part.mismatches(state[name], is_partial=is_partial)
             texts += [(name, f"{name}: {text}") for text in differences]
+        if not texts:
+            texts = [
+                (one.part, ": ".join(filter(None, (one.part, one.name, text))))
+                for one, text in ties.differences(self._filled(found, state))
+            ]
         if texts:
             remedy = "build models and optimizers as the run did that saved it"
             raise _mismatch([text for _, text in texts], remedy, texts[0][0], path)
