@@ -139,6 +139,35 @@ def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
         offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
 
 
+@pytest.mark.parametrize("source", ["checkpoint", "files"])
+def test_one_parameter_does_not_come_from_two_tensors(
+    tmp_path: Path, tower: Tower, source: str
+) -> None:
+    """The files may have a tied parameter twice, but not with other bytes."""
+
+    def saved(state: dict[str, Any], name: str) -> Path:
+        where = tmp_path / name
+        if source == "checkpoint":
+            penstock.save(where, {"model": state})
+        else:
+            where.mkdir()
+            save_file({key: value.clone() for key, value in state.items()}, where / "w.safetensors")
+        return where
+
+    def tied() -> Tower:
+        made = Tower()
+        made.blocks[4][0].weight = made.blocks[0][0].weight
+        return made
+
+    state = {name: value.clone() for name, value in tower.state_dict().items()}
+    with pytest.raises(penstock.StateMismatchError, match="are one parameter in the model"):
+        offload.stream(tied(), weights=saved(state, "apart"), memory_bytes=ROOM_BYTES)
+    state["blocks.4.0.weight"] = state["blocks.0.0.weight"].clone()
+    streamed = offload.stream(tied(), weights=saved(state, "same"), memory_bytes=ROOM_BYTES)
+    tower.load_state_dict(state)
+    assert same(streamed, tower)
+
+
 @pytest.mark.slow
 def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower: Tower) -> None:
     """Each rank has some rows of each, in a shard of its own, and sizes that do not divide."""

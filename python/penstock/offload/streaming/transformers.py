@@ -15,6 +15,7 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.offload.streaming.stored import Stored
+from penstock.offload.streaming.ties import tied
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -167,20 +168,12 @@ def matched(
         held: Names of parameters that are in memory, and stay.
 
     Raises:
-        StateMismatchError: Some are not there, or are of another shape.
+        StateMismatchError: Some are not there, are of another shape, or two in the files are one
+            in the model.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {name: stored for name, stored in found.items() if name in parameters}
-    # Of tied ones the first counts, whichever of their names the files have.
-    by_identity: dict[int, Weight] = {}
-    for name, parameter in parameters.items():
-        if name in found:
-            by_identity.setdefault(id(parameter), found[name])
-    found = {
-        name: by_identity[id(parameter)]
-        for name, parameter in parameters.items()
-        if id(parameter) in by_identity
-    }
+    found = tied(parameters, found)
     missing = sorted(name for name in parameters if name not in found and name not in held)
     if missing:
         raise _mismatch("not in the files", missing)
