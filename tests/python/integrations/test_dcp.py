@@ -259,11 +259,17 @@ class TestTargets:
             assert torch.equal(target.float(), expected), target.dtype
 
     def test_that_share_memory(self, tmp_path):
-        """Each is filled, one after the other, whatever is stored for the other."""
-        save({"a": torch.ones(100_000), "b": torch.full((100_000,), 2.0)}, tmp_path / "a")
+        """One memory gets what is stored for both names, or the load says that they differ."""
+        both = torch.full((100_000,), 2.0)
+        save({"a": both.clone(), "b": both.clone()}, tmp_path / "same")
         shared = torch.zeros(100_000)
-        load({"a": shared, "b": shared}, tmp_path / "a")
-        assert torch.equal(shared, torch.full((100_000,), 2.0))
+        load({"a": shared, "b": shared}, tmp_path / "same")
+        assert torch.equal(shared, both)
+        save({"a": torch.ones(100_000), "b": both}, tmp_path / "apart")
+        for dtype in (torch.float32, torch.float64):
+            shared = torch.zeros(100_000, dtype=dtype)
+            with pytest.raises(CheckpointException, match="b: shares memory with a in the state"):
+                load({"a": shared, "b": shared}, tmp_path / "apart")
 
     def test_through_bounded_memory(self, tmp_path, monkeypatch):
         state = {str(n): torch.full((1000,), float(n)) for n in range(20)}

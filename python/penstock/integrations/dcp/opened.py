@@ -58,6 +58,7 @@ class _Read:
         dtype: The type of that.
         start: Where the box begins there.
         host: Memory that is filled instead and copied from.
+        twin: The name under which the target was filled before, from another stored tensor.
     """
 
     item: ReadItem
@@ -67,6 +68,19 @@ class _Read:
     dtype: torch.dtype
     start: tuple[int, ...]
     host: torch.Tensor | None = None
+    twin: str | None = None
+
+    @property
+    def place(self) -> object:
+        """The same for targets that are one and the same memory."""
+        target = self.target
+        address = target.data_ptr() if target.numel() else id(self)
+        return target.device, address, target.dtype, target.shape, target.stride()
+
+    @property
+    def origin(self) -> object:
+        """The same for requests of the same elements."""
+        return self.source.of, self.source.window, self.start, self.dtype
 
     def bounce(self) -> int:
         """Has it go through memory of its own; returns how many bytes that takes."""
@@ -85,7 +99,11 @@ class _Read:
         return BoxRead(source, start, memory)
 
     def copy_out(self) -> None:
-        """Copies to the target what could not be read there."""
+        """Copies to the target what could not be read there.
+
+        Raises:
+            StateMismatchError: The target has other elements by another of its names.
+        """
         if self.host is None:
             return
         found, window = self.host, self.source.window
@@ -93,7 +111,14 @@ class _Read:
             found = found.as_strided(*window)
             for dim, (first, size) in enumerate(zip(self.start, self.target.shape, strict=True)):
                 found = found.narrow(dim, first, size)
+        name, before = self.item.dest_index.fqn, self.target.clone() if self.twin else None
         self.target.copy_(found)
+        if before is not None and not torch.equal(_bytes_of(before), _bytes_of(self.target)):
+            raise StateMismatchError(
+                f"{name}: shares memory with {self.twin} in the state, and the checkpoint has "
+                "other elements for each: build the state without the tie",
+                key=name,
+            )
 
 
 class Opened:
@@ -223,8 +248,12 @@ class Opened:
         """The requests, in portions that need a bounded amount of further memory."""
         batch: list[_Read] = []
         bounced_bytes = 0
+        filled: dict[object, _Read] = {}
         for item in items:
             read = self._read(item, planner)
+            first = filled.setdefault(read.place, read)
+            if first.origin != read.origin:
+                read.memory, read.twin = None, first.item.dest_index.fqn
             if read.memory is None:
                 bounced_bytes += read.bounce()
             batch.append(read)
@@ -261,6 +290,10 @@ def _memory(
         return None
     memory = of_tensor(target, name)
     return memory if memory.device == CPU else None
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _untangled(batch: list[_Read]) -> list[_Read]:
