@@ -176,8 +176,10 @@ def load(
             written. If reading fails half-way (`CorruptCheckpointError`,
             `StorageError`), the contents of the targets of a state are undefined, and a `Training`
             is as it was.
-        keys: Dotted names of the leaves to load, or patterns of `fnmatch` over them, such as
-            ``"model.*"`` (``*`` also matches dots). Only their bytes are read. The result keeps
+        keys: Names of the leaves to load as `penstock.inspect` shows them, or patterns of `fnmatch`
+            over names, such as ``"model.*"`` (``*`` also matches dots). A name is the leaf's path
+            with dots between; characters of a key that a pattern would take for something else have
+            a backslash in front, as in ``r"table.w\\[0]"``. Only their bytes are read. The result keeps
             the structure: containers that are left without a leaf are dropped, lists and tuples
             close up. With ``into``, only these leaves are touched. The only leaf of a state that
             is no container is called ``"value"``.

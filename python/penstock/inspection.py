@@ -67,7 +67,7 @@ class TensorInfo:
     """One stored tensor or array.
 
     Attributes:
-        name: Its dotted name.
+        name: Its name, which every call takes: dotted, and escaped where it has to be.
         dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
         shape: Its dimensions.
         file: The file that holds its bytes; empty where there are pieces.
@@ -179,7 +179,7 @@ class CheckpointInfo:
         )
 
     def values(self) -> dict[str, Any]:
-        """The plain leaves of the state by dotted name: everything but tensors and arrays.
+        """The plain leaves of the state by their names: everything but tensors and arrays.
 
         Long byte strings, which are stored beside the tensors, are left out as well.
 
@@ -200,11 +200,9 @@ class CheckpointInfo:
             return not is_data(node) and not is_missing(node)
 
         with tree.reading(self.path, part_name(self.files)):
-            name_chars_max = _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(self._tree)
-            leaves = tree.named(tree.parse(self._tree), name_chars_max)
+            leaves = tree.named(tree.parse(self._tree), _name_chars_max(self._tree))
             plain = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
-        names = tree.unique_names([name for name, _ in plain])
-        return dict(zip(names, (value for _, value in plain), strict=True))
+        return dict(plain)
 
 
 def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
@@ -256,9 +254,10 @@ def _tensors(
         pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
         storing.setdefault(whole, rank_of(index))
     is_alone = checkpoint.world_size == 1
+    named, aliases = _names_of_own(checkpoint)
     own = [
         TensorInfo(
-            name=row[0],
+            name=named.get(index, row[0]),
             dtype=row[1],
             shape=row[2],
             file=row[3],
@@ -269,7 +268,6 @@ def _tensors(
         for index, row in enumerate(rows)
         if index not in boxes
     ]
-    aliases = {name: rows[index][0] for name, index, _ in checkpoint.aliases()}
     if not may_share(checkpoint, has_boxes=bool(boxes)):
         return tuple(own), aliases
     with tree.reading(path, part_name(checkpoint.files())):
@@ -277,6 +275,45 @@ def _tensors(
         shared, names = _shared(seen, pieces)
     apart = _apart(seen, pieces, storing)
     return (*shared, *apart, *own), {**aliases, **names}
+
+
+def _names_of_own(checkpoint: _native.Checkpoint) -> tuple[dict[int, str], dict[str, str]]:
+    """Names that trees have for what parts call otherwise, where they hold special characters.
+
+    Returns:
+        Index of a tensor -> its name; further names -> the name of the tensor.
+    """
+    rows, aliases = checkpoint.tensors(), checkpoint.aliases()
+    named: dict[int, str] = {}
+    further: dict[int, str] = {}
+    parsed: list[tuple[str, tree.Node]] = []
+    for rank, (first, first_alias) in enumerate(checkpoint.offsets()):
+        text = checkpoint.rank_tree(rank)
+        if text != tree.AS_FIRST or not parsed:
+            parsed = _data_leaves(text)
+        for name, leaf in parsed:
+            if type(index := leaf.get("i")) is int:
+                named.setdefault(first + index, name)
+            elif type(index := leaf.get("a")) is int:
+                further.setdefault(first_alias + index, name)
+    names = {
+        further.get(number, name): named.get(index, rows[index][0])
+        for number, (name, index, _) in enumerate(aliases)
+    }
+    return named, names
+
+
+def _data_leaves(text: str) -> list[tuple[str, dict[str, tree.Node]]]:
+    """The leaves of a tree that are tensors; none where it makes no sense, which a load says."""
+    try:
+        leaves = tree.named(tree.parse(text), _name_chars_max(text))
+    except TreeError:
+        return []
+    return [(name, leaf) for name, leaf in leaves if is_data(leaf)]
+
+
+def _name_chars_max(text: str) -> int:
+    return _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(text)
 
 
 def _shared(

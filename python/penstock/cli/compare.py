@@ -7,12 +7,13 @@ equal tensors of two checkpoints need not lie at the same offset.
 
 from __future__ import annotations
 
-import glob
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.cli.elements import Difference, Kind, difference, kind
+from penstock.loading.opened import OpenCheckpoint
+from penstock.state import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ class Side:
         self.values = info.values()
         # Of what each rank has of its own, loading gives that of the first.
         self._stored = {tensor.name: tensor for tensor in info.tensors if not tensor.rank}
-        self._position = {name: index for index, name in enumerate(self._stored)}
+        self._position = _positions(self.path)
         self.targets = {**{name: name for name in self._stored}, **info.aliases}
         self.names = {*self.targets, *self.values}
 
@@ -63,20 +64,12 @@ class Side:
         """Reads stored tensors, or one alias.
 
         Raises:
-            PenstockError: They cannot be read, or leaves share a name.
+            PenstockError: They cannot be read.
         """
-        state = penstock.load(self.path, keys=[glob.escape(name) for name in names])
+        state = penstock.load(self.path, keys=names)
         # A partial state closes up its lists, so names can be told only by their order.
-        ordered = sorted(names, key=lambda name: self._position.get(name, 0))
-        leaves = list(_leaves(state))
-        if len(leaves) != len(ordered):
-            raise penstock.StateMismatchError(
-                f"{self.path}: several leaves share one of the names {ordered[0]} to "
-                f"{ordered[-1]}, which cannot be compared; rename the keys that contain dots",
-                key=ordered[0],
-                path=self.path,
-            )
-        return dict(zip(ordered, leaves, strict=True))
+        ordered = sorted(names, key=self._position.__getitem__)
+        return dict(zip(ordered, _leaves(state), strict=True))
 
 
 def compare_checkpoints(
@@ -163,6 +156,17 @@ def _groups(a: Side, b: Side, names: Sequence[str]) -> Iterator[list[str]]:
         group_bytes += nbytes
     if group:
         yield group
+
+
+def _positions(path: str) -> dict[str, int]:
+    """Where each leaf is in the order of the state."""
+    checkpoint = OpenCheckpoint(path)
+    try:
+        with checkpoint.reading():
+            checkpoint.look(0, allow_partial=True)
+            return {name: index for index, (name, _) in enumerate(tree.leaves(checkpoint.root))}
+    finally:
+        checkpoint.release()
 
 
 def _leaves(state: Any) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +99,13 @@ def _select(
     info: penstock.CheckpointInfo, values: dict[str, Any] | None, keys: tuple[str, ...]
 ) -> dict[str, Any]:
     """Everything to show, restricted to the names asked for."""
+    # It takes NumPy, which the help of all does without.
+    from penstock.state.names import matcher
+
+    matchers = [matcher(key) for key in keys]
 
     def is_wanted(name: str) -> bool:
-        return not keys or any(name == key or fnmatch.fnmatchcase(name, key) for key in keys)
+        return not keys or any(matches(name) for matches in matchers)
 
     return {
         "path": info.path,

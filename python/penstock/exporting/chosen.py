@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import StateMismatchError
 from penstock.saving.groups import IN_PLACE, Groups
 from penstock.state import dtypes, tree
+from penstock.state.names import unescaped
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +141,7 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
         member = members.get(label)
         name = known.get(stored.of) if window is None else None
         if name is None and member is not None:
-            name = plain_text(member.name)
+            name = plain_text(unescaped(member.name))
         if name is None or (stored.of, window) in seen:
             # Of tied tensors readers know that they are one and the same.
             continue
@@ -203,7 +204,7 @@ def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str
     for prefix in sorted(set.intersection(*above) if above else (), key=len, reverse=True):
         members = Groups({prefix: IN_PLACE}).members(every)
         if all(
-            any(label in members and members[label].name == known[of] for label in each)
+            any(label in members and unescaped(members[label].name) == known[of] for label in each)
             for of, each in labels.items()
         ):
             return prefix

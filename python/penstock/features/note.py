@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptCheckpointError
+from penstock.state.names import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,7 @@ def checks_name(key: str) -> str:
 
 
 def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:
-    """The notes of all tables of a checkpoint.
+    """The notes of all tables of a checkpoint, by the names of their leaves.
 
     Raises:
         CorruptCheckpointError: One makes no sense.
@@ -56,7 +57,7 @@ def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:
     notes = metadata.get(MEMBER, {})
     if not isinstance(notes, dict):
         raise _senseless(path, MEMBER)
-    return {key: _note(path, key, note) for key, note in notes.items()}
+    return {escaped(key): _note(path, key, note) for key, note in notes.items()}
 
 
 def _note(path: str, key: str, note: Any) -> Note:
@@ -73,7 +74,7 @@ def _note(path: str, key: str, note: Any) -> Note:
         raise _senseless(path, key) from error
     if name is not None and not isinstance(name, str):
         raise _senseless(path, key)
-    return Note(tuple(row_shape), name)
+    return Note(tuple(row_shape), None if name is None else escaped(name))
 
 
 def _senseless(path: str, key: str) -> CorruptCheckpointError:

@@ -26,6 +26,7 @@ from penstock.found import check_fetched
 from penstock.loading.foreign import as_table
 from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.stored import Run
+from penstock.state.names import escaped
 from penstock.steps.newest import is_penstock
 
 if TYPE_CHECKING:
@@ -250,8 +251,10 @@ def _chosen(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> str:
     """The name of the tensor that is asked for, or the only one that is a table."""
     path, key = wanted.path, wanted.key
     if key is not None:
-        if key in tables:
-            return key
+        # A key as it is in the state, where names have it with backslashes.
+        for name in (key, escaped(key)):
+            if name in tables:
+                return name
         raise StateMismatchError(
             f"{path} has no tensor {key!r}: there is {_shown(sorted(tables))}", key=key, path=path
         )

@@ -9,9 +9,7 @@ trusts the text: whatever is wrong with it is a `TreeError`.
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import json
-import re
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +21,8 @@ from penstock.errors import (
     MissingDependencyError,
     StateMismatchError,
 )
-from penstock.state.scalars import TreeError, UnknownError, decode_keys, label, member
+from penstock.state.names import EMPTY, escaped, is_wild, labels, matcher
+from penstock.state.scalars import TreeError, UnknownError, decode_keys, member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -157,22 +156,29 @@ def pairs(node: dict[str, Node]) -> list[list[Node]]:
 
 
 def leaves(node: Node) -> Iterator[tuple[str, Node]]:
-    """Every leaf with its dotted name, in order; an empty container is a leaf."""
+    """Every leaf with its name, in order; an empty container is a leaf. No name is there twice."""
     yield from _leaves(node, "", 0)
 
 
 def _leaves(node: Node, prefix: str, level: int) -> Iterator[tuple[str, Node]]:
     children = branches(node)
     if not children:
-        yield prefix[:-1] if level else ROOT, node
+        yield (prefix[:-1] or EMPTY) if level else ROOT, node
         return
     if level >= LEVELS_MAX:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
-    for key, child in children:
+    for name, child in zip(_names(node, children), (child for _, child in children), strict=True):
         if child is None or type(child) in (bool, int, float, str):
-            yield f"{prefix}{label(key)}", child
+            yield f"{prefix}{name}" or EMPTY, child
         else:
-            yield from _leaves(child, f"{prefix}{label(key)}.", level + 1)
+            yield from _leaves(child, f"{prefix}{name}.", level + 1)
+
+
+def _names(node: Node, children: list[tuple[Any, Node]]) -> Iterable[str]:
+    """What each child of a container contributes to the names below it."""
+    if type(node) is list or node.get("$") in SEQUENCES:
+        return map(str, range(len(children)))
+    return labels([key for key, _ in children], lambda index: bool(branches(children[index][1])))
 
 
 def named(node: Node, name_chars_max: int) -> list[tuple[str, Node]]:
@@ -213,18 +219,11 @@ def unique_names(names: Sequence[str]) -> Sequence[str]:
     return unique
 
 
-_WILDCARDS = frozenset("*?[")
-
-
-def is_wild(pattern: str) -> bool:
-    """Whether a pattern may match more leaves than the one it names."""
-    return not _WILDCARDS.isdisjoint(pattern)
-
-
 def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     """The tree with `SKIPPED` in place of every leaf that no pattern matches.
 
-    A pattern is a leaf's name, or a pattern of `fnmatch` (``*`` also matches dots).
+    A pattern is a leaf's name, or a pattern of `fnmatch` over names (``*`` also matches dots); see
+    `penstock.state.names`.
 
     Raises:
         StateMismatchError: A pattern matches nothing.
@@ -232,11 +231,7 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     """
     # Names are looked at one by one and never kept: a short text may have long ones without end.
     whole = frozenset(patterns)
-    matchers = [
-        (pattern, re.compile(fnmatch.translate(pattern)).match)
-        for pattern in patterns
-        if is_wild(pattern)
-    ]
+    matchers = [(pattern, matcher(pattern)) for pattern in patterns if is_wild(pattern)]
     found: set[str] = set()
     wanted: set[int] = set()
     count = 0
@@ -292,10 +287,12 @@ def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
     # Comparing costs microseconds a name; the first ten thousand are a second's worth at most.
     names = list(islice(similar, 10_000))
     close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+    # A key as it is in the state, where names have it with backslashes.
+    close = [escaped(pattern)] if escaped(pattern) in names else close
     if is_inside:
         remedy = f"it is a container, ask for {pattern + '.*'!r}"
     elif close:
-        remedy = f"did you mean {' or '.join(map(repr, close))}?"
+        remedy = "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
     else:
         remedy = "penstock.inspect(path) lists the names"
     return StateMismatchError(

@@ -12,6 +12,7 @@ from transformers.trainer_utils import _is_peft_model
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.saving.guard import guard_all
+from penstock.state.names import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -86,7 +87,7 @@ def restore_weights(path: str, model: Any, settings: Settings) -> None:
     info = penstock.inspect(path)
     stored = {tensor.name for tensor in info.tensors} | info.aliases.keys() | info.values().keys()
     for name in training.state_dict()["model"]:
-        if f"model.{name}" not in stored:
+        if f"model.{escaped(name)}" not in stored:
             raise StateMismatchError(
                 f"{path} does not fit the model, nothing was changed: {name} is in the model, not "
                 "in the checkpoint; build the model as the run did that saved it",

@@ -13,6 +13,7 @@ from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.stored import Joined, Run, Stored, Weights
 from penstock.state import dtypes
 from penstock.state.memory import of_tensor
+from penstock.state.names import escaped
 from penstock.steps.newest import open_newest
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights
     found = {
         name: _stored(checkpoint.path, one)
         for name in names
-        if (one := tensors.get(prefix + name)) is not None and not one.dtype.startswith("numpy:")
+        if (one := tensors.get(prefix + escaped(name))) is not None
+        and not one.dtype.startswith("numpy:")
     }
     paths = {run.path for one in found.values() for run in one.runs}
     marks = {one: FileMark.of(os.stat(one)) for one in sorted(paths)}
@@ -84,7 +86,8 @@ def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) 
         return f"{key}." if key else ""
     # Of tied ones any name will do.
     owners: dict[str, int] = {
-        name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)
+        escaped(name): id(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
     }
     held: dict[str, set[int]] = {}
     for stored in tensors:
