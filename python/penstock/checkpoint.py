@@ -62,7 +62,9 @@ def save(
     tensors come back as they were. What could not come back as it was is refused. Exceptions, on
     purpose: of a tensor the elements, dtype and shape are kept, not its device, ``requires_grad``
     or attributes, and strides only of a view whose base is saved as well; a `torch.nn.Parameter`
-    comes back as a tensor.
+    comes back as a tensor; and tensors that share elements are tied where one of them is contiguous
+    and holds the others in its type: else they come back independent, and `SaveReport.fallbacks`
+    names them.
 
     Tensors of the host are read where they are: they must not change during the call. Tensors that
     an optimizer of `penstock.offload` keeps in files are not read: the files become part of the
@@ -179,10 +181,10 @@ def load(
         keys: Names of the leaves to load as `penstock.inspect` shows them, or patterns of `fnmatch`
             over names, such as ``"model.*"`` (``*`` also matches dots). A name is the leaf's path
             with dots between; characters of a key that a pattern would take for something else have
-            a backslash in front, as in ``r"table.w\\[0]"``. Only their bytes are read. The result keeps
-            the structure: containers that are left without a leaf are dropped, lists and tuples
-            close up. With ``into``, only these leaves are touched. The only leaf of a state that
-            is no container is called ``"value"``.
+            a backslash in front. Only their bytes are read. The result keeps the structure:
+            containers that are left without a leaf are dropped, lists and tuples close up. With
+            ``into``, only these leaves are touched. The only leaf of a state that is no container
+            is called ``"value"``.
         device: Where new tensors shall be, as for `torch.Tensor.to`; None for the host. Arrays stay
             on the host. A CUDA device copies what was verified to tensors that are allocated there
             at first, after all that the current stream has queued; for other devices the state is

@@ -28,6 +28,7 @@ FallbackKind: TypeAlias = Literal[
     "unlinked",
     "leftover",
     "unindexed",
+    "untied",
     "copy",
     "unpinned",
 ]
@@ -43,7 +44,8 @@ class Fallback(str):
             at its call), ``"unreserved"`` (space is not reserved before it is written),
             ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
             or it is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"``
-            (readers of models find no index of a group), ``"copy"`` (damaged chunks were read
+            (readers of models find no index of a group), ``"untied"`` (tensors that share memory
+            in part come back independent of each other), ``"copy"`` (damaged chunks were read
             from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies to or
             from could not be pinned).
     """

@@ -27,6 +27,7 @@ from penstock.state.build import Builder
 from penstock.state.devices import DirectPlaces
 from penstock.state.gcpause import gc_paused
 from penstock.state.live import LiveState
+from penstock.state.names import is_wild
 from penstock.state.references import BYTES_TAGS, Place, needed
 from penstock.state.unstaged import hold_devices
 from penstock.tracing import call, span
@@ -260,7 +261,7 @@ class _Reading:
         if self._patterns is not None:
             node = tree.select(node, self._patterns, self._path)
         # What is asked for by its very name is in the tree.
-        is_named = self._patterns is not None and not any(map(tree.is_wild, self._patterns))
+        is_named = self._patterns is not None and not any(map(is_wild, self._patterns))
         node, is_left_out = loadable(
             node,
             checkpoint,

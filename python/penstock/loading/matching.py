@@ -40,7 +40,6 @@ _OPTIMIZER = (
     "load without into= and pass what was loaded to optimizer.load_state_dict; of a store, "
     "penstock.Training(…) and store.resume(training) fill a fresh optimizer as well"
 )
-_SOLVER_WORK_MAX = 10_000
 
 
 class Matching:
@@ -197,7 +196,7 @@ class Matching:
             if len({target.claim for target in members}) == 1:
                 continue
             for target, tied in combinations(members, 2):
-                if target.claim != tied.claim and _share_memory(target.memory, tied.memory):
+                if target.claim != tied.claim and ties.share_memory(target.memory, tied.memory):
                     self._add(
                         target.name,
                         f"shares memory with {tied.name} in the target, not in the checkpoint",
@@ -282,34 +281,3 @@ def _overlaps_itself(memory: Memory) -> bool:
             return True
         reach_bytes += stride * (dim - 1)
     return False
-
-
-def _share_memory(one: Memory, other: Memory) -> bool:
-    """Whether two memories have a byte in common."""
-    if one.low >= other.high or other.low >= one.high:
-        return False
-    if one.strides is None and other.strides is None:
-        return True
-    # NumPy's own stub knows only two of the numbers that its documentation allows.
-    work: Any = _SOLVER_WORK_MAX
-    try:
-        return np.shares_memory(_window(one), _window(other), max_work=work)
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _Addresses:
-    """Tells NumPy where elements are, so that its solver can compare; they are never read."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.__array_interface__ = {
-            "data": (memory.address, True),
-            "typestr": f"|V{memory.item_bytes}",
-            "shape": memory.shape,
-            "strides": memory.strides,
-            "version": 3,
-        }
-
-
-def _window(memory: Memory) -> np.ndarray[Any, Any]:
-    return np.asarray(_Addresses(memory))

@@ -9,6 +9,7 @@ from penstock import _native
 from penstock.calls.events import observed
 from penstock.calls.progress import Progress, shown
 from penstock.reports import SaveReport
+from penstock.saving.apart import untied
 from penstock.state.flatten import flatten
 from penstock.state.live import captured
 from penstock.tracing import span
@@ -58,5 +59,5 @@ def write_alone(
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
-    fields["fallbacks"] += unindexed
+    fields["fallbacks"] += [*unindexed, *untied(flat)]
     return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

@@ -20,6 +20,7 @@ from penstock.layout.sharding import Sharder, discord, is_balanced
 from penstock.ranks.entering import or_give_up
 from penstock.ranks.round import Vote
 from penstock.reports import Fallback, SaveReport
+from penstock.saving.apart import untied
 from penstock.saving.lazy import LazySources, lazy_sources
 from penstock.saving.versions import Versions
 from penstock.state.devices import current_streams
@@ -96,7 +97,8 @@ class Save:
                 flat = self._take_apart(state, finds_overlaps=is_watched)
                 rank = None if together is None else together.rank
                 grouped = destination.groups.grouped(flat, rank)
-                self._index, self._unindexed = destination.groups.index(flat)
+                self._index, unindexed = destination.groups.index(flat)
+                self._fallbacks = [*unindexed, *untied(flat)]
             self._flatten_seconds = time.perf_counter() - self._began
 
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
@@ -248,7 +250,7 @@ class Save:
             written["fallbacks"].append(Fallback(committed["left_behind"], "leftover"))
         if committed["unindexed"] is not None:
             written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
-        written["fallbacks"] += self._unindexed
+        written["fallbacks"] += self._fallbacks
         written["bytes"] += committed["manifest_bytes"]
         written["files"] += 1
         return self._report(written, committed["checkpoint_id"], time.perf_counter() - began)

@@ -230,7 +230,15 @@ class _Spreader(Flattener):
             if id(leaves[piece.tensor]) in self._further
         }
         return Spread(
-            tensors, aliases, tree, linked, overlaps, further, self._apart, balance=balance
+            tensors,
+            aliases,
+            tree,
+            linked,
+            overlaps,
+            further,
+            self._apart,
+            self._untied,
+            balance=balance,
         )
 
     # Leaves.
@@ -345,7 +353,11 @@ class _Spreader(Flattener):
         """Plain tensors that are no parts of others, and that other ranks may have as well."""
         first: dict[int, int] = {}
         same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
-        tied = ties.find([leaf.memory for leaf in plain])
+        memories = [leaf.memory for leaf in plain]
+        tied = ties.find(memories)
+        self._untied += [
+            (plain[index].name, plain[other].name) for index, other in ties.apart(memories, tied)
+        ]
         bases = []
         for index, leaf in enumerate(plain):
             base, window = tied.get(index, (same[index], None))

@@ -97,6 +97,7 @@ class Flattener:
         # Arrays in pieces, each once, with the nodes of all leaves that are it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
         self._linker = Linker()
+        self._untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
         # Where each memory that is stored is among the tensors, at the end.
         self._source_of: dict[int, int] = {}
@@ -138,7 +139,7 @@ class Flattener:
         # Cycles were found on the way; the encoder need not look for them again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
-        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps)
+        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps, untied=self._untied)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
         """The node of any value; ``level`` counts the containers around it."""
@@ -360,6 +361,10 @@ class Flattener:
     def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
         """Decides what is stored, and completes the nodes of the leaves with where it is."""
         tied = ties.find(self._memories)
+        name_of = {memory: name for name, _, memory in reversed(self._leaves)}
+        self._untied += [
+            (name_of[index], name_of[other]) for index, other in ties.apart(self._memories, tied)
+        ]
         leaves = [name for name, _, _ in self._leaves]
         first_file = len(leaves) + len(self._boxed)
         boxed = [name for name, _, _ in self._boxed.values()]

@@ -24,6 +24,7 @@ class Flattened:
         overlaps: Leaves that share memory, where they were asked for.
         further: Of tensors that the aliases say nothing of, their other names.
         apart: Names of tensors without bytes of their own that the aliases say nothing of.
+        untied: Names of tensors that share memory with another one, and come back independent.
     """
 
     tensors: list[TensorSource]
@@ -33,6 +34,7 @@ class Flattened:
     overlaps: Sequence[Overlap] = ()
     further: Mapping[int, Sequence[str]] = field(default_factory=dict)
     apart: Sequence[str] = ()
+    untied: Sequence[tuple[str, str]] = ()
 
 
 class Overlap(NamedTuple):

@@ -7,27 +7,32 @@ storages: a NumPy array and the tensor made from it are tied as well. What is re
 * a window of any shape and strides that lies inside a *contiguous* memory of the same dtype that is
   stored as well, such as ``w.t()`` or ``w[2:5]`` beside ``w``.
 
-Memories that overlap in another way are stored each on its own and come back independent, and so
-do empty ones, whose address means nothing.
+Memories that overlap in another way are stored each on its own and come back independent, which a
+save reports (`apart`), and so do empty ones, whose address means nothing.
 """
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock.state.memory import contiguous_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from penstock.state.memory import Memory
 
 Window: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset in items."""
 
+
+_PAIRS_MAX = 20_000
+"""How many pairs of memories are looked at for elements in common: some milliseconds."""
+
+_SOLVER_WORK_MAX = 10_000
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Array: TypeAlias = np.ndarray[tuple[int], np.dtype[_Scalar]]
@@ -53,6 +58,40 @@ def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
     for run in overlaps(memories):
         _find_in_run(memories, run, tied)
     return tied
+
+
+def apart(memories: Sequence[Memory], tied: Collection[int]) -> list[tuple[int, int]]:
+    """Memories that have elements in common and are stored each on its own all the same.
+
+    Args:
+        memories: All memories of a state.
+        tied: Those that are not stored, as `find` has them.
+
+    Returns:
+        Of each such memory its index, and that of another one; a bounded number of them.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock.state.memory import of_array
+        >>> w = np.zeros(9)
+        >>> parts = [of_array(w[:6], "a"), of_array(w[3:], "b"), of_array(w[::-4], "c")]
+        >>> apart(parts, find(parts))
+        [(0, 1), (1, 2)]
+    """
+    stored = [index for index in range(len(memories)) if index not in tied]
+    found: list[tuple[int, int]] = []
+    looked = 0
+    for run in overlaps([memories[index] for index in stored]):
+        members = sorted(stored[member] for member in run)
+        for at, index in enumerate(members):
+            for other in members[at + 1 :]:
+                looked += 1
+                if looked > _PAIRS_MAX:
+                    return found
+                if share_memory(memories[index], memories[other]):
+                    found.append((index, other))
+                    break
+    return found
 
 
 def overlaps(memories: Sequence[Memory]) -> list[list[int]]:
@@ -131,3 +170,34 @@ def _window(memory: Memory, container: Memory) -> Window | None:
         tuple(stride // item_bytes for stride in strides),
         offset_bytes // item_bytes,
     )
+
+
+def share_memory(one: Memory, other: Memory) -> bool:
+    """Whether two memories have a byte in common."""
+    if one.low >= other.high or other.low >= one.high:
+        return False
+    if one.strides is None and other.strides is None:
+        return True
+    # NumPy's own stub knows only two of the numbers that its documentation allows.
+    work: Any = _SOLVER_WORK_MAX
+    try:
+        return np.shares_memory(_elements(one), _elements(other), max_work=work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Addresses:
+    """Tells NumPy where elements are, so that its solver can compare; they are never read."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "data": (memory.address, True),
+            "typestr": f"|V{memory.item_bytes}",
+            "shape": memory.shape,
+            "strides": memory.strides,
+            "version": 3,
+        }
+
+
+def _elements(memory: Memory) -> np.ndarray[Any, Any]:
+    return np.asarray(_Addresses(memory))
