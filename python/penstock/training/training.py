@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, StateMismatchError, UnsupportedStateError
 from penstock.loading.target import NEW
+from penstock.loading.tied import Filled, differences
 from penstock.state.flatten import flatten
 from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches
-from penstock.training import components, filling, randomness, ties
+from penstock.training import components, filling, randomness
 from penstock.training.naming import Names
 
 if TYPE_CHECKING:
@@ -243,14 +244,14 @@ class Training(LiveState):
             remedy = f"give Training the same parts, or {both}"
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
-    def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[ties.Filled]:
+    def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[Filled]:
         """What is filled in place, in the order in which `_restore` does."""
         for name in self._names:
             if name in state and name in found:
                 part = found[name]
                 own = filling.filled(self._given[name], state[name])
                 for inner, live, stored in own if part is None else part.filled(state[name]):
-                    yield ties.Filled(name, inner, live, stored)
+                    yield Filled(name, inner, live, stored)
 
     def _check_fit(
         self, found: dict[str, Component | None], state: Any, path: str | None, *, is_partial: bool
@@ -265,14 +266,14 @@ class Training(LiveState):
             if name not in state:
                 continue
             if part is None:
-                differences = filling.differences(self._given[name], state[name])
+                found_texts = filling.differences(self._given[name], state[name])
             else:
-                differences = part.mismatches(state[name], is_partial=is_partial)
-            texts += [(name, f"{name}: {text}") for text in differences]
+                found_texts = part.mismatches(state[name], is_partial=is_partial)
+            texts += [(name, f"{name}: {text}") for text in found_texts]
         if not texts:
             texts = [
                 (one.part, ": ".join(filter(None, (one.part, one.name, text))))
-                for one, text in ties.differences(self._filled(found, state))
+                for one, text in differences(self._filled(found, state))
             ]
         if texts:
             remedy = "build models and optimizers as the run did that saved it"

@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.integrations.lightning import newest, place
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
+from penstock.loading.tied import check_model
 
 if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
@@ -150,6 +151,18 @@ class Connector(_CheckpointConnector):
             remedy = "leave PenstockIO out, and give DeepSpeed the engine of Penstock"
         name = type(strategy).__name__
         raise PenstockError(f"{name} does not save and load through PenstockIO: {remedy}")
+
+    def restore_model(self) -> None:
+        """Restores the model, whose tied weights have to be equal in the checkpoint.
+
+        Raises:
+            StateMismatchError: They are not; PyTorch would take the last one.
+        """
+        super().restore_model()
+        state = self._loaded_checkpoint.get("state_dict") if self._loaded_checkpoint else None
+        if state and io_of(self.trainer) is not None:
+            # Afterwards, as hooks of the module may change the state first.
+            check_model(self.trainer.lightning_module, state, str(self._ckpt_path))
 
     def restore_loops(self) -> None:
         """Brings the loops, the loaders and random states to where they were."""

@@ -1,4 +1,4 @@
-"""Tensors of a training that share memory, compared with what is to fill them.
+"""Tensors of a model or a training that share memory, compared with what fills them.
 
 To fill one is to fill the other: where a checkpoint has other elements for each, the last one that
 is filled would win, and nobody would hear of it. Equal elements may come from two stored tensors.
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import UnsupportedStateError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.loading.target import is_sharded, local_of
 from penstock.state import ties
 from penstock.state.memory import Memory, contiguous_strides, of_array, of_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -50,6 +50,32 @@ def differences(filled: Iterable[Filled]) -> Iterator[tuple[Filled, str]]:
         members = [found[index] for index in sorted(run)]
         if not _are_tied(members):
             yield from _overwritten(members)
+
+
+def check_model(model: Any, state: Mapping[str, Any], path: str) -> None:
+    """Compares the tied tensors of a model with the state that it was, or will be, filled with.
+
+    For frameworks that leave this to PyTorch, which fills one after the other.
+
+    Args:
+        model: The module.
+        state: What `torch.nn.Module.load_state_dict` takes.
+        path: The checkpoint, for messages.
+
+    Raises:
+        StateMismatchError: A tensor has two names, and the state other elements for each.
+    """
+    filled = [
+        Filled("", name, live, state[name].to(live.dtype))
+        for name, live in model.state_dict().items()
+        if getattr(state.get(name), "shape", None) == getattr(live, "shape", ())
+    ]
+    for one, text in differences(filled):
+        raise StateMismatchError(
+            f"{path}: {one.name}: {text}; build the model as the run did that saved it",
+            key=one.name,
+            path=path,
+        )
 
 
 def _are_tied(members: list[tuple[Filled, Memory]]) -> bool:
