@@ -1,4 +1,4 @@
-"""What a report says of memory that is shared in a state and will not be in what is loaded."""
+"""The entry of a report for memory that is shared in a state, and not when it is loaded."""
 
 from __future__ import annotations
 

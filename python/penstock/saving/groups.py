@@ -95,7 +95,7 @@ class Groups:
         return None if prefix is None else self.group_of[prefix]
 
     def members(self, names: Iterable[str]) -> dict[str, _Member]:
-        """What tensors are called in which group, by their dotted names.
+        """The group of each tensor and its name in there, by dotted names.
 
         Args:
             names: Those of all tensors of the state; the ones of no group are left out.

@@ -1,7 +1,7 @@
 """Names of a model's tensors, without the words that wrappers have added to them.
 
-A state holds no modules, so what a wrapper is has to be told from names: a wrapper's word is the
-only one that follows where it stands. A model that calls one of several children so keeps the word.
+A state holds no modules, so names alone have to show wrappers: where a wrapper's word stands,
+nothing else follows its prefix. A model that has a child of that name beside others keeps it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ANYWHERE = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""What `torch.compile`, FSDP and activation checkpointing put into names, anywhere."""
+"""Words of `torch.compile`, FSDP and activation checkpointing; they may stand anywhere."""
 
 _IN_FRONT = "module"
-"""What `DistributedDataParallel` puts in front of all names."""
+"""The word that `DistributedDataParallel` puts in front of all names."""
 
 _COUNTER = "n_averaged"
-"""What `AveragedModel` keeps beside the model, which it calls ``module``."""
+"""The buffer of `AveragedModel` beside the model, which it calls ``module``."""
 
 
 def final_names(names: Iterable[str]) -> dict[str, str]:
-    """What a model calls its tensors that wrappers have given longer names; one-to-one.
+    """The names that a model itself has for tensors of a wrapped one; one-to-one.
 
     Args:
         names: Those of all tensors of the model.

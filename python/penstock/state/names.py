@@ -58,7 +58,7 @@ def unescaped(name: str) -> str:
 
 
 def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str]:
-    """What each key of one dictionary contributes to the names below it; all different.
+    """The part of each key of one dictionary in the names below it; all different.
 
     Args:
         keys: Of the dictionary.
@@ -82,7 +82,7 @@ def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str
 
 def _clashing(texts: Sequence[str], is_container: Callable[[int], bool]) -> set[int]:
     """Indices of the keys that go on, behind a dot, where the name of a container ends."""
-    # What begins with a text and a dot comes right behind it in this order.
+    # A text that begins with another one and a dot comes right behind that in this order.
     order = sorted(range(len(texts)), key=lambda index: f"{texts[index]}.")
     pairs = pairwise(order)
     if not any(texts[after].startswith(f"{texts[before]}.") for before, after in pairs):
@@ -116,8 +116,8 @@ def is_wild(pattern: str) -> bool:
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Tells whether a name is one of those that a pattern of `fnmatch` stands for.
 
-    In a pattern a backslash takes its meaning from the character behind it, as in a name. What is
-    no name and looks like a pattern, ``w[0]``, also stands for the key that is written so.
+    In a pattern a backslash takes its meaning from the character behind it, as in a name. A pattern
+    such as ``w[0]`` also matches the key that is written so.
     """
     if not is_wild(pattern):
         return pattern.__eq__

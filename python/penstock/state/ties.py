@@ -68,7 +68,7 @@ def apart(memories: Sequence[Memory], tied: Collection[int]) -> list[tuple[int, 
         tied: Those that are not stored, as `find` has them.
 
     Returns:
-        Of each such memory its index, and that of another one; a bounded number of them.
+        Pairs of indices, one for each such memory; a bounded number of them.
 
     Example:
         >>> import numpy as np

@@ -175,7 +175,7 @@ def _leaves(node: Node, prefix: str, level: int) -> Iterator[tuple[str, Node]]:
 
 
 def _names(node: Node, children: list[tuple[Any, Node]]) -> Iterable[str]:
-    """What each child of a container contributes to the names below it."""
+    """The part of each child of a container in the names below it."""
     if type(node) is list or node.get("$") in SEQUENCES:
         return map(str, range(len(children)))
     return labels([key for key, _ in children], lambda index: bool(branches(children[index][1])))

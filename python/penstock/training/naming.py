@@ -1,4 +1,4 @@
-"""What the parameters of models are called, however the models are wrapped.
+"""Names of the parameters of models, however the models are wrapped.
 
 A wrapper is known by its type, never by the word that it adds to names: a model may have a child
 called ``module`` or ``_orig_mod`` that wraps nothing. Names that fall together are an error, as one
@@ -137,7 +137,7 @@ def check_one_to_one(names: Iterable[str], what: str) -> None:
 
 
 def wrapping_word(module: Any) -> str | None:
-    """What a wrapper calls the module in it; None for a module that wraps none."""
+    """The name of the module in a wrapper; None for a module that wraps none."""
     return next((word for kind, word in _kinds() if isinstance(module, kind)), None)
 
 

@@ -245,7 +245,7 @@ class Training(LiveState):
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
     def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[Filled]:
-        """What is filled in place, in the order in which `_restore` does."""
+        """The tensors that are filled in place, in the order in which `_restore` fills them."""
         for name in self._names:
             if name in state and name in found:
                 part = found[name]
