@@ -75,39 +75,42 @@ impl HttpService for Answers {
             reached,
         } = &self.connector;
         let is_of_library = provider.is_asked(request.headers());
-        let has_signed_url = request
-            .uri()
-            .query()
-            .is_some_and(|query| query.contains(SIGNED_URL));
+        let query = request.uri().query().unwrap_or_default();
+        let has_signed_url = query.contains(SIGNED_URL);
+        let is_listing = provider.is_listing(query);
         let is_for_credentials = !(is_of_library || has_signed_url || *is_anonymous);
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let is_conditional = provider.is_conditional(request.headers());
         let answer = self.client.execute(request).await;
         let answer =
             answer.map_err(|error| reached.failed(*provider, error, is_for_credentials))?;
         reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
         let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
-        // One that is too busy is asked again by the library; that of AWS has answers that mean something.
-        let is_final = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
-        if is_for_credentials && *provider != Provider::Amazon && is_final {
+        if is_for_credentials && (status.is_client_error() || status.is_server_error()) {
             let refusal = Refusal::of_service(*provider, status);
-            return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+            // Those of AWS that last mean something to the library.
+            if refusal.is_passing || *provider != Provider::Amazon {
+                return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+            }
         }
         if !is_of_library || is_fine {
             return Ok(answer);
         }
         let (parts, body) = answer.into_parts();
         let body = body.bytes().await?;
-        let refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
-        // The library makes something of these.
-        if refusal.is_of_nothing() || refusal.is_of_condition(status, is_read) {
+        let mut refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
+        if is_listing && refusal.is_of_nothing() {
+            // Where nothing is a listing is empty.
+            refusal = Refusal::nonsense("there is no such listing");
+        }
+        // The library makes something of these. No condition has failed of a request that has none.
+        let is_answer = is_read || is_conditional;
+        if refusal.is_of_nothing() || (is_answer && refusal.is_of_condition(status, is_read)) {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
-        let kind = match refusal.is_passing {
-            true => HttpErrorKind::Request,
-            false => HttpErrorKind::Unknown,
-        };
-        Err(HttpError::new(kind, refusal))
+        // It repeats nothing, whatever this is called.
+        Err(HttpError::new(HttpErrorKind::Unknown, refusal))
     }
 }
 

@@ -9,6 +9,7 @@
 //! - Something else: refused, and a request of ours that is still on its way will be too. Where it was to
 //!   take the place of another one, and a request may have been carried out, it may also have done so
 //!   and have been replaced in turn: that is undecided.
+//! - Something else is believed when it is seen twice: bytes may change on their way.
 //! - What was there before: that is not final. The same bytes are put again; whichever request comes
 //!   first counts, and the others change nothing.
 //!
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::time::Instant;
 
 use crate::kin::{Kin, kind_of};
@@ -53,12 +54,11 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     let mut version = None;
     match &place {
         Place::Any => {
-            let put = kin.store.put(key, PutPayload::from(text)).await;
-            return put.map(drop).map_err(kind_of);
+            return Ok(kin.put(key, text).await?);
         }
         Place::Free => {}
         Place::Of(_, Some(known)) => version = Some(known.clone()),
-        Place::Of(seen, None) => match look(kin, key).await? {
+        Place::Of(seen, None) => match look(kin, key, seen).await? {
             Some((there, found)) if there == seen => version = found,
             other => return Err(refused(other.is_some(), &place, false)),
         },
@@ -70,7 +70,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     loop {
         let options = PutOptions::from(mode(&place, version.clone())?);
         let payload = PutPayload::from(text.clone());
-        let error = match kin.once.put_opts(key, payload, options).await {
+        let error = match kin.store.put_opts(key, payload, options).await {
             Ok(_) => return Ok(()),
             Err(error) => kind_of(error),
         };
@@ -79,7 +79,11 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
             kind if is_refusal(kind) && !is_open => return Err(error),
             kind => is_open |= !is_refusal(kind),
         }
-        match (look_once(kin, key).await, &place) {
+        let mut looked = look_once(kin, key).await;
+        if is_other(&looked, &text, &place) {
+            looked = look_once(kin, key).await;
+        }
+        match (looked, &place) {
             (Ok(Some((there, _))), _) if there == text => return Ok(()),
             (Ok(Some((there, found))), Place::Of(seen, _)) if there == seen => version = found,
             (Ok(None), Place::Free) | (Err(_), _) => {}
@@ -107,7 +111,7 @@ pub(crate) async fn remove(
     if version.is_some() {
         return kin.signed.delete_if(key, version).await;
     }
-    match look(kin, key).await? {
+    match look(kin, key, seen).await? {
         Some((there, version)) if there == seen => {
             kin.signed.delete_if(key, version.as_deref()).await
         }
@@ -154,20 +158,34 @@ fn undecided(last: &io::Error) -> io::Error {
 
 type There = Option<(Bytes, Option<String>)>;
 
-/// What is there, with its version.
-async fn look(kin: &Kin, key: &Key) -> io::Result<There> {
-    there(kin, kin.store.get(key).await).await
+/// Whether a look has shown something that is neither what was put nor what was there before.
+fn is_other(looked: &io::Result<There>, text: &Bytes, place: &Place) -> bool {
+    let is_before = |there: &Bytes| matches!(place, Place::Of(seen, _) if there == seen);
+    matches!(looked, Ok(Some((there, _))) if there != text && !is_before(there))
+}
+
+/// What is there, with its version; looked at twice where it is not what somebody has seen.
+async fn look(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<There> {
+    let found = look_as_long_as_it_takes(kin, key).await?;
+    match &found {
+        Some((there, _)) if there == seen => Ok(found),
+        _ => look_as_long_as_it_takes(kin, key).await,
+    }
+}
+
+async fn look_as_long_as_it_takes(kin: &Kin, key: &Key) -> io::Result<There> {
+    match kin.get(key, &GetOptions::default(), u64::MAX).await {
+        Ok(found) => {
+            let version = kin.version(&found.meta);
+            Ok(Some((found.bytes, version)))
+        }
+        Err(refusal) if refusal.is_of_nothing() => Ok(None),
+        Err(refusal) => Err(refusal.into()),
+    }
 }
 
 async fn look_once(kin: &Kin, key: &Key) -> io::Result<There> {
-    there(kin, kin.once.get(key).await).await
-}
-
-async fn there(
-    kin: &Kin,
-    found: object_store::Result<object_store::GetResult>,
-) -> io::Result<There> {
-    match found {
+    match kin.store.get(key).await {
         Ok(found) => {
             let version = kin.version(&found.meta);
             Ok(Some((found.bytes().await.map_err(kind_of)?, version)))

@@ -169,7 +169,8 @@ async fn read_into(
             tries = kin.signed.tries();
         }
         if let Some(refusal) = came.refusal {
-            tries.again(refusal).await?;
+            // Who reads it was told that it is there.
+            tries.again_for_known(refusal).await?;
         }
     }
     Ok(filled)
@@ -195,10 +196,10 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
         if_match: condition,
         ..GetOptions::default()
     };
-    let found = match kin.once.get_opts(&object.key, options).await {
+    let found = match kin.store.get_opts(&object.key, options).await {
         Ok(found) => found,
         Err(object_store::Error::Precondition { .. }) => return came(0, is_not_it(CHANGED)),
-        Err(error) => return came(0, Refusal::of_store(&error)),
+        Err(error) => return came(0, Refusal::of_request(&error)),
     };
     if let Some(flaw) = object.flaw(&found.meta, had_condition) {
         return came(0, is_not_it(flaw));
@@ -226,7 +227,7 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
                 let kind = io::ErrorKind::UnexpectedEof;
                 return came(filled, Refusal::passing(kind, text));
             }
-            Err(error) => return came(filled, Refusal::of_store(&error)),
+            Err(error) => return came(filled, Refusal::of_request(&error)),
         }
     }
 }

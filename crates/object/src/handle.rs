@@ -5,12 +5,12 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use bytes::Bytes;
+use object_store::ObjectMeta;
 use object_store::path::Path as Key;
-use object_store::{ObjectMeta, ObjectStoreExt, PutPayload};
 use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
-use crate::kin::{Kin, kind_of};
+use crate::kin::Kin;
 use crate::refusal::Refusal;
 use crate::runtime;
 use crate::uploads::{Begun, PARTS_MAX, Part, crc32c};
@@ -258,9 +258,7 @@ impl Upload {
     /// Makes an object of what was sent, or of the text where nothing was.
     pub(crate) async fn finish(&self) -> io::Result<()> {
         if !self.begun.initialized() && !self.completed.initialized() {
-            let text = PutPayload::from(self.text());
-            let put = self.kin.store.put(&self.key, text).await;
-            put.map_err(kind_of)?;
+            self.kin.put(&self.key, self.text()).await?;
             self.state().is_kept = true;
             return Ok(());
         }

@@ -9,10 +9,9 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::AzureConfigKey;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::list::PaginatedListStore;
 use object_store::signer::Signer;
-use object_store::{
-    BackoffConfig, ClientOptions, ObjectMeta, ObjectStore, RetryConfig, UpdateVersion,
-};
+use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig, UpdateVersion};
 use url::Url;
 
 use crate::access::{Access, OfAmazon, OfAzure, OfGoogle};
@@ -24,17 +23,17 @@ use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::signed::Signed;
-use crate::tries::first_pause;
 use crate::uploads::Part;
 use crate::yes::says_yes;
 
 /// What is asked of it.
 #[derive(Clone)]
 pub(crate) struct Kin {
+    /// It sends a request once: repeated by itself, one that is carried out once only may be refused for its
+    /// own sake. What may be repeated is in [`crate::requests`].
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// The same, which sends a request once: repeated by itself, one that is carried out once only may
-    /// be refused for its own sake.
-    pub(crate) once: Arc<dyn ObjectStore>,
+    /// The same, for a listing page by page.
+    pub(crate) lists: Arc<dyn PaginatedListStore>,
     /// For how long a request is repeated that gets no answer.
     pub(crate) patience: Duration,
     /// For what the library has no call for.
@@ -105,41 +104,26 @@ fn client(remote: &Remote) -> ClientOptions {
         .with_timeout_disabled()
 }
 
-/// How a request is repeated: for as long as a server takes to start again.
-fn retry(remote: &Remote) -> RetryConfig {
-    RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: first_pause(remote.patience()),
-            max_backoff: Duration::from_secs(5),
-            ..BackoffConfig::default()
-        },
-        // Pauses are drawn by chance, and many short ones may come in a row.
-        max_retries: 1000,
-        retry_timeout: remote.patience(),
-    }
-}
-
-/// One that sends a request once.
-fn never(remote: &Remote) -> RetryConfig {
+/// The library repeats nothing by itself.
+fn never() -> RetryConfig {
     RetryConfig {
         max_retries: 0,
-        ..retry(remote)
+        ..RetryConfig::default()
     }
 }
 
-/// What two clients of a library and a way to sign make.
-fn kin(
+/// What a client of the library and a way to sign make.
+fn kin<Client: ObjectStore + PaginatedListStore>(
     address: &Address,
     remote: &Remote,
-    clients: [Arc<dyn ObjectStore>; 2],
+    library: Arc<Client>,
     access: Arc<dyn Access>,
     connector: &Connector,
 ) -> object_store::Result<Kin> {
     let client = connector.connect(&client(remote))?;
-    let [store, once] = clients;
     Ok(Kin {
-        store,
-        once,
+        store: Arc::clone(&library) as Arc<dyn ObjectStore>,
+        lists: library,
         patience: remote.patience(),
         signed: Signed::new(address.provider, access, client, remote.patience()),
         has_checksums: remote.has_checksums(),
@@ -149,7 +133,7 @@ fn kin(
 fn amazon(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&address.bucket)
-        .with_retry(retry(remote))
+        .with_retry(never())
         .with_client_options(library(remote))
         .with_unsigned_payload(true);
     check_no_encryption(|name| {
@@ -171,10 +155,9 @@ fn amazon(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(credentials) = &remote.credentials {
         builder = builder.with_credentials(credentials.provider());
     }
-    let once = builder.clone().with_retry(never(remote)).build()?;
     let store = Arc::new(builder.build()?);
     let access = Arc::new(OfAmazon(Arc::clone(&store) as Arc<dyn Signer>));
-    kin(address, remote, [store, Arc::new(once)], access, &connector)
+    kin(address, remote, store, access, &connector)
 }
 
 const GOOGLE: &str = "https://storage.googleapis.com";
@@ -182,7 +165,7 @@ const GOOGLE: &str = "https://storage.googleapis.com";
 fn google(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(&address.bucket)
-        .with_retry(retry(remote))
+        .with_retry(never())
         .with_client_options(library(remote));
     let skips = builder.get_config_value(&GoogleConfigKey::SkipSignature);
     let is_anonymous = says_yes(skips.as_ref()) || remote.is_of_emulator();
@@ -197,14 +180,12 @@ fn google(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(credentials) = &remote.credentials {
         builder = builder.with_credentials(credentials.provider());
     }
-    let once = builder.clone().with_retry(never(remote)).build()?;
-    let store = builder.build()?;
+    let store = Arc::new(builder.build()?);
     let access = OfGoogle {
         url,
         credentials: (!is_anonymous).then(|| Arc::clone(store.credentials())),
     };
-    let clients: [Arc<dyn ObjectStore>; 2] = [Arc::new(store), Arc::new(once)];
-    kin(address, remote, clients, Arc::new(access), &connector)
+    kin(address, remote, store, Arc::new(access), &connector)
 }
 
 fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
@@ -212,7 +193,7 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let mut builder = connection
         .builder()
         .with_container_name(&address.bucket)
-        .with_retry(retry(remote))
+        .with_retry(never())
         .with_client_options(library(remote));
     check_no_encryption(|name| {
         let key: AzureConfigKey = name.parse().ok()?;
@@ -248,15 +229,13 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(credentials) = &remote.credentials {
         builder = builder.with_credentials(credentials.provider_of(Some(account.clone())));
     }
-    let once = builder.clone().with_retry(never(remote)).build()?;
-    let store = builder.build()?;
+    let store = Arc::new(builder.build()?);
     let access = OfAzure {
         url,
         account,
         credentials: (!is_anonymous).then(|| Arc::clone(store.credentials())),
     };
-    let clients: [Arc<dyn ObjectStore>; 2] = [Arc::new(store), Arc::new(once)];
-    kin(address, remote, clients, Arc::new(access), &connector)
+    kin(address, remote, store, Arc::new(access), &connector)
 }
 
 /// What the library would send with its own requests, and we with none of ours.
@@ -309,5 +288,5 @@ fn wrong(text: impl Into<String>) -> object_store::Error {
 /// What a store's error is for who asked.
 #[expect(clippy::needless_pass_by_value, reason = "it stands in `map_err`")]
 pub(crate) fn kind_of(error: object_store::Error) -> io::Error {
-    Refusal::of_store(&error).into()
+    Refusal::of_request(&error).into()
 }

@@ -33,6 +33,7 @@ mod profile;
 mod provider;
 mod refusal;
 mod remote;
+mod requests;
 mod runtime;
 mod signed;
 mod tries;

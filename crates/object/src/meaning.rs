@@ -253,7 +253,8 @@ pub(crate) fn is_passing(status: StatusCode, code: &str) -> bool {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => true,
         // S3 sends these two with 400: a body that came too slowly, or not all of it.
         StatusCode::BAD_REQUEST => matches!(code, "RequestTimeout" | "IncompleteBody"),
-        StatusCode::CONFLICT => code == "OperationAborted",
+        // Another request for the same key was under way. One with a condition is not judged by this.
+        StatusCode::CONFLICT => matches!(code, "OperationAborted" | "ConditionalRequestConflict"),
         status => status.is_server_error(),
     }
 }

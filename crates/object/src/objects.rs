@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{Attribute, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStoreExt};
+use object_store::{Attribute, GetOptions, GetRange, ObjectMeta};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
@@ -23,10 +22,11 @@ use crate::address::Address;
 use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
-use crate::kin::{Kin, kind_of};
+use crate::kin::Kin;
 use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
+use crate::requests::Got;
 use crate::runtime;
 use crate::uploads::{OpenUpload, PARTS_MAX};
 
@@ -150,15 +150,7 @@ impl Objects {
             // The bucket itself.
             return Err(io::ErrorKind::NotFound.into());
         }
-        self.run(|kin| async move {
-            let head = GetOptions {
-                head: true,
-                ..GetOptions::default()
-            };
-            let found = kin.store.get_opts(&key, head).await.map_err(kind_of)?;
-            check_no_directory(&found)?;
-            Ok(found.meta)
-        })
+        self.run(|kin| async move { head_of(kin.head(&key).await?) })
     }
 
     fn found(&self, meta: &ObjectMeta) -> Found {
@@ -181,9 +173,9 @@ impl Objects {
             None => {
                 let key = self.address.key(from)?;
                 self.run(|kin| async move {
-                    let found = kin.store.get(&key).await.map_err(kind_of)?;
+                    let found = kin.get(&key, &GetOptions::default(), u64::MAX).await?;
                     let version = kin.version(&found.meta);
-                    Ok((found.bytes().await.map_err(kind_of)?, version))
+                    Ok((found.bytes, version))
                 })?
             }
         };
@@ -354,6 +346,12 @@ impl Files for Objects {
         Ok(self.found(&self.head(path)?))
     }
 
+    fn look_again(&self, path: &Path) -> io::Result<Found> {
+        let key = self.address.key(path)?;
+        let meta = self.run(|kin| async move { head_of(kin.head_of_known(&key).await?) })?;
+        Ok(self.found(&meta))
+    }
+
     fn look_at_directory(&self, path: &Path) -> io::Result<Found> {
         match self.look_below(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_at_file(path),
@@ -367,14 +365,9 @@ impl Files for Objects {
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
         let key = self.address.key(path)?;
-        let listed = self.run(|kin| async move {
-            kin.store
-                .list_with_delimiter(Some(&key))
-                .await
-                .map_err(kind_of)
-        })?;
+        let listed = self.run(|kin| async move { Ok(kin.list(&key).await?) })?;
         let name = |key: &Key| key.filename().unwrap_or_default().into();
-        let directories = listed.common_prefixes.iter().map(|key| Entry {
+        let directories = listed.directories.iter().map(|key| Entry {
             name: name(key),
             kind: Some(Kind::Directory),
             bytes: None,
@@ -434,26 +427,19 @@ impl Files for Objects {
             ..GetOptions::default()
         };
         self.run(|kin| async move {
-            let found = kin.store.get_opts(&key, options).await.map_err(kind_of)?;
-            Ok(found.bytes().await.map_err(kind_of)?.to_vec())
+            let found = kin.get(&key, &options, u64::MAX).await?;
+            Ok(found.bytes.to_vec())
         })
     }
 
     fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
         let key = self.address.key(path)?;
-        let (meta, version, bytes) = self.run(|kin| async move {
-            let found = kin.store.get(&key).await.map_err(kind_of)?;
-            check_no_directory(&found)?;
-            let meta = found.meta.clone();
-            let bytes = match meta.size <= bytes_max {
-                true => found.bytes().await.map_err(kind_of)?.to_vec(),
-                false => Vec::new(),
-            };
-            let version = kin.version(&meta);
-            Ok((meta, version, bytes))
+        let (meta, seen) = self.run(|kin| async move {
+            let found = kin.get(&key, &GetOptions::default(), bytes_max).await?;
+            let (bytes, version) = (found.bytes.to_vec(), kin.version(&found.meta));
+            Ok((head_of(found)?, Seen { bytes, version }))
         })?;
-        let found = self.found(&meta);
-        Ok((found, Seen { bytes, version }))
+        Ok((self.found(&meta), seen))
     }
 
     fn check_readable(&self, _: &Path) -> Result<()> {
@@ -490,14 +476,8 @@ impl Objects {
     fn look_below(&self, path: &Path) -> io::Result<Found> {
         let key = self.address.key(path)?;
         let below = key.clone();
-        let first = self.run(|kin| async move {
-            kin.store
-                .list(Some(&below))
-                .try_next()
-                .await
-                .map_err(kind_of)
-        })?;
-        match first.is_some() || key.as_ref().is_empty() {
+        let found = self.run(|kin| async move { Ok(kin.some_below(&below).await?) })?;
+        match !found.is_empty() || key.as_ref().is_empty() {
             true => Ok(Found {
                 kind: Kind::Directory,
                 bytes: 0,
@@ -508,13 +488,14 @@ impl Objects {
     }
 }
 
-/// Refuses what Azure tells of a directory, where an account has such: an object of no bytes.
-fn check_no_directory(found: &GetResult) -> io::Result<()> {
+/// What an answer says of its object. Refuses what Azure tells of a directory, where an account has such: an
+/// object of no bytes.
+fn head_of(found: Got) -> io::Result<ObjectMeta> {
     let mark = Attribute::Metadata("hdi_isfolder".into());
     let is_one = found.attributes.get(&mark);
     match is_one.is_some_and(|value| value.as_ref() == "true") {
         true => Err(io::ErrorKind::NotFound.into()),
-        false => Ok(()),
+        false => Ok(found.meta),
     }
 }
 

@@ -14,10 +14,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use object_store::{GetOptions, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 use crate::kin::{Kin, kind_of};
 use crate::objects::Objects;
@@ -118,11 +117,7 @@ impl Probe {
 
     async fn findings(&self) -> io::Result<Vec<Finding>> {
         let plain = self.at("plain");
-        self.kin
-            .store
-            .put(&plain, PutPayload::from_static(b"1"))
-            .await
-            .map_err(kind_of)?;
+        self.kin.put(&plain, Bytes::from_static(b"1")).await?;
         let read = self.read(&plain).await?;
         Ok(vec![
             Finding::of(
@@ -188,8 +183,8 @@ impl Probe {
     }
 
     async fn read(&self, key: &Key) -> io::Result<Bytes> {
-        let found = self.kin.store.get(key).await.map_err(kind_of)?;
-        found.bytes().await.map_err(kind_of)
+        let found = self.kin.get(key, &GetOptions::default(), u64::MAX).await?;
+        Ok(found.bytes)
     }
 
     /// Puts an object, once; what tells it from others then, or that the store has refused that.
@@ -204,7 +199,7 @@ impl Probe {
             let options = PutOptions::from(mode.clone());
             let put = self
                 .kin
-                .once
+                .store
                 .put_opts(key, PutPayload::from_static(text), options);
             tries += 1;
             match put.await.map_err(kind_of) {
@@ -251,12 +246,8 @@ impl Probe {
     }
 
     async fn list(&self, below: &Key) -> io::Result<Vec<Key>> {
-        let listed = self
-            .kin
-            .store
-            .list(Some(below))
-            .map_ok(|found| found.location);
-        listed.try_collect().await.map_err(kind_of)
+        let listed = self.kin.list(below).await?.objects.into_iter();
+        Ok(listed.map(|found| found.location).collect())
     }
 
     async fn create_over(&self) -> io::Result<Seen> {
@@ -365,9 +356,14 @@ impl Probe {
     }
 
     async fn remove_all(&self) -> io::Result<()> {
-        for key in self.list(&self.key).await? {
-            self.kin.signed.delete(&key).await?;
+        loop {
+            let keys = self.kin.some_below(&self.key).await?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            for key in keys {
+                self.kin.signed.delete(&key).await?;
+            }
         }
-        Ok(())
     }
 }

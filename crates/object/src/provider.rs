@@ -1,6 +1,6 @@
 //! Whose protocol a store speaks, and what differs between them in words and headers.
 
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use object_store::UpdateVersion;
 
 /// Whose protocol a store speaks.
@@ -68,6 +68,25 @@ impl Provider {
             Provider::Google => GENERATION_MATCH,
         };
         Some((name, HeaderValue::from_str(version).ok()?))
+    }
+
+    /// Whether a query is that of a listing.
+    pub(crate) fn is_listing(self, query: &str) -> bool {
+        let words = match self {
+            Provider::Amazon | Provider::Google => "list-type=2",
+            Provider::Azure => "comp=list",
+        };
+        query.split('&').any(|pair| pair == words)
+    }
+
+    /// Whether a request is carried out only where something holds.
+    pub(crate) fn is_conditional(self, headers: &HeaderMap) -> bool {
+        match self {
+            Provider::Amazon | Provider::Azure => {
+                headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH)
+            }
+            Provider::Google => headers.contains_key(GENERATION_MATCH),
+        }
     }
 
     pub(crate) fn words(self) -> Words {

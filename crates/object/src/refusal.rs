@@ -122,6 +122,12 @@ impl Refusal {
         Refusal::passing(io::ErrorKind::TimedOut, "the store does not answer in time")
     }
 
+    /// An answer that makes no sense: a bit of it may have changed on its way.
+    pub(crate) fn nonsense(what: &str) -> Refusal {
+        let text = format!("the store does not answer as it should: {what}");
+        Refusal::passing(io::ErrorKind::InvalidData, text)
+    }
+
     /// The store has made an object of other bytes, which was removed.
     pub(crate) fn of_other_bytes() -> Refusal {
         let text = "the store made an object of other bytes than it was sent";
@@ -154,11 +160,12 @@ impl Refusal {
 
     /// A service that gives credentials gave none.
     pub(crate) fn of_service(provider: Provider, status: StatusCode) -> Refusal {
-        let keys = provider.words().keys;
-        let status = status.as_u16();
-        let text =
-            format!("no credentials were had of the service for them ({status}): set {keys}");
-        Refusal::new(io::ErrorKind::PermissionDenied, text)
+        let (keys, code) = (provider.words().keys, status.as_u16());
+        let text = format!("no credentials were had of the service for them ({code}): set {keys}");
+        Refusal {
+            is_passing: is_passing(status, ""),
+            ..Refusal::new(io::ErrorKind::PermissionDenied, text)
+        }
     }
 
     /// The one in an error of the library.
@@ -188,6 +195,22 @@ impl Refusal {
             io::ErrorKind::NotFound => Refusal::new(kind, "there is no such object"),
             io::ErrorKind::AlreadyExists => Refusal::new(kind, "another object has its place"),
             _ => Refusal::new(kind, innermost(error).to_string()),
+        }
+    }
+
+    /// The one in an error of the library, which it made of an answer of the store. One that it could make
+    /// nothing of is nonsense.
+    pub(crate) fn of_request(error: &object_store::Error) -> Refusal {
+        use object_store::Error::{Generic, InvalidPath};
+        let is_known =
+            |cause: &(dyn Error + 'static)| cause.is::<Refusal>() || cause.is::<HttpError>();
+        match error {
+            // A key that no object can have.
+            InvalidPath { .. } => Refusal::nonsense(&innermost(error).to_string()),
+            Generic { .. } if !causes(error).any(is_known) && !is_of_service(error) => {
+                Refusal::nonsense(&innermost(error).to_string())
+            }
+            error => Refusal::of_store(error),
         }
     }
 
@@ -277,6 +300,12 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 /// What an error comes from in the end, which says it without those that handed it on.
 fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     causes(error).last().expect("it begins with one")
+}
+
+/// Whether an error comes from a status that refuses. That of a store's answer never gets to the library, so it
+/// is one of a service for credentials. The library has no type of it that others may name.
+fn is_of_service(error: &object_store::Error) -> bool {
+    causes(error).any(|cause| cause.to_string().contains("returned non-2xx status code"))
 }
 
 /// That of the system which an error comes from.

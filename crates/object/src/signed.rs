@@ -86,6 +86,8 @@ impl Signed {
             let refusal = match self.send(&ask).await {
                 Ok((status, answer)) => match self.accept(status, answer) {
                     Ok(_) => return Ok(()),
+                    // Another request for it was under way: nothing is decided by that.
+                    Err(refusal) if refusal.is_passing => refusal,
                     Err(refusal)
                         if refusal.is_of_condition(status, false) || refusal.is_of_nothing() =>
                     {
@@ -101,9 +103,18 @@ impl Signed {
 
     /// Has a request answered, sending it again where that may help, and signing it anew each time.
     pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
+        self.ask_for(ask, Ok).await
+    }
+
+    /// The same, until somebody can make something of the answer.
+    pub(crate) async fn ask_for<T>(
+        &self,
+        ask: &Ask<'_>,
+        read: impl Fn(Answer) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let mut tries = self.tries();
         loop {
-            match self.ask_once(ask).await {
+            match self.ask_once(ask).await.and_then(&read) {
                 Ok(answer) => return Ok(answer),
                 Err(refusal) => tries.again(refusal).await?,
             }

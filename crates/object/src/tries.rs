@@ -17,6 +17,10 @@ pub(crate) fn first_pause(patience: Duration) -> Duration {
     PAUSE_MIN.min(patience / 16)
 }
 
+/// For how long an object is asked for that has to be there and is said not to be: longer than a part of a store
+/// is behind the others, and not as long as a server takes to start again.
+const DENIED_MAX: Duration = Duration::from_secs(2);
+
 /// However long they take, as one that gets no answer may use up all patience by itself.
 const TRIES_MIN: u32 = 3;
 
@@ -50,10 +54,25 @@ impl Tries {
     /// # Errors
     /// With what refused the last one where another would be no use, or patience is at its end.
     pub(crate) async fn again(&mut self, refusal: Refusal) -> Result<(), Refusal> {
+        self.again_within(refusal, self.patience).await
+    }
+
+    /// As [`again`](Tries::again), of an object that has to be there: that there is none may be an answer of
+    /// nonsense, too.
+    pub(crate) async fn again_for_known(&mut self, mut refusal: Refusal) -> Result<(), Refusal> {
+        if !refusal.is_of_nothing() {
+            return self.again(refusal).await;
+        }
+        refusal.is_passing = true;
+        self.again_within(refusal, self.patience.min(DENIED_MAX))
+            .await
+    }
+
+    async fn again_within(&mut self, refusal: Refusal, time: Duration) -> Result<(), Refusal> {
         self.made += 1;
         let elapsed = self.begun.elapsed();
         let has_tried = self.made >= TRIES_MIN || self.patience.is_zero();
-        if !refusal.is_passing || (has_tried && elapsed >= self.patience) {
+        if !refusal.is_passing || (has_tried && elapsed >= time) {
             return Err(refusal.after(self.made, elapsed));
         }
         let pause = self.pauses.next().unwrap_or(PAUSE_MAX);
@@ -83,6 +102,21 @@ mod tests {
                 }
             }
         })
+    }
+
+    #[test]
+    fn what_has_to_be_there_is_asked_for_again_and_not_for_ever() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime.unwrap().block_on(async {
+            let nothing = Refusal::new(io::ErrorKind::NotFound, "");
+            let mut tries = Tries::new(Duration::from_millis(1));
+            while tries.again_for_known(nothing.clone()).await.is_ok() {}
+            assert_eq!(tries.made, TRIES_MIN);
+            let mut tries = Tries::new(Duration::MAX);
+            assert!(tries.again(nothing).await.is_err());
+        });
     }
 
     #[test]

@@ -160,13 +160,13 @@ impl Signed {
             false => None,
         };
         let ask = ask.body(body);
-        let answer = match self.put_checked(&ask, checksum).await {
+        let sent = |answer: Answer| part(1, ask.body_bytes(), &answer, checksum);
+        match self.put_checked(&ask, checksum, sent).await {
             Err(refusal) if checksum.is_some() && refusal.is_of_checksums() => {
-                self.put_checked(&ask, None).await
+                self.put_checked(&ask, None, sent).await
             }
             put => put,
-        };
-        part(1, ask.body_bytes(), &answer?, checksum)
+        }
     }
 
     /// Sends a part. What changes on its way is refused, and sent again.
@@ -189,8 +189,8 @@ impl Signed {
                 let ask = ask
                     .query("partNumber", number.to_string())
                     .query("uploadId", &upload.id);
-                let answer = self.put_checked(&ask, checksum).await?;
-                part(number, ask.body_bytes(), &answer, checksum)
+                let sent = |answer: Answer| part(number, ask.body_bytes(), &answer, checksum);
+                self.put_checked(&ask, checksum, sent).await
             }
         }
     }
@@ -210,7 +210,12 @@ impl Signed {
         self.ask_once(&ask.header(name, value)).await.map(drop)
     }
 
-    async fn put_checked(&self, ask: &Ask<'_>, checksum: Option<Checksum>) -> Result<Answer> {
+    async fn put_checked<T>(
+        &self,
+        ask: &Ask<'_>,
+        checksum: Option<Checksum>,
+        read: impl Fn(Answer) -> Result<T>,
+    ) -> Result<T> {
         let mut ask = ask.clone();
         if let Some(checksum) = checksum {
             let (name, value) = checksum.header(self.provider());
@@ -218,7 +223,7 @@ impl Signed {
         }
         let mut tries = self.tries();
         loop {
-            match self.ask_once(&ask).await {
+            match self.ask_once(&ask).await.and_then(&read) {
                 Ok(answer) => return Ok(answer),
                 Err(mut refusal) => {
                     refusal.is_passing |= refusal.is_of_changed_bytes();
@@ -265,7 +270,7 @@ impl Signed {
 
 fn part(number: u32, bytes: u64, answer: &Answer, checksum: Option<Checksum>) -> Result<Part> {
     let Some(tag) = answer.header(&ETAG) else {
-        return Err(unexpected("a part without a tag"));
+        return Err(Refusal::nonsense("a part without a tag"));
     };
     Ok(Part::sent(number, bytes, tag, checksum))
 }
@@ -307,13 +312,8 @@ fn value(text: &str) -> HeaderValue {
 }
 
 fn parse<T: for<'de> serde::Deserialize<'de>>(body: &[u8]) -> Result<T> {
-    let text = std::str::from_utf8(body).map_err(|error| unexpected(&error.to_string()))?;
+    let text = std::str::from_utf8(body).map_err(|error| Refusal::nonsense(&error.to_string()))?;
     // Azure begins with a mark of the order of bytes.
     let text = text.trim_start_matches('\u{feff}');
-    quick_xml::de::from_str(text).map_err(|error| unexpected(&error.to_string()))
-}
-
-fn unexpected(what: &str) -> Refusal {
-    let text = format!("the store does not answer as it should: {what}");
-    Refusal::new(std::io::ErrorKind::InvalidData, text)
+    quick_xml::de::from_str(text).map_err(|error| Refusal::nonsense(&error.to_string()))
 }

@@ -95,6 +95,15 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.look(path)
     }
 
+    /// As [`look_at_file`](Files::look_at_file), once more, of a file that is not as it has to be. Where looks are
+    /// requests an answer may be wrong by itself: that nothing is there is believed when it is said for a while.
+    ///
+    /// # Errors
+    /// As [`look`](Files::look).
+    fn look_again(&self, path: &Path) -> io::Result<Found> {
+        self.look_at_file(path)
+    }
+
     /// As [`follow`](Files::follow), of a name that is nothing or a directory's.
     ///
     /// # Errors

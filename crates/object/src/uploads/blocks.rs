@@ -16,7 +16,7 @@ use object_store::path::Path as Key;
 use serde::{Deserialize, Serialize};
 
 use super::{ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, Part, Result, parse};
-use crate::ask::Ask;
+use crate::ask::{Answer, Ask};
 use crate::signed::Signed;
 
 const BLOB_TYPE: HeaderName = HeaderName::from_static("x-ms-blob-type");
@@ -90,7 +90,7 @@ impl Signed {
         };
         let name = name.text();
         let ask = ask.query("comp", "block").query("blockid", &name);
-        self.put_checked(&ask, checksum).await?;
+        self.put_checked(&ask, checksum, Ok).await?;
         Ok(Part::sent(number, ask.body_bytes(), &name, checksum))
     }
 
@@ -112,12 +112,12 @@ impl Signed {
         let ask = Ask::new(Method::GET, key)
             .query("comp", "blocklist")
             .query("blocklisttype", "uncommitted");
-        let answer = match self.ask(&ask).await {
-            Ok(answer) => answer,
+        let read = |answer: Answer| parse::<ListedBlocks>(&answer.body);
+        let listed = match self.ask_for(&ask, read).await {
+            Ok(listed) => listed,
             Err(refusal) if refusal.is_of_nothing() => return Ok(Vec::new()),
             Err(refusal) => return Err(refusal),
         };
-        let listed: ListedBlocks = parse(&answer.body)?;
         let mut uploads: HashMap<String, Vec<Part>> = HashMap::new();
         for block in listed.uncommitted_blocks.block {
             let Some(name) = Name::parse(&block.name) else {

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, OpenUpload, Part, Result, checksum, parse,
-    read_checksum, unexpected, value,
+    read_checksum, value,
 };
-use crate::ask::Ask;
+use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::signed::Signed;
@@ -38,23 +38,26 @@ impl Signed {
             .clone()
             .header(ALGORITHM, CRC64NVME)
             .header(CHECKSUM_TYPE, FULL_OBJECT);
+        let begun = |answer: Answer| {
+            let is_known = answer.header(&ALGORITHM) == CRC64NVME.to_str().ok();
+            let InitiateMultipartUploadResult { upload_id: id } = parse(&answer.body)?;
+            Ok((id, is_known))
+        };
         let checked = match with_checksums && is_of_amazon {
-            true => match self.ask(&checked).await {
+            true => match self.ask_for(&checked, begun).await {
                 Err(refusal) if refusal.is_of_checksums() => None,
                 answer => Some(answer?),
             },
             false => None,
         };
-        let (answer, is_asked) = match checked {
-            Some(answer) => (answer, true),
-            None => (self.ask(&plain).await?, false),
+        let ((id, is_known), is_asked) = match checked {
+            Some(begun) => (begun, true),
+            None => (self.ask_for(&plain, begun).await?, false),
         };
-        let algorithm = answer.header(&ALGORITHM);
         let is_checked = match is_of_amazon {
-            true => is_asked && algorithm.is_some_and(|name| CRC64NVME == name),
+            true => is_asked && is_known,
             false => with_checksums,
         };
-        let InitiateMultipartUploadResult { upload_id: id } = parse(&answer.body)?;
         Ok(Begun { id, is_checked })
     }
 
@@ -106,7 +109,7 @@ impl Signed {
                 Err(refusal) => refusal,
             };
             // Perhaps by an earlier request of ours, whose answer was lost.
-            if refusal.is_of_no_upload() && self.has_whole(key, bytes, whole).await? {
+            if refusal.is_of_no_upload() && self.has_made(key, bytes, whole).await? {
                 return Ok(());
             }
             tries.again(refusal).await?;
@@ -116,7 +119,7 @@ impl Signed {
     /// # Errors
     /// Where the object is not of the parts that were sent; it is removed then.
     async fn check_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<()> {
-        if self.has_whole(key, bytes, whole).await? {
+        if self.has_made(key, bytes, whole).await? {
             return Ok(());
         }
         // Nobody has read it: its name was drawn for this save.
@@ -128,6 +131,19 @@ impl Signed {
     pub(crate) async fn is_there(&self, key: &Key, bytes: u64, crc: Option<u64>) -> Result<bool> {
         self.has_whole(key, bytes, crc.map(Checksum::Crc64Nvme))
             .await
+    }
+
+    /// As [`has_whole`](Signed::has_whole), where a no costs what was sent: it may be an answer of nonsense, and
+    /// is asked for again.
+    async fn has_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<bool> {
+        let mut tries = self.tries();
+        while !self.has_whole(key, bytes, whole).await? {
+            let none = Refusal::new(io::ErrorKind::NotFound, "there is no such object");
+            if tries.again_for_known(none).await.is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     async fn has_whole(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<bool> {
@@ -168,14 +184,22 @@ impl Signed {
             .query("prefix", prefix);
         let mut ask = first.clone();
         loop {
-            let page: ListMultipartUploadsResult = parse(&self.ask(&ask).await?.body)?;
-            for upload in page.upload {
-                uploads.push(upload.try_into()?);
-            }
-            let (true, Some(key)) = (page.is_truncated, page.next_key_marker) else {
+            let read = |answer: Answer| {
+                let page: ListMultipartUploadsResult = parse(&answer.body)?;
+                let next = page.next_key_marker.filter(|_| page.is_truncated);
+                let found = page.upload.into_iter().map(OpenUpload::try_from);
+                Ok((
+                    found.collect::<Result<Vec<_>>>()?,
+                    next,
+                    page.next_upload_id_marker,
+                ))
+            };
+            let (found, next, id) = self.ask_for(&ask, read).await?;
+            uploads.extend(found);
+            let Some(key) = next else {
                 return Ok(uploads);
             };
-            let id = page.next_upload_id_marker.unwrap_or_default();
+            let id = id.unwrap_or_default();
             ask = first
                 .clone()
                 .query("key-marker", key)
@@ -189,11 +213,15 @@ impl Signed {
         let first = Ask::new(Method::GET, key).query("uploadId", id);
         let mut ask = first.clone();
         loop {
-            let page: ListPartsResult = parse(&self.ask(&ask).await?.body)?;
-            for part in page.part {
-                parts.push(part.try_into()?);
-            }
-            let (true, Some(marker)) = (page.is_truncated, page.next_part_number_marker) else {
+            let read = |answer: Answer| {
+                let page: ListPartsResult = parse(&answer.body)?;
+                let next = page.next_part_number_marker.filter(|_| page.is_truncated);
+                let found = page.part.into_iter().map(Part::try_from);
+                Ok((found.collect::<Result<Vec<_>>>()?, next))
+            };
+            let (found, next) = self.ask_for(&ask, read).await?;
+            parts.extend(found);
+            let Some(marker) = next else {
                 return Ok(parts);
             };
             ask = first.clone().query("part-number-marker", marker);
@@ -306,7 +334,7 @@ impl TryFrom<ListedUpload> for OpenUpload {
         let initiated: jiff::Timestamp = listed
             .initiated
             .parse()
-            .map_err(|error: jiff::Error| unexpected(&error.to_string()))?;
+            .map_err(|error: jiff::Error| Refusal::nonsense(&error.to_string()))?;
         Ok(OpenUpload {
             key: listed.key,
             id: listed.upload_id,
@@ -342,7 +370,9 @@ impl TryFrom<ListedPart> for Part {
     fn try_from(listed: ListedPart) -> Result<Part> {
         let crc64nvme = match listed.checksum.as_deref() {
             None | Some("") => None,
-            Some(text) => Some(read_checksum(text).ok_or_else(|| unexpected("its checksum"))?),
+            Some(text) => {
+                Some(read_checksum(text).ok_or_else(|| Refusal::nonsense("its checksum"))?)
+            }
         };
         Ok(Part {
             number: listed.part_number,

@@ -38,6 +38,7 @@ pub(crate) struct Reply {
     /// How many bytes of the body come before the connection ends.
     cut: Option<usize>,
     is_lost: bool,
+    is_garbled: bool,
 }
 
 impl Reply {
@@ -48,6 +49,15 @@ impl Reply {
             body: body.into(),
             cut: None,
             is_lost: false,
+            is_garbled: false,
+        }
+    }
+
+    /// The same with a status line that is none.
+    pub(crate) fn garbled(self) -> Reply {
+        Reply {
+            is_garbled: true,
+            ..self
         }
     }
 
@@ -82,7 +92,8 @@ impl Reply {
     }
 
     fn send(&self, to: &mut TcpStream, is_head: bool) -> std::io::Result<()> {
-        let mut head = format!("HTTP/1.1 {} Status\r\n", self.status);
+        let protocol = if self.is_garbled { "HTUP" } else { "HTTP" };
+        let mut head = format!("{protocol}/1.1 {} Status\r\n", self.status);
         if !self
             .headers
             .iter()

@@ -1,0 +1,163 @@
+//! Requests that the client library makes, repeated until their answers make sense.
+//!
+//! The library sends each request once: it would repeat what its own transport calls broken, and no answer
+//! that is nonsense (a status line or a listing with a flipped bit, a part of an answer that is missing, 404
+//! for a listing). Here all of them are asked again alike, for as long as there is patience.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::list::{PaginatedListOptions, PaginatedListResult};
+use object_store::path::Path as Key;
+use object_store::{Attributes, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::kin::Kin;
+use crate::refusal::Refusal;
+
+const DELIMITER: &str = "/";
+
+/// What an answer has brought of an object.
+pub(crate) struct Got {
+    pub(crate) meta: ObjectMeta,
+    pub(crate) attributes: Attributes,
+    pub(crate) bytes: Bytes,
+}
+
+/// What begins with a prefix, up to the next delimiter.
+pub(crate) struct Listed {
+    pub(crate) directories: BTreeSet<Key>,
+    pub(crate) objects: Vec<ObjectMeta>,
+}
+
+impl Kin {
+    /// What comes of a request that changes nothing if it is carried out twice.
+    async fn ask<T, F>(&self, ask: impl Fn(Arc<dyn ObjectStore>) -> F) -> Result<T, Refusal>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut tries = self.signed.tries();
+        loop {
+            match ask(Arc::clone(&self.store)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => tries.again(Refusal::of_request(&error)).await?,
+            }
+        }
+    }
+
+    /// The head of an object.
+    pub(crate) async fn head(&self, key: &Key) -> Result<Got, Refusal> {
+        let head = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        self.get(key, &head, 0).await
+    }
+
+    /// The head of an object that has to be there: that it is not may be an answer of nonsense too, so for a
+    /// while the store is asked again.
+    pub(crate) async fn head_of_known(&self, key: &Key) -> Result<Got, Refusal> {
+        let mut tries = self.signed.tries();
+        loop {
+            match self.head(key).await {
+                Err(refusal) if refusal.is_of_nothing() => tries.again_for_known(refusal).await?,
+                found => return found,
+            }
+        }
+    }
+
+    /// An object, or the range of it that the options name; without its bytes where it has more than these.
+    pub(crate) async fn get(
+        &self,
+        key: &Key,
+        options: &GetOptions,
+        bytes_max: u64,
+    ) -> Result<Got, Refusal> {
+        self.ask(|store| {
+            let (key, options) = (key.clone(), options.clone());
+            async move {
+                let found = store.get_opts(&key, options).await?;
+                let (meta, attributes) = (found.meta.clone(), found.attributes.clone());
+                let bytes = match meta.size <= bytes_max {
+                    true => found.bytes().await?,
+                    false => Bytes::new(),
+                };
+                Ok(Got {
+                    meta,
+                    attributes,
+                    bytes,
+                })
+            }
+        })
+        .await
+    }
+
+    /// Puts an object, whatever is there.
+    pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<(), Refusal> {
+        self.ask(|store| {
+            let (key, payload) = (key.clone(), PutPayload::from(bytes.clone()));
+            async move { store.put(&key, payload).await.map(drop) }
+        })
+        .await
+    }
+
+    /// What lies below a key.
+    pub(crate) async fn list(&self, below: &Key) -> Result<Listed, Refusal> {
+        let mut listed = Listed {
+            directories: BTreeSet::new(),
+            objects: Vec::new(),
+        };
+        let mut token = None;
+        loop {
+            let page = self.page(below, Some(DELIMITER), token).await?;
+            listed.directories.extend(page.result.common_prefixes);
+            listed.objects.extend(page.result.objects);
+            token = page.page_token;
+            if token.is_none() {
+                return Ok(listed);
+            }
+        }
+    }
+
+    /// Keys below one, some of them where there are many; none only where there are none.
+    pub(crate) async fn some_below(&self, below: &Key) -> Result<Vec<Key>, Refusal> {
+        let mut token = None;
+        loop {
+            let page = self.page(below, None, token).await?;
+            let objects = page.result.objects.into_iter();
+            let keys: Vec<Key> = objects.map(|meta| meta.location).collect();
+            token = page.page_token;
+            if !keys.is_empty() || token.is_none() {
+                return Ok(keys);
+            }
+        }
+    }
+
+    async fn page(
+        &self,
+        below: &Key,
+        delimiter: Option<&'static str>,
+        page_token: Option<String>,
+    ) -> Result<PaginatedListResult, Refusal> {
+        let prefix = match below.as_ref() {
+            "" => None,
+            key => Some(format!("{key}{DELIMITER}")),
+        };
+        let options = PaginatedListOptions {
+            delimiter: delimiter.map(Into::into),
+            page_token,
+            ..PaginatedListOptions::default()
+        };
+        let mut tries = self.signed.tries();
+        loop {
+            let page = self
+                .lists
+                .list_paginated(prefix.as_deref(), options.clone());
+            match page.await {
+                Ok(page) => return Ok(page),
+                Err(error) => tries.again(Refusal::of_request(&error)).await?,
+            }
+        }
+    }
+}
