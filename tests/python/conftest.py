@@ -154,16 +154,17 @@ def mounted(kind: str, directory: Path, size_bytes: int):
         image = directory.with_suffix(".img")
         image.touch()
         os.truncate(image, size_bytes)
-        _run_or_skip([f"mkfs.{kind}", "-q", "-f" if kind == "btrfs" else "-F", image])
+        run_or_skip([f"mkfs.{kind}", "-q", "-f" if kind == "btrfs" else "-F", image])
         command = ["mount", "-o", "loop", image, directory]
-    _run_or_skip(command)
+    run_or_skip(command)
     try:
         yield directory
     finally:
         subprocess.run(["umount", directory], check=True)
 
 
-def _run_or_skip(command: list[str | Path]) -> None:
+def run_or_skip(command: list[str | Path]) -> None:
+    """Runs a command; skips where it fails, with what it said."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
