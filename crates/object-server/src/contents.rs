@@ -1,6 +1,6 @@
 //! What a bucket holds, and what requests do to it: no HTTP here, and no waiting.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -104,9 +104,14 @@ pub(crate) struct Page {
     pub(crate) next: Option<String>,
 }
 
+/// How many changes a listing may be behind.
+const PAST_MAX: usize = 8;
+
 /// What a bucket holds.
 pub(crate) struct Contents {
     objects: BTreeMap<String, Object>,
+    /// What it held before its last changes, the last one first.
+    past: VecDeque<BTreeMap<String, Object>>,
     uploads: BTreeMap<String, OpenUpload>,
     /// What uploads have become.
     completed: BTreeMap<String, Object>,
@@ -127,6 +132,7 @@ impl Default for Contents {
     fn default() -> Contents {
         Contents {
             objects: BTreeMap::new(),
+            past: VecDeque::new(),
             uploads: BTreeMap::new(),
             completed: BTreeMap::new(),
             aborted: BTreeSet::new(),
@@ -200,7 +206,10 @@ impl Contents {
         object
     }
 
+    /// Says that a key is about to change.
     fn note_change(&mut self, key: &str) {
+        self.past.push_front(self.objects.clone());
+        self.past.truncate(PAST_MAX);
         self.changes += 1;
         self.changed.insert(key.to_owned(), self.now);
     }
@@ -232,8 +241,9 @@ impl Contents {
     /// Removes an object; without a condition it need not be there.
     pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
         self.check(key, conditions)?;
-        if self.objects.remove(key).is_some() {
+        if self.objects.contains_key(key) {
             self.note_change(key);
+            self.objects.remove(key);
         }
         Ok(())
     }
@@ -334,21 +344,26 @@ impl Contents {
         Ok(object)
     }
 
-    /// What is listed after a key, in order: at most so many objects and common prefixes.
+    /// What is listed after a key, in order: at most so many objects and common prefixes, of what was there
+    /// before so many changes.
     pub(crate) fn list(
         &self,
         prefix: &str,
         delimiter: Option<&str>,
         after: &str,
         entries_max: usize,
+        changes_behind: usize,
     ) -> Page {
+        let before = changes_behind.checked_sub(1);
+        let before = before.and_then(|before| self.past.get(before).or(self.past.back()));
+        let objects = before.unwrap_or(&self.objects);
         let mut page = Page {
             objects: Vec::new(),
             prefixes: Vec::new(),
             next: None,
         };
         let mut last = String::new();
-        let later = self.objects.range::<str, _>((Excluded(after), Unbounded));
+        let later = objects.range::<str, _>((Excluded(after), Unbounded));
         for (key, object) in later.filter(|(key, _)| key.starts_with(prefix)) {
             let rest = &key[prefix.len()..];
             let below = delimiter.and_then(|delimiter| {

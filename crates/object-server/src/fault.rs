@@ -18,6 +18,13 @@ pub enum Fault {
     Doubled,
     /// It is applied, and the answer's body ends in its middle.
     Cut,
+    /// It is applied, and this bit of the answer's body is another one; counted from the first of the body, and
+    /// on from there where it has fewer.
+    Flipped(usize),
+    /// It is applied, and the answer begins with a status line that is none.
+    Garbled,
+    /// A listing that shows what was there before so many changes; anything else is answered as ever.
+    Stale(usize),
     /// It is applied, and answered when so many of others were.
     Held(usize),
     /// Its client dies before it.
@@ -35,6 +42,9 @@ impl Fault {
             Fault::Disowned(_)
             | Fault::Unanswered
             | Fault::Cut
+            | Fault::Flipped(_)
+            | Fault::Garbled
+            | Fault::Stale(_)
             | Fault::Held(_)
             | Fault::KilledAfter => 1,
         }

@@ -20,6 +20,7 @@ mod bucket;
 mod contents;
 mod fault;
 mod google;
+mod line;
 mod refused;
 mod request;
 mod server;

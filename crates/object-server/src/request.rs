@@ -82,6 +82,10 @@ pub struct Entry {
     pub status: Option<u16>,
 }
 
+/// How many changes a listing is behind; it goes with its request.
+#[derive(Clone, Copy)]
+pub(crate) struct Behind(pub(crate) usize);
+
 /// A request that has arrived in full.
 pub(crate) struct Received {
     pub(crate) parts: Parts,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
@@ -25,8 +26,9 @@ use tokio::runtime::{Builder, Runtime};
 use crate::bucket::{Bucket, Buckets, Outcome};
 use crate::fault::Fault;
 use crate::google;
+use crate::line::Line;
 use crate::refused::Refused;
-use crate::request::{Asked, Dialect, Received};
+use crate::request::{Asked, Behind, Dialect, Received};
 use crate::service::{Keys, Protocol};
 
 /// The id of the key, or the client of the token, of one who looks on: its requests have no faults, wait for no
@@ -149,26 +151,33 @@ impl Front {
     async fn serve(self, stream: TcpStream) {
         // Answers are small, and somebody waits for each.
         let _ = stream.set_nodelay(true);
+        let (line, is_garbled) = Line::new(stream);
         let answer = service_fn(move |request| {
-            let front = self.clone();
-            async move { front.answer(request).await }
+            let (front, is_garbled) = (self.clone(), Arc::clone(&is_garbled));
+            async move { front.answer(request, &is_garbled).await }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .serve_connection(TokioIo::new(stream), answer);
+            .serve_connection(line, answer);
         // It ends with an error where a fault says so.
         let _ = connection.await;
     }
 
     /// An error ends the connection.
-    async fn answer(&self, request: Request<Incoming>) -> io::Result<Answer> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        is_garbled: &AtomicBool,
+    ) -> io::Result<Answer> {
         let (parts, body) = request.into_parts();
         // A request whose body was cut is none.
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let asked = Asked::of(&parts, self.dialect);
         let request = Received { parts, body };
         match self.buckets.get(&asked.bucket) {
-            Some(bucket) if asked.client != OBSERVER => self.pass(&bucket, asked, request).await,
+            Some(bucket) if asked.client != OBSERVER => {
+                self.pass(&bucket, asked, request, is_garbled).await
+            }
             _ => Ok(whole(self.apply(&request).await)),
         }
     }
@@ -178,7 +187,8 @@ impl Front {
         &self,
         bucket: &Arc<Bucket>,
         asked: Asked,
-        request: Received,
+        mut request: Received,
+        is_garbled: &AtomicBool,
     ) -> io::Result<Answer> {
         if bucket.is_dead(&asked.client) {
             return Ok(failed(StatusCode::FORBIDDEN));
@@ -196,6 +206,9 @@ impl Front {
         if fault.is_some_and(Fault::kills) {
             bucket.kill(&client);
         }
+        if let Some(Fault::Stale(changes)) = fault {
+            request.parts.extensions.insert(Behind(changes));
+        }
         let applied = fault.map_or(1, Fault::applications);
         let mut applications = None;
         for _ in 0..applied {
@@ -208,6 +221,7 @@ impl Front {
         drop(turn);
         match fault {
             Some(Fault::Late(after)) => bucket.hold_back(after, request),
+            Some(Fault::Garbled) => is_garbled.store(true, Ordering::Relaxed),
             Some(Fault::Held(others)) => {
                 let was_live = bucket.turns.leave(&client);
                 bucket.others(others).await;
@@ -247,7 +261,10 @@ fn answer_to(
     is_head: bool,
 ) -> io::Result<Answer> {
     match fault {
-        None | Some(Fault::Doubled | Fault::Held(_)) => Ok(whole(applied.expect("it was applied"))),
+        None | Some(Fault::Doubled | Fault::Held(_) | Fault::Garbled | Fault::Stale(_)) => {
+            Ok(whole(applied.expect("it was applied")))
+        }
+        Some(Fault::Flipped(bit)) => Ok(flipped(applied.expect("it was applied"), bit)),
         Some(Fault::Cut) if is_head => Err(lost()),
         Some(Fault::Cut) => cut(applied.expect("it was applied")),
         Some(Fault::Refused(status) | Fault::Disowned(status)) => {
@@ -275,6 +292,18 @@ fn whole(answer: Response<Bytes>) -> Answer {
     })
 }
 
+/// An answer with another bit in its body, if it has one.
+fn flipped(answer: Response<Bytes>, bit: usize) -> Answer {
+    whole(answer.map(|bytes| {
+        let mut bytes = bytes.to_vec();
+        if !bytes.is_empty() {
+            let bit = bit % (8 * bytes.len());
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        bytes.into()
+    }))
+}
+
 /// The first half of an answer that says that it has all.
 fn cut(answer: Response<Bytes>) -> io::Result<Answer> {
     let (mut parts, bytes) = answer.into_parts();
@@ -293,6 +322,7 @@ fn failed(status: StatusCode) -> Answer {
         200 | 500 => "InternalError",
         401 => "AuthenticationRequired",
         403 => "AccessDenied",
+        404 => "NoSuchKey",
         409 => "ConditionalRequestConflict",
         412 => "PreconditionFailed",
         429 | 503 => "SlowDown",

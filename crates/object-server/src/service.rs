@@ -14,7 +14,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::bucket::{Bucket, Buckets};
 use crate::contents::{Asserted, Condition, Named, Object, Refusal};
-use crate::request::Dialect;
+use crate::request::{Behind, Dialect};
 use crate::token::SECRET;
 
 /// Entries of a listing at most.
@@ -245,6 +245,10 @@ impl S3 for Protocol {
             input.delimiter.as_deref(),
             after.map(String::as_str).unwrap_or_default(),
             entries_max as usize,
+            request
+                .extensions
+                .get()
+                .map_or(0, |Behind(changes)| *changes),
         );
         let contents = page.objects.iter().map(|(key, object)| s3s::dto::Object {
             e_tag: Some(tag(object)),

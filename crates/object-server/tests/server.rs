@@ -387,6 +387,46 @@ fn an_answer_is_cut_in_its_middle() {
 }
 
 #[test]
+fn an_answer_is_garbled_or_has_another_bit() {
+    let world = World::new();
+    world.bucket.put("k", DIGITS);
+    world.bucket.plan("a", 0, Fault::Garbled);
+    assert!(world.ask("a", Method::GET, "/k", &[], b"").is_none());
+    assert_eq!(world.get("/k").text.as_bytes(), DIGITS);
+    // The lowest bit of the second byte, and once more round.
+    for (nth, bit) in [(2, 8), (3, 8 + 72)] {
+        world.bucket.plan("a", nth, Fault::Flipped(bit));
+        assert_eq!(world.get("/k").text, "133456789");
+    }
+    assert_eq!(world.get("/k").text.as_bytes(), DIGITS);
+}
+
+#[test]
+fn a_listing_is_behind_what_was_done() {
+    let world = World::new();
+    let keys = || {
+        let listed = world.get("?list-type=2").text;
+        ["a", "b", "c"].map(|key| listed.contains(&format!("<Key>{key}</Key>")))
+    };
+    world.bucket.put("a", DIGITS);
+    world.bucket.put("b", DIGITS);
+    world.bucket.remove("a");
+    world.bucket.put("c", DIGITS);
+    assert_eq!(keys(), [false, true, true]);
+    let behind = [
+        (1, [false, true, false]),
+        (2, [true, true, false]),
+        (3, [true, false, false]),
+        (9, [false, false, false]),
+    ];
+    for (nth, (changes, expected)) in (1..).zip(behind) {
+        world.bucket.plan("a", nth, Fault::Stale(changes));
+        assert_eq!(keys(), expected);
+    }
+    assert_eq!(keys(), [false, true, true]);
+}
+
+#[test]
 fn what_is_late_comes_before_the_request_that_it_is_told_to() {
     let world = World::new();
     world.bucket.plan("a", 0, Fault::Late(2));

@@ -1,0 +1,66 @@
+//! The line to one client, on which the first byte of an answer may become another one.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// See the module's description.
+pub(crate) struct Line {
+    stream: TokioIo<TcpStream>,
+    is_garbled: Arc<AtomicBool>,
+}
+
+impl Line {
+    /// A line, and what garbles the next bytes that are sent on it.
+    pub(crate) fn new(stream: TcpStream) -> (Line, Arc<AtomicBool>) {
+        let is_garbled = Arc::new(AtomicBool::new(false));
+        let line = Line {
+            stream: TokioIo::new(stream),
+            is_garbled: Arc::clone(&is_garbled),
+        };
+        (line, is_garbled)
+    }
+}
+
+impl Read for Line {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buf)
+    }
+}
+
+impl Write for Line {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let first = bytes
+            .first()
+            .filter(|_| self.is_garbled.load(Ordering::Relaxed));
+        let Some(first) = first else {
+            return Pin::new(&mut self.stream).poll_write(context, bytes);
+        };
+        let garbled = [first ^ 1];
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, &garbled))?;
+        self.is_garbled.store(written == 0, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
