@@ -24,6 +24,7 @@ use crate::commit::fence::flaw;
 use crate::commit::files::link_new;
 use crate::commit::renewal::{RENEW, Renewal};
 use crate::error::{Error, Result};
+use crate::format::description::read_manifest;
 use crate::format::digest::Digest;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
@@ -235,14 +236,16 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Whether the copy is complete.
+    /// Whether the copy is complete. Another checkpoint is there where a whole manifest says so: who hears that is
+    /// told to delete it. One that is not whole, in two readings, is damaged.
     fn is_there(&self) -> Result<bool> {
-        let manifest = self.to.join(MANIFEST);
-        match self.objects.read(&manifest) {
-            Ok(found) if found == self.text => Ok(true),
-            Ok(_) => Err(self.exists()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(Error::storage("read", manifest)(source)),
+        match read_manifest(self.to, self.objects.as_ref()) {
+            Ok((found, _)) if found.id == self.checkpoint.manifest().id => Ok(true),
+            Ok(_) | Err(Error::Version { .. } | Error::Unknown { .. }) => Err(self.exists()),
+            Err(Error::NotFound { .. } | Error::Incomplete { .. } | Error::Store { .. }) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -283,8 +286,9 @@ impl Copy<'_> {
             (_, Err(error)) => return Err(error.into()),
             (Err(error), _) => return Err(error),
             (Ok(false), Ok(())) => {
-                let detail = "it was put there, and is not";
-                return Err(Error::corrupt(self.to, MANIFEST, detail));
+                let detail = "it was put there, and is not: mirror it again";
+                let source = std::io::Error::new(std::io::ErrorKind::NotFound, detail);
+                return Err(Error::storage("publish", manifest)(source));
             }
         }
         self.sent(self.text.len() as u64);

@@ -14,12 +14,13 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, beside, names, number, publication, served};
+use common::{Rng, Sample, beside, engines, faulty, names, number, publication, served};
 use penstock_io::buffer::Memory;
 use penstock_io::engine::{Op, OpKind};
+use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_io::file::File;
 use penstock_object::{Address, Objects, Remote, buckets};
-use penstock_object_server::{Bucket, Call, Fault, Server};
+use penstock_object_server::{Bucket, Call, Entry, Fault, Server};
 use penstock_store::mirror::{MirrorReport, Mirroring, mirror};
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
@@ -247,6 +248,12 @@ fn one_fault_anywhere_costs_at_most_another_call() {
         Fault::Doubled,
         Fault::Cut,
         Fault::Late(2),
+        Fault::Refused(409),
+        Fault::Garbled,
+        Fault::Flipped(7),
+        Fault::Flipped(1001),
+        Fault::Stale(1),
+        Fault::Stale(3),
     ];
     let world = World::new("faults");
     save_at(&world.from(), 1);
@@ -272,6 +279,12 @@ fn one_fault_anywhere_costs_at_most_another_call() {
                     .collect()
             };
             let mirrored = mirror_to(&world.from(), &to, &Progress::default());
+            // Nobody is told to delete it.
+            let is_condemned = matches!(
+                mirrored,
+                Err(Error::Exists { .. } | Error::Corrupt { .. } | Error::Malformed { .. })
+            );
+            assert!(!is_condemned, "{fault:?} of {nth}: {mirrored:?}");
             if mirrored.is_err() {
                 let is_whole = copy() == files(&world.from());
                 assert!(
@@ -288,6 +301,239 @@ fn one_fault_anywhere_costs_at_most_another_call() {
         }
     }
     assert!(tried >= faults.len() * requests / stride / 2);
+}
+
+/// The answer by which a mirror sees that its copy is complete may be wrong by itself. It is asked for again, and
+/// the first call tells that the copy is there.
+#[test]
+fn one_bad_answer_to_a_read_back_condemns_no_copy() {
+    let world = World::new("read-back");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let is_read_back = |entry: &&Entry| {
+        let is_of_manifest = entry.call == Call::Get && entry.key.ends_with(MANIFEST);
+        is_of_manifest || matches!(entry.call, Call::List | Call::Head)
+    };
+    let journal = world.bucket.journal();
+    let reads: Vec<usize> = (journal.iter().filter(is_read_back))
+        .map(|entry| entry.nth)
+        .collect();
+    let faults = [
+        Fault::Flipped(3),
+        Fault::Flipped(500),
+        Fault::Flipped(1999),
+        Fault::Refused(404),
+        Fault::Garbled,
+        Fault::Cut,
+        Fault::Stale(1),
+    ];
+    let all: Vec<_> = reads
+        .iter()
+        .flat_map(|nth| faults.map(|fault| (*nth, fault)))
+        .collect();
+    // Every fault comes, since its number is none that divides theirs.
+    let stride = if number("PENSTOCK_TORTURE_MIRROR_FAULTS", 0) > 0 {
+        1
+    } else {
+        4
+    };
+    for (number, (nth, fault)) in all.into_iter().enumerate().step_by(stride) {
+        let name = format!("read-back-{number}");
+        let bucket = world.server.make_bucket(&name);
+        reach(&name, &world.server.endpoint());
+        bucket.plan("mirror", nth, fault);
+        let report = mirror_to(&world.from(), &at(&name), &Progress::default());
+        report.unwrap_or_else(|error| panic!("{fault:?} of {nth}: {}", error.full_message()));
+        let objects = bucket.objects().into_iter();
+        let copy: HashMap<_, _> = objects
+            .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+            .collect();
+        assert_eq!(copy, files(&world.from()), "{fault:?} of {nth}");
+        // Who finds it there later, by an answer that is wrong once, is told so too.
+        let asked = bucket.requests();
+        bucket.plan("mirror", asked, fault);
+        let again = mirror_to(&world.from(), &at(&name), &Progress::default());
+        again.unwrap_or_else(|error| panic!("{fault:?} again: {}", error.full_message()));
+        world.server.remove_bucket(&name);
+    }
+}
+
+/// A read of what is copied fails, on each engine: nothing is published, and the next call goes on.
+#[test]
+fn each_failing_read_ends_the_mirroring_and_the_next_call_goes_on() {
+    let world = World::new("failing-reads");
+    save_at(&world.from(), 1);
+    for engine in engines() {
+        let reading = |faults: &Arc<Faults>, to: &Path| {
+            let options = faulty(*engine, Arc::clone(faults));
+            let mirroring = Mirroring::default();
+            mirror(
+                &world.from(),
+                to,
+                &mirroring,
+                &options,
+                &Progress::default(),
+            )
+        };
+        let counting = Arc::new(Faults::new(0));
+        reading(&counting, &at("failing-reads")).unwrap();
+        world
+            .bucket
+            .objects()
+            .keys()
+            .for_each(|key| world.bucket.remove(key));
+        for nth in 1..=counting.operations() {
+            let name = format!("failing-reads-{engine:?}-{nth}").to_lowercase();
+            let bucket = world.server.make_bucket(&name);
+            reach(&name, &world.server.endpoint());
+            let failure = Failure {
+                class: None,
+                nth,
+                repeat: Repeat::Once,
+                errno: 5,
+            };
+            let failing = Arc::new(Faults::new(nth).fail(failure));
+            let failed = reading(&failing, &at(&name));
+            assert!(failed.is_err(), "{engine:?} read {nth}");
+            assert!(!bucket.objects().contains_key("run/step/manifest.json"));
+            reading(&Arc::new(Faults::new(0).short_transfers(50)), &at(&name)).unwrap();
+            let objects = bucket.objects().into_iter();
+            let copy: HashMap<_, _> = objects
+                .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+                .collect();
+            assert_eq!(copy, files(&world.from()), "{engine:?} read {nth}");
+            world.server.remove_bucket(&name);
+        }
+    }
+}
+
+/// What lies there by the manifest's name and is none, as often as it is read, is not another checkpoint.
+#[test]
+fn a_copy_whose_manifest_is_damaged_there_is_called_damaged() {
+    let world = World::new("damaged-there");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let mut manifest = world.copy()[MANIFEST].clone();
+    manifest[100] ^= 1;
+    world.bucket.put("run/step/manifest.json", manifest);
+    let refused = world.mirror();
+    let Err(Error::Corrupt { path, file, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((path, file.as_deref()), (world.to(), Some(MANIFEST)));
+}
+
+/// Everything that was sent is removed while more is sent, as by a rule of the bucket.
+#[test]
+fn a_bucket_that_is_emptied_meanwhile_costs_at_most_another_call() {
+    let world = World::new("emptied");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let requests = world.bucket.requests();
+    for after in 1..requests {
+        let name = format!("emptied-{after}");
+        let bucket = world.server.make_bucket(&name);
+        reach(&name, &world.server.endpoint());
+        let (inside, is_done) = (Arc::downgrade(&bucket), AtomicBool::new(false));
+        bucket.between(move || {
+            let bucket = inside.upgrade().unwrap();
+            if bucket.requests() >= after && !is_done.swap(true, Ordering::Relaxed) {
+                bucket.end_uploads();
+                bucket.objects().keys().for_each(|key| bucket.remove(key));
+            }
+        });
+        let copy = || -> HashMap<String, Vec<u8>> {
+            let objects = bucket.objects().into_iter();
+            objects
+                .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+                .collect()
+        };
+        let mirrored = mirror_to(&world.from(), &at(&name), &Progress::default());
+        match mirrored {
+            Ok(_) => {}
+            Err(Error::Storage { .. }) => {
+                assert!(!copy().contains_key(MANIFEST), "emptied after {after}");
+                mirror_to(&world.from(), &at(&name), &Progress::default()).unwrap();
+            }
+            Err(error) => panic!("emptied after {after}: {}", error.full_message()),
+        }
+        assert_eq!(copy(), files(&world.from()), "emptied after {after}");
+        world.server.remove_bucket(&name);
+    }
+}
+
+/// Two processes mirror different checkpoints of one step, and the line lies to both: the copy is one of the two,
+/// and just those are told that it is there whose it is.
+#[test]
+fn two_mirrors_of_one_step_through_a_line_that_lies_make_one_whole_copy() {
+    let world = World::new("two");
+    let others = world.root.path().join("other");
+    save_at(&world.from(), 1);
+    save_at(&others, 2);
+    let mut rng = Rng::new(number("PENSTOCK_TORTURE_SEED", 0x7e0));
+    for round in 0..number("PENSTOCK_TORTURE_MIRROR_PAIRS", 12) {
+        let name = format!("two-{round}");
+        let bucket = world.server.make_bucket(&name);
+        reach(&name, &world.server.endpoint());
+        let drawn: Vec<(usize, Fault)> = (0..4)
+            .map(|_| {
+                let fault = match rng.below(8) {
+                    0 => Fault::Flipped(rng.below(8192) as usize),
+                    1 => Fault::Garbled,
+                    2 => Fault::Refused(404),
+                    3 => Fault::Refused(409),
+                    4 => Fault::Unanswered,
+                    5 => Fault::Doubled,
+                    6 => Fault::Cut,
+                    _ => Fault::Disowned(500),
+                };
+                (rng.below(60) as usize, fault)
+            })
+            .collect();
+        for (nth, fault) in &drawn {
+            bucket.plan("mirror", *nth, *fault);
+        }
+        let from = [world.from(), others.clone()];
+        let mirrored = thread::scope(|scope| {
+            let to = at(&name);
+            let work = |from: PathBuf| {
+                let to = to.clone();
+                scope.spawn(move || mirror_to(&from, &to, &Progress::default()))
+            };
+            from.clone()
+                .map(work)
+                .map(|mirrored| mirrored.join().unwrap())
+        });
+        world.server.settle(&bucket);
+        let manifest = bucket.objects().get("run/step/manifest.json").cloned();
+        let what = format!("round {round}, {drawn:?}: {mirrored:?}");
+        for (from, mirrored) in from.iter().zip(&mirrored) {
+            let files = files(from);
+            let is_its = manifest
+                .as_ref()
+                .is_some_and(|manifest| manifest.bytes == files[MANIFEST]);
+            let has = |name: &String, bytes: &Vec<u8>| {
+                let object = bucket.objects().remove(&format!("run/step/{name}"));
+                object.is_some_and(|object| object.bytes == *bytes)
+            };
+            match mirrored {
+                Ok(_) => assert!(is_its, "{what}"),
+                Err(Error::Exists { .. }) => assert!(manifest.is_some() && !is_its, "{what}"),
+                Err(Error::Corrupt { .. }) => panic!("{what}"),
+                Err(_) => {}
+            }
+            // Two files have names that both checkpoints use.
+            let shared = ["config.json", "model.safetensors.index.json"];
+            let mut own = files
+                .iter()
+                .filter(|(name, _)| !shared.contains(&name.as_str()));
+            assert!(
+                !is_its || own.all(|(name, bytes)| has(name, bytes)),
+                "{what}"
+            );
+        }
+        world.server.remove_bucket(&name);
+    }
 }
 
 /// Somebody ends the upload of a file, or a sweep takes what was sent for a dead save's.

@@ -97,12 +97,20 @@ pub(crate) fn flaw<'a>(
     id: &str,
     expected: impl Iterator<Item = &'a str>,
 ) -> Result<Option<PathBuf>> {
-    Ok(flaw_among(path, &entries(path, files)?, id, expected))
+    Ok(flaw_among(
+        path,
+        files,
+        &entries(path, files)?,
+        id,
+        expected,
+    ))
 }
 
-/// The same, by what was listed.
+/// The same, by what was listed. A file that the list lacks is looked for by its name before it counts as
+/// missing: a list may be wrong, and what it is wrong about is as good as ever.
 pub(crate) fn flaw_among<'a>(
     path: &Path,
+    files: &dyn Files,
     entries: &[Entry],
     id: &str,
     mut expected: impl Iterator<Item = &'a str>,
@@ -116,6 +124,7 @@ pub(crate) fn flaw_among<'a>(
     if let Some(fence) = there.iter().find(is_raised) {
         return Some(path.join(fence));
     }
-    let missing = expected.find(|name| !there.contains(name));
+    let is_there = |name: &str| there.contains(name) || files.is_there(&path.join(name));
+    let missing = expected.find(|name| !is_there(name));
     missing.map(|name| path.join(name))
 }

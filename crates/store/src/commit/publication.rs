@@ -162,7 +162,7 @@ impl Attempt {
             let made = self.made.iter().filter(|path| *path != temporary);
             let own = made.filter_map(|path| path.file_name()?.to_str());
             let expected = own.chain(self.others.iter().map(String::as_str));
-            return match fence::flaw_among(&self.path, &entries, &self.id, expected) {
+            return match fence::flaw_among(&self.path, self.files(), &entries, &self.id, expected) {
                 Some(missing) => Err(swept(missing)),
                 None if !overwrite && self.is_taken_by(&entries) => Err(self.exists()),
                 None => Ok(()),
@@ -190,7 +190,14 @@ impl Attempt {
         error: Error,
     ) -> Result<()> {
         let is_taken = error.kind() == Some(io::ErrorKind::AlreadyExists);
-        match self.files().read(manifest) {
+        let is_own = |found: &io::Result<Vec<u8>>| matches!(found, Ok(found) if found == text);
+        let mut found = self.files().read(manifest);
+        if !is_own(&found) {
+            // A transfer can go wrong where the stored bytes are right, and the files of a checkpoint that is not
+            // its own are about to be removed.
+            found = self.files().read(manifest);
+        }
+        match found {
             Ok(found) if found == text => return Ok(()),
             // Nothing takes the place of that, were it carried out later.
             Ok(_) if !overwrite => return Err(self.exists()),

@@ -144,12 +144,14 @@ pub(crate) fn read_checked(
     expected: u64,
 ) -> Result<Vec<u8>> {
     let file = path.join(name);
-    let (found, bytes) = match files.look_into(&file, expected) {
-        Ok((found, seen)) => (Ok(found), seen.bytes),
-        Err(error) => (Err(error), Vec::new()),
-    };
-    judge(path, name, expected, found)?;
-    Ok(bytes)
+    match files.look_into(&file, expected) {
+        Ok((found, seen)) if is_as_recorded(&found, expected) => Ok(seen.bytes),
+        found => {
+            let found = found.map(|(found, _)| found);
+            judge_again(path, files, name, expected, found)?;
+            files.read(&file).map_err(Error::storage("read", &file))
+        }
+    }
 }
 
 /// Parses a file; before it is taken for damaged, it is read once more.
@@ -215,7 +217,7 @@ pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> R
     if matches!(&found, Ok(found) if found.bytes < entry.bytes) && is_pointer(&file, files) {
         return Err(Error::corrupt(path, &entry.name, NOT_FETCHED));
     }
-    judge(path, &entry.name, entry.bytes, found)?;
+    judge_again(path, files, &entry.name, entry.bytes, found)?;
     Ok(files.check_readable(&file)?)
 }
 
@@ -227,6 +229,29 @@ fn is_pointer(file: &Path, files: &dyn Files) -> bool {
     const TEXT: &[u8] = b"version https://git-lfs.github.com/spec/v1";
     let start = files.read_range(file, 0..TEXT.len() as u64);
     start.is_ok_and(|start| start == TEXT)
+}
+
+fn is_as_recorded(found: &Found, expected: u64) -> bool {
+    found.kind == Kind::File && found.bytes == expected
+}
+
+/// As [`judge`]; what is not as it was recorded, or not there, is looked at once more.
+fn judge_again(
+    path: &Path,
+    files: &dyn Files,
+    name: &str,
+    expected: u64,
+    found: io::Result<Found>,
+) -> Result<()> {
+    let is_in_doubt = match &found {
+        Ok(found) => !is_as_recorded(found, expected),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    let found = match is_in_doubt {
+        true => files.look_again(&path.join(name)),
+        false => found,
+    };
+    judge(path, name, expected, found)
 }
 
 /// Whether what was found is a regular file of the recorded size.

@@ -74,15 +74,18 @@ pub(crate) fn has_unknown(path: &Path, files: &dyn Files) -> bool {
     !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
 }
 
-/// Whose manifest it is; `None` where it is gone, or cannot be made out.
+/// Whose manifest it is; `None` where it is gone, or cannot be made out, in two readings.
 pub(crate) fn id_of(file: &Path, path: &Path, files: &dyn Files) -> Result<Option<String>> {
-    let text = match files.read(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        // What cannot be read this once is no reason to take it for nobody's.
-        text => text.map_err(Error::storage("read", file))?,
-    };
-    match Manifest::parse(&text, path) {
-        Err(Error::Corrupt { .. }) => Ok(None),
-        manifest => manifest.map(|manifest| Some(manifest.id)),
+    for _ in 0..2 {
+        let text = match files.read(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            // What cannot be read this once is no reason to take it for nobody's.
+            text => text.map_err(Error::storage("read", file))?,
+        };
+        match Manifest::parse(&text, path) {
+            Err(Error::Corrupt { .. }) => {}
+            manifest => return manifest.map(|manifest| Some(manifest.id)),
+        }
     }
+    Ok(None)
 }

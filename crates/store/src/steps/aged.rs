@@ -29,7 +29,7 @@ use crate::commit::renewal::AGE_MIN;
 use crate::error::{Error, Result};
 use crate::format::description::MANIFEST_BYTES_MAX;
 use crate::format::directory::{entries, has};
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{
     MANIFEST, PROTECTED, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest,
     parse_step,
@@ -171,13 +171,16 @@ impl Store {
         let Ok((_, seen)) = self.files().look_into(&manifest, MANIFEST_BYTES_MAX) else {
             return Ok(None);
         };
-        let Ok(Manifest { id, .. }) = Manifest::parse(&seen.bytes, path) else {
+        let Ok(Manifest { id, parts, .. }) = Manifest::parse(&seen.bytes, path) else {
             return Ok(None);
         };
         // After the manifest, whose files were there before it was.
         let listed = entries(path, self.files())?;
         let is_its = |entry: &Entry| entry.name.to_str().and_then(attempt_of) == Some(&id);
-        let stays = listed.iter().any(is_its) || has(&listed, PROTECTED);
+        // A list may be behind, so what is named is asked for as well.
+        let is_there = |part: &PartEntry| self.files().is_there(&path.join(&part.file));
+        let stays =
+            listed.iter().any(is_its) || has(&listed, PROTECTED) || parts.iter().any(is_there);
         if stays || !is_old_manifest(&listed, sweep) {
             return Ok(None);
         }

@@ -269,22 +269,26 @@ impl Store {
 
     fn read_marks(&self) -> Result<Stored> {
         let path = self.root().join(MARKS);
-        let seen = match self.files().look_into(&path, u64::MAX) {
-            Ok((found, seen)) => match plain::flaw(&found) {
-                Some(flaw) => return Err(Error::corrupt(self.root(), MARKS, flaw)),
-                None => seen,
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Vec::new())),
-            Err(source) => return Err(Error::storage("read", path)(source)),
-        };
-        let mut marks: Vec<Mark> = serde_json::from_slice(&seen.bytes).map_err(|_| {
-            let detail =
-                "it does not say which checkpoints were read back; `penstock scrub` mends it";
-            Error::corrupt(self.root(), MARKS, detail)
-        })?;
-        marks.sort_by_key(|mark| mark.step);
-        marks.truncate(MARKS_MAX);
-        Ok((Some(seen), marks))
+        // A transfer can go wrong where the stored bytes are right.
+        for _ in 0..2 {
+            let seen = match self.files().look_into(&path, u64::MAX) {
+                Ok((found, seen)) => match plain::flaw(&found) {
+                    Some(flaw) => return Err(Error::corrupt(self.root(), MARKS, flaw)),
+                    None => seen,
+                },
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok((None, Vec::new()));
+                }
+                Err(source) => return Err(Error::storage("read", path)(source)),
+            };
+            if let Ok(mut marks) = serde_json::from_slice::<Vec<Mark>>(&seen.bytes) {
+                marks.sort_by_key(|mark| mark.step);
+                marks.truncate(MARKS_MAX);
+                return Ok((Some(seen), marks));
+            }
+        }
+        let detail = "it does not say which checkpoints were read back; `penstock scrub` mends it";
+        Err(Error::corrupt(self.root(), MARKS, detail))
     }
 
     /// The marks to write another one beside; `None` where they cannot be made out: a file with this

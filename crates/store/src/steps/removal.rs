@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::{attempt_files, entries, has, is_protected_at};
 use crate::format::manifest::Manifest;
-use crate::format::name::{self, MANIFEST, attempt_of};
+use crate::format::name::{self, MANIFEST, PROTECTED, attempt_of};
 use crate::format::taken::{Taken, has_unknown, id_of, taken_among};
 use crate::steps::store::Store;
 
@@ -56,7 +56,10 @@ impl Store {
         let owned = || path.to_owned();
         let listed = entries(path, self.files())?;
         if listed.is_empty() && !self.files().has_directories() {
-            return Err(Error::NotFound { path: owned() });
+            // A list may be behind.
+            if !self.files().is_there(&path.join(MANIFEST)) {
+                return Err(Error::NotFound { path: owned() });
+            }
         }
         // Whether there was a checkpoint when this began, or one that a deletion was at: where there is none
         // any more, that is done.
@@ -118,15 +121,18 @@ impl Store {
         let mut freed_bytes = 0;
         for taken in taken_among(path, self.files(), listed)? {
             // Whoever took it may have died before the second look at the protection.
-            let there = id_of(&path.join(MANIFEST), path, self.files())?;
-            if there.is_some() && !self.files().has_directories() {
+            let manifest = path.join(MANIFEST);
+            let there = id_of(&manifest, path, self.files())?;
+            let is_there = || there.is_some() || self.files().is_there(&manifest);
+            if !self.files().has_directories() && is_there() {
                 // Where taking has two steps, somebody may be between them, or may have found that a save
                 // was faster. What is left of one who died there changes nothing: it goes with what
                 // replaces the checkpoint, with the next deletion, or by its age.
                 continue;
             }
             let is_gone = there.as_ref() != Some(&taken.meant);
-            if taken.is_meant() && is_gone && !is_protected_at(path, self.files()) {
+            let is_protected = has(listed, PROTECTED) || is_protected_at(path, self.files());
+            if taken.is_meant() && is_gone && !is_protected {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;
             } else if taken.found.is_some() {

@@ -1,6 +1,6 @@
 //! Which faults are put where.
 
-use penstock_object_server::{Entry, Fault};
+use penstock_object_server::{Call, Entry, Fault};
 
 use crate::common::Rng;
 use crate::mutate::Mutation;
@@ -12,8 +12,9 @@ const DOWN: usize = 64;
 /// A request that comes when nobody waits for it any more.
 const AT_THE_END: usize = usize::MAX;
 
-/// What can go wrong with a request, and whether the line is down after it.
-fn faults_of(entry: &Entry) -> Vec<(Fault, bool)> {
+/// What can go wrong with a request, and whether the line is down after it. Listings are behind where one is at
+/// work by himself: sweeps beside saves take a store that shows everybody the same.
+fn faults_of(scenario: &Scenario, entry: &Entry) -> Vec<(Fault, bool)> {
     let lines_down = |faults: &[Fault]| -> Vec<(Fault, bool)> {
         faults.iter().map(|fault| (*fault, true)).collect()
     };
@@ -21,12 +22,19 @@ fn faults_of(entry: &Entry) -> Vec<(Fault, bool)> {
         let faults = [
             Fault::Refused(500),
             Fault::Refused(503),
+            Fault::Refused(404),
             Fault::Dropped,
             Fault::Cut,
+            Fault::Garbled,
+            Fault::Flipped(3),
+            Fault::Flipped(777),
             Fault::Killed,
         ];
         let mut faults: Vec<_> = faults.map(|fault| (fault, false)).into();
         faults.extend(lines_down(&[Fault::Dropped]));
+        if entry.call == Call::List && scenario.clients.len() == 1 {
+            faults.extend([(Fault::Stale(1), false), (Fault::Stale(3), false)]);
+        }
         return faults;
     }
     let faults = [
@@ -40,6 +48,9 @@ fn faults_of(entry: &Entry) -> Vec<(Fault, bool)> {
         Fault::Late(AT_THE_END),
         Fault::Doubled,
         Fault::Cut,
+        Fault::Garbled,
+        Fault::Flipped(5),
+        Fault::Refused(409),
         Fault::Killed,
         Fault::KilledAfter,
     ];
@@ -50,7 +61,7 @@ fn faults_of(entry: &Entry) -> Vec<(Fault, bool)> {
         Fault::Late(AT_THE_END),
     ]));
     if entry.is_conditional {
-        faults.extend([(Fault::Refused(409), false), (Fault::Disowned(409), false)]);
+        faults.push((Fault::Disowned(409), false));
     }
     faults
 }
@@ -81,7 +92,7 @@ pub(crate) fn each(scenario: &'static Scenario, ran: &Ran, mutation: Option<Muta
     entries.sort_by_key(|entry| entry.call.is_read());
     for entry in entries {
         let client = of_whom(scenario, entry);
-        jobs.extend(faults_of(entry).into_iter().map(|fault| Job {
+        jobs.extend(faults_of(scenario, entry).into_iter().map(|fault| Job {
             scenario,
             order: Order::Drawn(0),
             faults: planned(client, entry.nth, fault),
@@ -107,7 +118,7 @@ pub(crate) fn drawn(
         let least = usize::from(scenario.clients.len() == 1);
         for _ in 0..least + one_of(3) {
             let entry = &ran.journal[one_of(ran.journal.len())];
-            let all = faults_of(entry);
+            let all = faults_of(scenario, entry);
             let mut fault = all[one_of(all.len())];
             if scenario.clients.len() > 1 && one_of(8) == 0 {
                 fault = (Fault::Held(1 + one_of(4)), false);
