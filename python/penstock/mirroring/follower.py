@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
@@ -61,10 +62,26 @@ _REFUSALS = (
     FormatVersionError,
     PartialCheckpointError,
 )
-"""What trying again does not change as long as the step is what it is."""
+"""What trying again does not change as long as the step and its copy are what they are."""
 
 _GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
 """What a step says that was deleted since it was listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a step was not copied.
+
+    Attributes:
+        checkpoint_id: Identity of the local step; None where it could not be read.
+        reason: The error's message.
+        is_there: Whether the reason lies at the mirror. There it may end at any time, so the step
+            is tried again.
+    """
+
+    checkpoint_id: str | None
+    reason: str
+    is_there: bool
 
 
 class Follower:
@@ -96,7 +113,9 @@ class Follower:
         self._news = 0
         """Counts what the thread has to look at."""
         self._mirrored: dict[int, str] = {}
-        self._refused: dict[int, tuple[str | None, str]] = {}
+        self._refused: dict[int, _Refusal] = {}
+        self._again: set[int] = set()
+        """Refused steps that are tried once more."""
         self._job: tuple[int, _native.MirrorJob] | None = None
         self._failures = 0
         self._last_error: Exception | None = None
@@ -109,6 +128,7 @@ class Follower:
             self._is_closed = False
             self._news += 1
             self._failures = 0
+            self._again.update(step for step, one in self._refused.items() if one.is_there)
             if self._thread is None:
                 # A daemon: the end of the process does not wait for what is under way.
                 self._thread = threading.Thread(
@@ -140,7 +160,8 @@ class Follower:
 
         def is_over() -> bool:
             is_there = self._mirrored.get(step) == checkpoint_id
-            return is_there or self._failures > 0 or step in self._refused or self._is_closed
+            is_refused = self._is_refused(step, checkpoint_id)
+            return is_there or self._failures > 0 or is_refused or self._is_closed
 
         self.follow()
         with self._changed:
@@ -166,7 +187,7 @@ class Follower:
                 url=self.mirror.url,
                 mirrored=tuple(sorted(self._mirrored)),
                 waiting=waiting,
-                refused={step: reason for step, (_, reason) in sorted(self._refused.items())},
+                refused={step: one.reason for step, one in sorted(self._refused.items())},
                 step=step,
                 sent_bytes=sent_bytes,
                 total_bytes=total_bytes,
@@ -217,10 +238,14 @@ class Follower:
             checkpoint_id = self._store.identity(step)
             if checkpoint_id is None or self._mirrored.get(step) == checkpoint_id:
                 continue
-            if step in self._refused and self._refused[step][0] == checkpoint_id:
-                continue
-            found.append(step)
+            if not self._is_refused(step, checkpoint_id):
+                found.append(step)
         return found
+
+    def _is_refused(self, step: int, checkpoint_id: str | None) -> bool:
+        refusal = self._refused.get(step)
+        is_this = refusal is not None and refusal.checkpoint_id == checkpoint_id
+        return is_this and step not in self._again
 
     def _run(self) -> None:
         while (step := self._next()) is not None:
@@ -265,7 +290,7 @@ class Follower:
             self._job = (step, job)
         began = time.perf_counter()
         try:
-            with telling_of_another():
+            with telling_of_another(self.remote.step_path(step)):
                 fields = job.run(
                     self._store.step_path(step),
                     self.remote.step_path(step),
@@ -287,29 +312,42 @@ class Follower:
                 self._job = None
         events.tell(functools.partial(_tell, report, report.seconds))
         with self._changed:
-            self._mirrored[step] = report.checkpoint_id
-            self._refused.pop(step, None)
             self._failures = 0
-            self._changed.notify_all()
+            self._found(step, report.checkpoint_id)
         return True
+
+    def _found(self, step: int, checkpoint_id: str) -> None:
+        """Remembers that a step is complete at the mirror; the caller holds the lock."""
+        self._mirrored[step] = checkpoint_id
+        self._refused.pop(step, None)
+        self._again.discard(step)
+        self._changed.notify_all()
 
     def _fail(self, step: int | None, error: Exception) -> None:
         """Remembers an error, and waits before the next attempt."""
         with self._changed:
-            if str(error) != str(self._last_error):
+            known = None if step is None else self._refused.get(step)
+            is_known = known is not None and known.reason == str(error)
+            if not is_known and str(error) != str(self._last_error):
                 self._untold = str(error)
             self._last_error = error.with_traceback(None)
             if step is not None and isinstance(error, _REFUSALS):
-                identity = None
-                with contextlib.suppress(PenstockError):
-                    identity = self._store.identity(step)
-                self._refused[step] = (identity, str(error))
-                self._changed.notify_all()
+                self._refuse(step, error)
                 return
             self._failures += 1
             self._changed.notify_all()
             pause = min(_PAUSE_SECONDS * 2 ** (self._failures - 1), _PAUSE_SECONDS_MAX)
             self._changed.wait_for(functools.partial(self._is_told_since, self._news), pause)
+
+    def _refuse(self, step: int, error: PenstockError) -> None:
+        """Does not try a step again by itself; the caller holds the lock."""
+        checkpoint_id = None
+        with contextlib.suppress(PenstockError):
+            checkpoint_id = self._store.identity(step)
+        is_there = getattr(error, "path", None) != self._store.step_path(step)
+        self._refused[step] = _Refusal(checkpoint_id, str(error), is_there)
+        self._again.discard(step)
+        self._changed.notify_all()
 
     def _trim(self) -> None:
         """Deletes local copies that need not stay: their own are complete at the mirror."""
@@ -325,6 +363,8 @@ class Follower:
                 continue
             if self.remote.state(step) != "complete":
                 continue
+            with self._changed:
+                self._found(step, checkpoint_id)
             for retired in self._store.retire([(step, checkpoint_id)]):
                 drop_mark(self._store.step_path(retired))
 

@@ -42,10 +42,11 @@ def compared(root: str, mirror: Mirror) -> list[StepCopies]:
     here = {step: state for step, state, _ in local.steps()}
     there = {step: state for step, state, _ in remote.steps()}
     for step in here.keys() & there.keys():
-        if here[step] == there[step] == "complete" and local.identity(step) != remote.identity(
-            step
-        ):
-            there[step] = "another"
+        if here[step] == there[step] == "complete":
+            ours, theirs = local.identity(step), remote.identity(step)
+            # One that cannot be read this once is nobody's.
+            if None not in (ours, theirs) and ours != theirs:
+                there[step] = "another"
     return [
         StepCopies(step=step, here=here.get(step), there=there.get(step))
         for step in sorted(here.keys() | there.keys())
@@ -68,7 +69,7 @@ def mirror_step(
         PenstockError: There is no such complete step, or the system or the store failed.
     """
     local, remote = _native.Store(root), _native.Store(mirror.url)
-    with shown(progress, "mirroring") as update, telling_of_another():
+    with shown(progress, "mirroring") as update, telling_of_another(remote.step_path(step)):
         fields = _native.mirror(
             local.step_path(step),
             remote.step_path(step),

@@ -37,7 +37,8 @@ class MirrorStatus:
         mirrored: Steps that this process knows to be complete there, oldest first.
         waiting: Complete local steps that are still to be copied, oldest first.
         refused: Steps that cannot be copied as they are, with the reason: damaged here, or another
-            checkpoint is there.
+            checkpoint is there. The mirror is asked again after each save, and by
+            `wait_for_mirror`.
         step: The step that is being sent; None if none is.
         sent_bytes: Bytes of it that are there.
         total_bytes: Bytes of it in all.

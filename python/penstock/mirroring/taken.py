@@ -1,22 +1,26 @@
-"""What is said where a mirror holds another checkpoint than the store at a step."""
+"""What is said where a mirror holds something else than the store at a step."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.errors import CheckpointExistsError
+from penstock.errors import CheckpointExistsError, CorruptCheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextmanager
-def telling_of_another() -> Iterator[None]:
-    """Has the error say what a mirror can do about it, which replaces nothing.
+def telling_of_another(there: str) -> Iterator[None]:
+    """Adds to an error about the copy of a step what can be done: a mirror replaces nothing.
+
+    Args:
+        there: Where the copy is or would be.
 
     Raises:
         CheckpointExistsError: Another checkpoint is there.
+        CorruptCheckpointError: The step is damaged, here or there.
     """
     try:
         yield
@@ -26,3 +30,7 @@ def telling_of_another() -> Iterator[None]:
             "another URL",
             path=error.path,
         ) from None
+    except CorruptCheckpointError as error:
+        if error.path == there:
+            error.add_note(f"remove all objects below {there}/, and the step is copied again")
+        raise

@@ -13,6 +13,7 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import pytest
 import penstock
 from conftest import run_child
 from damaged import file_of
+from penstock.mirroring import once
 from penstock.tracing import recorded, summary
 
 URL = "s3://bucket/run"
@@ -152,6 +154,63 @@ def test_what_is_damaged_here_or_another_there_is_refused_and_holds_up_nothing(b
         second.save(2, state_of(2), overwrite=True)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
     assert second.mirror_status().mirrored == (2, 3)
+
+
+def test_what_was_refused_for_another_copy_is_copied_once_that_is_gone(bucket, stores):
+    first, second = stores("first"), stores("second", keep_local=1)
+    save(first, 1)
+    assert first.wait_for_mirror(FOR_EVER_SECONDS)
+    save(second, 1)
+    assert second.wait_for_mirror(FOR_EVER_SECONDS)
+    assert list(second.mirror_status().refused) == [1]
+    penstock.CheckpointStore(URL).delete(1)
+    with warnings.catch_warnings():
+        # That it was refused is told by the next save.
+        warnings.simplefilter("ignore")
+        save(second, 2)
+    assert second.wait_for_mirror(FOR_EVER_SECONDS)
+    status = second.mirror_status()
+    assert (status.mirrored, status.refused) == ((1, 2), {})
+    assert_is(second.load(1), 1)
+
+
+def test_a_refusal_is_told_once(bucket, stores):
+    first, second = stores("first"), stores("second")
+    save(first, 1, 2)
+    assert first.wait_for_mirror(FOR_EVER_SECONDS)
+    save(penstock.CheckpointStore(second.root), 1, 2)
+    assert second.wait_for_mirror(FOR_EVER_SECONDS)
+    with pytest.warns(penstock.PenstockWarning, match="holds another checkpoint, which stays"):
+        save(second, 3)
+    assert second.wait_for_mirror(FOR_EVER_SECONDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(second, 4)
+    assert second.wait_for_mirror(FOR_EVER_SECONDS)
+    assert list(second.mirror_status().refused) == [1, 2]
+
+
+class Denying:
+    """A store whose copies in a bucket do not tell this once which checkpoint they are."""
+
+    def __init__(self, root):
+        self._store = penstock._native.Store(root)
+
+    def steps(self):
+        return self._store.steps()
+
+    def identity(self, step):
+        is_there = self._store.step_path(step).startswith(URL)
+        return None if is_there else self._store.identity(step)
+
+
+def test_a_copy_that_cannot_be_read_this_once_is_not_called_another(bucket, stores, monkeypatch):
+    store = stores()
+    save(store, 1)
+    assert store.wait_for_mirror(FOR_EVER_SECONDS)
+    monkeypatch.setattr(once, "_native", SimpleNamespace(Store=Denying))
+    copies = once.compared(store.root, penstock.Mirror(URL))
+    assert [(copy.here, copy.there) for copy in copies] == [("complete", "complete")]
 
 
 def test_saves_go_on_while_the_bucket_cannot_be_reached(bucket, stores):
