@@ -7,6 +7,8 @@ from penstock.errors import CheckpointNotFoundError, StorageError
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 """How Git LFS begins the text that it leaves in the place of a file."""
+POINTER_BYTES = len(_POINTER)
+"""The length of that beginning."""
 
 
 def is_there(path: str) -> bool:
@@ -58,5 +60,5 @@ def check_fetched(path: str) -> None:
         CheckpointNotFoundError: It is one.
         OSError: The file cannot be read.
     """
-    if of_git_lfs(_native.read_start(path, len(_POINTER))):
+    if of_git_lfs(_native.read_start(path, POINTER_BYTES)):
         raise unfetched(path)

@@ -428,6 +428,41 @@ class TestDeepSpeed:
         with pytest.raises(penstock.IncompleteCheckpointError, match="global_step99"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
 
+    def save_universal(self, root):
+        """As `ds_to_universal` leaves it."""
+        self.save(root)
+        universal = root / "universal"
+        for name in ("w", "layers.0.weight"):
+            (universal / "zero" / name).mkdir(parents=True)
+            for part in ("fp32", "exp_avg"):
+                torch.save({"param": torch.ones(3)}, universal / "zero" / name / f"{part}.pt")
+            torch.save(torch.tensor(3.0), universal / "zero" / name / "step.pt")
+        torch.save({"param_groups": [{"lr": 0.1}]}, universal / "zero" / "optimizer_state.pt")
+        model = "mp_rank_00_model_states.pt"
+        (root / "global_step12" / model).rename(universal / model)
+        (root / "latest_universal").write_text("universal")
+        return universal
+
+    def test_a_universal_directory_is_one_state_of_its_parameters(self, tmp_path):
+        universal = self.save_universal(tmp_path / "d")
+        (tmp_path / "d" / "latest").unlink()
+        for place in (universal, tmp_path / "d"):
+            found, report = converted(place, tmp_path / "a", overwrite=True)
+            assert (report.kind, report.step) == ("deepspeed", 12)
+            assert set(found) == {"mp_rank_00_model_states", "zero"}
+            assert set(found["zero"]) == {"w", "layers.0.weight", "optimizer_state"}
+            assert found["zero"]["optimizer_state"] == {"param_groups": [{"lr": 0.1}]}
+            parts = found["zero"]["layers.0.weight"]
+            assert parts["exp_avg"]["param"].tolist() == [1, 1, 1]
+            assert parts["step"].item() == 3
+
+    @pytest.mark.parametrize("name", ["optimizer_state.pt", "w/fp32.pt"])
+    def test_a_universal_directory_that_is_half_written_is_refused(self, tmp_path, name):
+        universal = self.save_universal(tmp_path / "d")
+        (universal / "zero" / name).unlink()
+        with pytest.raises(penstock.IncompleteCheckpointError, match=f"{name}.*missing"):
+            penstock.convert(universal, tmp_path / "a")
+
     def test_a_tag_that_was_saved_with_penstock_is_left_to_load(self, tmp_path):
         self.save(tmp_path / "d")
         penstock.save(tmp_path / "d" / "global_step12", {"w": torch.ones(2)})
@@ -484,6 +519,23 @@ class TestAccelerate:
         with pytest.raises(penstock.IncompleteCheckpointError, match="model-00002"):
             penstock.convert(path, tmp_path / "b")
 
+    def test_types_of_safetensors_that_are_not_known_are_not_called_damage(self, tmp_path, saved):
+        path, _, _ = saved
+
+        def write(kind):
+            entry = {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}
+            header = json.dumps({"__metadata__": None, "w": entry}).encode()
+            data = len(header).to_bytes(8, "little") + header + bytes([0, 64, 56, 127])
+            (path / "model.safetensors").write_bytes(data)
+
+        write("F8_E4M3FNUZ")
+        found, _ = converted(path, tmp_path / "a")
+        expected = torch.tensor([0, 64, 56, 127], dtype=torch.uint8).view(torch.float8_e4m3fnuz)
+        assert_same(found["model"]["w"], expected)
+        write("F5_NEW")
+        with pytest.raises(penstock.UnsupportedStateError, match=r"w is of the type F5_NEW"):
+            penstock.convert(path, tmp_path / "b")
+
     def test_ranks_and_models_that_are_missing_are_named(self, tmp_path, saved):
         path, _, _ = saved
         (path / "random_states_0.pkl").rename(path / "random_states_1.pkl")
@@ -533,6 +585,25 @@ class TestSources:
         for path in (tmp_path / "d", tmp_path / "d" / "model.safetensors"):
             with pytest.raises(penstock.CheckpointNotFoundError, match=f"import {tmp_path / 'd'}"):
                 penstock.convert(path, tmp_path / "a")
+
+    def test_pointers_of_git_lfs_are_named_with_the_way_to_the_file(self, tmp_path):
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+        (tmp_path / "a.pt").write_text(pointer)
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "mp_rank_00_model_states.pt").write_text(pointer)
+        (tmp_path / "dcp").mkdir()
+        (tmp_path / "dcp" / ".metadata").write_text(pointer)
+        (tmp_path / "accelerate").mkdir()
+        torch.save({}, tmp_path / "accelerate" / "random_states_0.pkl")
+        (tmp_path / "accelerate" / "model.safetensors").write_text(pointer)
+        for name in ("a.pt", "d", "dcp", "accelerate"):
+            for kind in (None, "torch") if name == "a.pt" else (None,):
+                with pytest.raises(
+                    penstock.PenstockError, match=r"pointer of Git LFS.*git lfs pull"
+                ):
+                    penstock.convert(tmp_path / name, tmp_path / "a", kind=kind)
+        with pytest.raises(penstock.CheckpointNotFoundError, match="git lfs pull"):
+            penstock.load(tmp_path / "a.pt")
 
     def test_what_is_nothing_of_that_is_named(self, tmp_path):
         (tmp_path / "empty").mkdir()

@@ -43,7 +43,7 @@ class Conversion:
         tensors: How many were stored.
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.
-        trusted: Classes that were called to unpickle what PyTorch does not take for plain.
+        trusted: Classes and functions that were called to unpickle what is not plain.
         pickled: Dotted names of values that are stored as pickled bytes, as the format has no place
             for them: `pickle.loads` of one gives it back.
         seconds: Wall time of the whole call.
@@ -89,16 +89,17 @@ def convert(
     The state is the one that its library has in memory: of a file of ``torch.save`` what
     ``torch.load`` gives, of a directory of DCP its nested state dict with whole tensors, of
     DeepSpeed and accelerate a dictionary of what is in each file, by its name. Tensors that share
-    memory in the source are tied in the new checkpoint. Files are mapped to memory; of DCP all
-    tensors are held once.
+    memory in the source are tied in the new checkpoint. Files are mapped to memory, compressed ones
+    are unpacked into it; of DCP all tensors are held once.
 
     Args:
         source: A file or directory of ``torch.save``, Lightning, DCP, DeepSpeed (of one tag, or
             above) or accelerate. It is not changed.
         path: The new checkpoint's directory.
         kind: What the source is; None to look.
-        trust: Unpickle what ``torch.load(weights_only=True)`` refuses, which runs what whoever
-            wrote it has put there; and store what the format has no place for as pickled bytes.
+        trust: Unpickle more than tensors, containers and plain values, which runs what the writer
+            of the source has put there; and store what the format has no place for as pickled
+            bytes.
         step: The step to record; None for the one that the source tells of.
         overwrite: Replace a complete checkpoint at the path.
         options: How bytes move; None for ``Options()``.
@@ -110,7 +111,8 @@ def convert(
         IncompleteCheckpointError: The source is half-written; the message says what is missing.
         CorruptCheckpointError: The source is cut or damaged.
         UnsupportedStateError: The source is a pickle of more than tensors and plain values, or
-            holds a value that cannot be stored, and ``trust`` is False.
+            holds a value that cannot be stored, and ``trust`` is False; or it is an archive of
+            TorchScript, NumPy or something else.
         CheckpointExistsError: A complete checkpoint is at the path and ``overwrite`` is False.
         MissingDependencyError: PyTorch is not installed, or a package whose classes the source
             holds.

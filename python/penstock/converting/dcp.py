@@ -1,60 +1,40 @@
-"""Directories of DCP's own format, read by its reader into the state that its metadata tells of."""
+"""Directories of DCP's own format, read into the nested state that their metadata describes.
+
+Items are read here and not by DCP's reader, which compares no checksum and takes its classes of one
+version of PyTorch. Each is a file of ``torch.save`` within a file, or, where DCP was told to write
+``SerializationFormat.SAFETENSORS``, all tensors of a file are one of safetensors, at its end.
+"""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import math
 import os
-import pickle
-import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
-from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType
-from torch.distributed.checkpoint.state_dict_loader import load
 
-from penstock.converting.pickles import untrusted
+from penstock.converting.dcp_metadata import read_metadata
 from penstock.converting.safetensors_file import read_at
-from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
+from penstock.errors import (
+    CorruptCheckpointError,
+    MissingDependencyError,
+    UnsupportedStateError,
+)
 from penstock.loading.dcp_files import METADATA, check_files, check_finished, metadata_of_ranks
 from penstock.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
-    import io
+    from collections.abc import Sequence
 
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-    from torch.futures import Future
-
+    from penstock.converting.dcp_metadata import Metadata, Piece, Place, TensorEntry
     from penstock.converting.pickles import Pickles
 
-_PLAIN = {
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
-    "torch": {"Size"},
-    "torch.distributed._shard.metadata": {"ShardMetadata"},
-    "torch.distributed._shard.sharded_tensor.metadata": {"MEM_FORMAT_ENCODING", "TensorProperties"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.serialization": {"_get_layout"},
-}
-"""What DCP's metadata is made of, by module."""
+_SHARDING = "DCP_SHARDING_INFO"
+_OFFSETS = "saved_offsets"
+"""How DCP notes in files of safetensors which piece of a tensor they hold."""
 
 
 def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
@@ -62,8 +42,9 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
 
     Raises:
         IncompleteCheckpointError: Files are missing or cut.
-        UnsupportedStateError: It takes classes to unpickle it, and it is not trusted.
+        UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
         CorruptCheckpointError: It is damaged.
+        MissingDependencyError: Its items are compressed, and what unpacks them is not installed.
     """
     names = os.listdir(path)
     if METADATA not in names:
@@ -74,154 +55,156 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
                 "with as many ranks by torch.distributed.checkpoint.load, and save that anew",
                 key=METADATA,
             )
-    # Not when DCP asks for it, who would keep of an error its message only.
-    metadata = _metadata(os.path.join(path, METADATA), pickles)
-    check_files(path, metadata.storage_data or {})
-    planner = _Planner(path, pickles)
-    with warnings.catch_warnings():
-        # That this process is alone.
-        warnings.simplefilter("ignore")
-        try:
-            load({}, storage_reader=_Reader(path, metadata), planner=planner, no_dist=True)
-        except CheckpointException as error:
-            raise _own(error, path) from error
-    found: dict[str, Any] = planner.original_state_dict
-    return found
+    metadata = read_metadata(os.path.join(path, METADATA), pickles)
+    check_files(path, metadata.places)
+    items = _Items(path, metadata, pickles)
+    state: dict[str, Any] = {}
+    for name, entry in metadata.entries.items():
+        value = items.value(name) if entry is None else items.tensor(name, entry)
+        _put(state, metadata.paths.get(name, (name,)), value)
+    return state
 
 
-class _Reader(FileSystemReader):
-    """DCP's reader, with metadata that was read already, and tensors that lie in safetensors.
+class _Items:
+    """Reads the items of a checkpoint."""
 
-    DCP writes these (``SerializationFormat.SAFETENSORS``), and would read them by `torch.load`: all
-    tensors of a file of its own are one file of safetensors, at its end, where each of them is said
-    to begin.
-    """
-
-    def __init__(self, path: str, metadata: Metadata) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, metadata: Metadata, pickles: Pickles) -> None:
         self._path = path
         self._metadata = metadata
-        self._found: dict[str, _Tensors] = {}
+        self._pickles = pickles
+        self._safetensors: dict[str, _Safetensors] = {}
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads items, those that DCP cannot read first."""
-        rest = []
-        for item in plan.items:
-            place = self.storage_data[item.storage_index]
-            if item.type is LoadItemType.TENSOR and self._is_safetensors(place):
-                self._read_tensor(item, place, planner)
-            else:
-                rest.append(item)
-        return super().read_data(replace(plan, items=rest), planner)
+    def value(self, name: str) -> Any:
+        """A value that is no tensor."""
+        place = self._place(name, None)
+        return self._pickles.read_item(self._content(place), f"{self._path} ({name})")
 
-    def _is_safetensors(self, place: _StorageInfo) -> bool:
-        if place.transform_descriptors:
+    def tensor(self, name: str, entry: TensorEntry) -> torch.Tensor:
+        """A whole tensor, put together of its pieces."""
+        written = sum(math.prod(piece.sizes) for piece in entry.pieces)
+        if written < math.prod(entry.size):
+            raise self._damaged(name, f"only {written} of its elements were written")
+        if len(entry.pieces) == 1 and entry.pieces[0].sizes == entry.size:
+            return self._piece(name, entry, entry.pieces[0]).contiguous()
+        whole = torch.empty(entry.size, dtype=entry.dtype)
+        for piece in entry.pieces:
+            target = whole
+            for dim, (begin, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+                if not 0 <= begin <= begin + size <= entry.size[dim]:
+                    raise self._damaged(name, f"its piece at {list(piece.offsets)} is beside it")
+                target = target.narrow(dim, begin, size)
+            target.copy_(self._piece(name, entry, piece))
+        return whole
+
+    def _piece(self, name: str, entry: TensorEntry, piece: Piece) -> torch.Tensor:
+        place = self._place(name, piece.offsets)
+        if self._is_safetensors(place):
+            found = self._of_safetensors(name, piece, place)
+        else:
+            what = f"{self._path} ({name})"
+            found = self._pickles.read_item(self._content(place), what)
+        if not isinstance(found, torch.Tensor):
+            raise self._damaged(name, f"it holds a {type(found).__name__}")
+        if (found.dtype, tuple(found.shape)) != (entry.dtype, piece.sizes):
+            raise self._damaged(name, f"it holds {list(found.shape)} of {found.dtype}")
+        return found.detach()
+
+    def _place(self, name: str, offsets: tuple[int, ...] | None) -> Place:
+        place = self._metadata.places.get((name, offsets))
+        if place is None:
+            raise self._damaged(name, "its metadata does not say where it lies")
+        return place
+
+    def _content(self, place: Place) -> io.BytesIO:
+        with open(os.path.join(self._path, place.relative_path), "rb") as file:
+            file.seek(place.offset)
+            content = io.BytesIO(file.read(place.length))
+        return _decoded(content, place, self._path) if place.transforms else content
+
+    def _is_safetensors(self, place: Place) -> bool:
+        if place.transforms:
             return False
         with open(os.path.join(self._path, place.relative_path), "rb") as file:
             file.seek(place.offset)
             # Of a tensor by torch.save there is a zip archive.
             return begins_header(file.read(SNIFFED_BYTES))
 
-    def _read_tensor(self, item: ReadItem, place: _StorageInfo, planner: LoadPlanner) -> None:
-        file, index = place.relative_path, item.storage_index
-        path = os.path.join(self._path, file)
-        if file not in self._found:
+    def _of_safetensors(self, name: str, piece: Piece, place: Place) -> torch.Tensor:
+        path = os.path.join(self._path, place.relative_path)
+        found = self._safetensors.get(place.relative_path)
+        if found is None:
             tensors, notes = read_at(path, place.offset)
-            self._found[file] = _Tensors(tensors, json.loads(notes[CUSTOM_METADATA_KEY]))
-        found = self._found[file]
-        offsets = found.pieces[index.fqn][SAVED_OFFSETS_KEY]
-        if offsets != list(index.offset or ()):
+            try:
+                pieces = {
+                    key: tuple(one[_OFFSETS]) for key, one in json.loads(notes[_SHARDING]).items()
+                }
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise self._damaged(name, f"{_SHARDING} is missing or broken: {error}") from error
+            found = self._safetensors[place.relative_path] = _Safetensors(tensors, pieces)
+        offsets = found.pieces.get(name)
+        if offsets != piece.offsets or name not in found.tensors:
             # By name: of a rank's pieces of one tensor the last is left.
             raise CorruptCheckpointError(
-                f"{path}: the piece of {index.fqn} at {list(index.offset or ())} is missing: DCP "
-                f"has written the one at {offsets} over it; take an earlier checkpoint",
+                f"{path}: the piece of {name} at {list(piece.offsets)} is missing: DCP has written "
+                f"the one at {list(offsets or ())} over it; take an earlier checkpoint",
                 path=path,
             )
-        source = narrow_tensor_by_index(
-            found.tensors[index.fqn], item.storage_offsets, item.lengths
+        return found.tensors[name]
+
+    def _damaged(self, name: str, why: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            f"{self._path}: {name} is damaged: {why}", path=self._path, tensor=name
         )
-        target = planner.resolve_tensor(item).detach()
-        target.copy_(source)
-        planner.commit_tensor(item, target)
-
-    # No `kwargs`: DCP would ask again, for metadata of this rank.
-    def read_metadata(self) -> Metadata:
-        """What is there."""
-        return self._metadata
 
 
-def _metadata(file: str, pickles: Pickles) -> Metadata:
-    with open(file, "rb") as opened:
-        reading = _Unpickler(opened)
-        try:
-            metadata = reading.load()
-        except Exception as error:
-            # A pickle that is cut or changed raises anything.
-            if reading.refused is None:
-                raise _damaged(file, error) from error
-            if not pickles.trust:
-                raise untrusted(file, [reading.refused]) from error
-            opened.seek(0)
-            metadata = pickle.load(opened)
-            pickles.trusted[file] = [reading.refused]
-    if not isinstance(metadata, Metadata):
-        raise _damaged(file, TypeError(f"it holds a {type(metadata).__name__}"))
-    return metadata
-
-
-def _damaged(file: str, error: Exception) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{file} is cut or damaged: {error}", path=file)
-
-
-class _Tensors(NamedTuple):
+class _Safetensors(NamedTuple):
     """What a file has at its end.
 
     Attributes:
         tensors: Pieces, by names of tensors.
-        pieces: Where they lie in these, as DCP notes it.
+        pieces: Where they begin in these.
     """
 
     tensors: dict[str, torch.Tensor]
-    pieces: dict[str, dict[str, list[int]]]
+    pieces: dict[str, tuple[int, ...]]
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes nothing but the metadata of a checkpoint."""
+def _decoded(content: io.BytesIO, place: Place, path: str) -> io.BytesIO:
+    """The bytes of an item that DCP has encoded, as by Zstandard.
 
-    refused: str | None = None
+    Raises:
+        MissingDependencyError: What decodes them is not installed.
+    """
+    try:
+        # It came with PyTorch 2.7.
+        from torch.distributed.checkpoint._extension import ExtensionRegistry
 
-    def find_class(self, module: str, name: str) -> Any:
-        """The class of a name."""
-        if name in _PLAIN.get(module, ()):
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
-            return getattr(torch, name)
-        self.refused = f"{module}.{name}"
-        raise pickle.UnpicklingError(f"it names {self.refused}")
-
-
-class _Planner(_EmptyStateDictLoadPlanner):
-    """Makes the state of the metadata, and unpickles values as far as they are trusted."""
-
-    def __init__(self, path: str, pickles: Pickles) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._path = path
-        self._pickles = pickles
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Takes a value that is no tensor."""
-        name = read_item.dest_index.fqn
-        found = self._pickles.read_item(value, self._path, name)
-        set_element(self.original_state_dict, self.mappings[name], found)
+        for extension in ExtensionRegistry().from_descriptor_list(place.transforms):
+            content = io.BytesIO(extension.transform_from(content).read(-1))  # type: ignore[attr-defined]
+    except (ImportError, ValueError) as error:
+        raise MissingDependencyError(
+            f"{path}: its items are encoded as {', '.join(place.transforms)}, which takes PyTorch "
+            f"2.7 or newer, and the package zstandard: {error}",
+            name="zstandard",
+        ) from error
+    return content
 
 
-def _own(error: CheckpointException, path: str) -> Exception:
-    """What was raised inside of DCP, if it is an error of this package."""
-    for failure, _ in error.failures.values():
-        cause: BaseException | None = failure
-        while cause is not None:
-            if isinstance(cause, PenstockError):
-                return cause
-            cause = cause.__cause__ or cause.__context__
-    first = next(iter(error.failures.values()))[0]
-    return CorruptCheckpointError(f"{path}: DCP cannot read it: {first}", path=path)
+def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
+    """Puts a value where it belongs in a nested state, whose numbers are places in lists."""
+    within: Any = state
+    for key, after in itertools.pairwise(path):
+        within = _reach(within, key, [] if type(after) is int else {})
+    _reach(within, path[-1], None)
+    within[path[-1]] = value
+
+
+def _reach(within: Any, key: str | int, default: Any) -> Any:
+    if isinstance(within, dict):
+        return within.setdefault(key, default)
+    if not isinstance(key, int):
+        raise TypeError(f"{key!r} is no place in a list")
+    within.extend([None] * (key + 1 - len(within)))
+    if within[key] is None:
+        within[key] = default
+    return within[key]

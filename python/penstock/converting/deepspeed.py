@@ -1,4 +1,4 @@
-"""Directories of DeepSpeed: the files of all ranks of one tag, as one state."""
+"""Directories of DeepSpeed: the files of all ranks of one tag, or universal ones, as one state."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 LATEST = "latest"
 """The file that names the directory of the newest tag."""
 
+LATEST_UNIVERSAL = "latest_universal"
+"""The file that names the newest universal checkpoint, which DeepSpeed made of a tag."""
+
+_ZERO = "zero"
+"""The directory of a universal checkpoint that has one directory for each parameter."""
+
+_COMMON = "optimizer_state.pt"
+"""What it has of the optimizer beside these; written after all of them."""
+
+_MASTER = "fp32.pt"
+
 _FILE = re.compile(r".+_(?:model|optim)_states\.pt")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"((?:bf16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -28,10 +39,11 @@ def is_tag(names: Iterable[str]) -> bool:
 
 
 def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
-    """The state of each file under its name without ``.pt``.
+    """The state of each file under its name without ``.pt``; of directories in it, likewise.
 
     Args:
-        path: The directory of a tag, or one above, whose `LATEST` says which.
+        path: The directory of a tag or a universal checkpoint, or one above, whose `LATEST` says
+            which; where that is missing, `LATEST_UNIVERSAL`.
         pickles: Reads the files.
 
     Raises:
@@ -39,14 +51,49 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
         CheckpointExistsError: The tag was saved with Penstock.
     """
     directory = _tag(path)
+    names = os.listdir(directory)
     if is_checkpoint(directory):
         raise CheckpointExistsError(
             f"{directory} is Penstock's already: penstock.load reads it as it is", path=directory
         )
-    names = sorted(name for name in os.listdir(directory) if name.endswith(".pt"))
-    read = {name: pickles.read(os.path.join(directory, name)) for name in names}
+    files = sorted(name for name in names if name.endswith(".pt"))
+    read = {name: pickles.read(os.path.join(directory, name)) for name in files}
+    state = {name.removesuffix(".pt"): one for name, one in read.items()}
+    if _ZERO in names:
+        return {**state, _ZERO: _universal(os.path.join(directory, _ZERO), pickles)}
     _check_ranks(directory, read)
-    return {name.removesuffix(".pt"): state for name, state in read.items()}
+    return state
+
+
+def _universal(directory: str, pickles: Pickles) -> dict[str, Any]:
+    """The state of each parameter in a universal checkpoint, by name of the parameter and file.
+
+    Raises:
+        IncompleteCheckpointError: What is written last, or the weights of a parameter, are missing.
+    """
+    if not os.path.isfile(os.path.join(directory, _COMMON)):
+        raise IncompleteCheckpointError(
+            f"{directory}: {_COMMON}, which DeepSpeed writes last, is missing: run ds_to_universal "
+            "again, or give the directory of the tag",
+            path=directory,
+        )
+    found: dict[str, Any] = {}
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        if name.endswith(".pt"):
+            found[name.removesuffix(".pt")] = pickles.read(path)
+            continue
+        files = sorted(one for one in os.listdir(path) if one.endswith(".pt"))
+        if _MASTER not in files:
+            raise IncompleteCheckpointError(
+                f"{directory}: {name}/{_MASTER} is missing: copy the directory again, or run "
+                "ds_to_universal again",
+                path=directory,
+            )
+        found[name] = {
+            one.removesuffix(".pt"): pickles.read(os.path.join(path, one)) for one in files
+        }
+    return found
 
 
 def step_of(state: dict[str, Any]) -> Any:
@@ -58,19 +105,21 @@ def step_of(state: dict[str, Any]) -> Any:
 def _tag(path: str) -> str:
     if is_tag(os.listdir(path)):
         return path
-    latest = os.path.join(path, LATEST)
-    if not os.path.isfile(latest):
+    found = [
+        name for name in (LATEST, LATEST_UNIVERSAL) if os.path.isfile(os.path.join(path, name))
+    ]
+    if not found:
         raise IncompleteCheckpointError(
             f"{path}: {LATEST}, which names the newest tag, is missing: give a directory of a tag",
             path=path,
         )
-    with open(latest, encoding="utf-8", errors="replace") as file:
+    with open(os.path.join(path, found[0]), encoding="utf-8", errors="replace") as file:
         tag = file.read().strip()
     directory = os.path.join(path, os.path.basename(tag))
     if not os.path.isdir(directory) or not is_tag(os.listdir(directory)):
         raise IncompleteCheckpointError(
-            f"{path}: {tag}, the tag that {LATEST} names, is missing or empty: give the directory "
-            "of another tag",
+            f"{path}: {tag}, the tag that {found[0]} names, is missing or empty: give the "
+            "directory of another tag",
             path=path,
         )
     return directory

@@ -1,35 +1,38 @@
 """`Pickles`: what `torch.save` wrote, unpickled as far as it is trusted.
 
-Unpickling runs whatever the file says. PyTorch's ``weights_only=True`` takes tensors, containers
-and plain values only, and refuses every other class. What numbers of NumPy are made of is taken
-here as well, as states of random generators hold them.
+Unpickling runs whatever the file says. So a file is read first by an `Unpickler` that makes
+tensors, containers and plain values only, and finds the names of everything else; these are called
+where the caller trusts the file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
 import pickle
-import re
 import sys
-import zipfile
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from penstock.converting.archive import START, Archive, damaged
+from penstock.converting.legacy import Legacy
+from penstock.converting.plain import NotPlainError, Unpickler
 from penstock.errors import (
-    CorruptCheckpointError,
     MissingDependencyError,
+    PenstockError,
     UnsupportedStateError,
 )
+from penstock.found import POINTER_BYTES, of_git_lfs, unfetched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import io
+    from collections.abc import Iterator
 
-_ZIP = b"PK\x03\x04"
-_CHUNK_BYTES = 1 << 20
-_CLASS = re.compile(r"GLOBAL ([\w.]+) was not an allowed|Unsupported (?:global|class) ([\w.]+)")
+_NEWER = (AttributeError, ImportError, NotImplementedError, NotPlainError)
+"""What comes of names that a library of this version does not have, or that are not plain."""
 
 
 @dataclass(slots=True)
@@ -37,8 +40,8 @@ class Pickles:
     """Reads files of one checkpoint.
 
     Attributes:
-        trust: Whether to unpickle what ``weights_only=True`` refuses.
-        trusted: What was unpickled for that: files, and the classes that stood in the way.
+        trust: Whether to call names that are not of plain values.
+        trusted: What was unpickled for that: files, and the names that were called.
     """
 
     trust: bool
@@ -47,127 +50,114 @@ class Pickles:
     def read(self, file: str) -> Any:
         """What is in a file; its tensors are where they lie in it, mapped to memory.
 
-        Files of PyTorch before 1.6, which are no zip archives, are read into memory.
+        Compressed archives, and files of PyTorch before 1.6, which are none, are read into memory.
 
         Raises:
-            UnsupportedStateError: It takes classes to unpickle it, and it is not trusted.
+            UnsupportedStateError: It takes names to unpickle it, and it is not trusted; or it is
+                an archive of something else.
             CorruptCheckpointError: It is no such file, cut, or not what was written.
-            MissingDependencyError: A class that it takes is not to be had.
+            CheckpointNotFoundError: It is a pointer of Git LFS.
+            MissingDependencyError: A name that it takes is not to be had.
             OSError: It cannot be read.
         """
         with open(file, "rb") as opened:
-            is_mapped = opened.read(len(_ZIP)) == _ZIP
-        if is_mapped:
-            _check_sums(file)
+            start = opened.read(POINTER_BYTES)
+            if of_git_lfs(start):
+                raise unfetched(file)
+            if not start.startswith(START):
+                return self._read(Legacy(opened, file), file)
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            data = torch.frombuffer(mapped, dtype=torch.uint8)
+            return self._read(Archive(opened, data, file), file)
 
-        def read(weights_only: bool) -> Any:
-            return torch.load(file, map_location="cpu", weights_only=weights_only, mmap=is_mapped)
+    def read_item(self, data: io.BytesIO, what: str) -> Any:
+        """The same of a file that is in memory, as of one item of DCP's.
 
-        return self._read(read, file, lambda: _classes_in(file) if is_mapped else [])
+        Args:
+            data: Its bytes, which its tensors stay in.
+            what: What errors call it.
+        """
+        view = data.getbuffer()
+        if view[: len(START)] != START:
+            raise damaged(what, "it does not begin as one")
+        return self._read(Archive(data, torch.frombuffer(view, dtype=torch.uint8), what), what)
 
-    def read_item(self, data: IO[bytes], file: str, name: str) -> Any:
-        """The same of one item of DCP's, whose bytes are in a file among others'."""
-
-        def read(weights_only: bool) -> Any:
-            data.seek(0)
-            return torch.load(data, map_location="cpu", weights_only=weights_only)
-
-        def classes() -> list[str]:
-            data.seek(0)
-            return torch.serialization.get_unsafe_globals_in_checkpoint(data)
-
-        return self._read(read, f"{file} ({name})", classes)
-
-    def _read(
-        self, read: Callable[[bool], Any], what: str, classes: Callable[[], list[str]]
-    ) -> Any:
+    def _read(self, source: Archive | Legacy, what: str) -> Any:
+        others: set[str] = set()
         try:
-            with torch.serialization.safe_globals(_numbers()):
-                return read(True)
-        except pickle.UnpicklingError as error:
-            found = _unknown(classes, str(error))
-            if not found:
-                raise _damaged(what, error) from error
+            value = source.load(functools.partial(Unpickler, others=others))
+        except (PenstockError, OSError):
+            raise
         except Exception as error:
-            # A pickle that was changed raises anything.
-            raise _damaged(what, error) from error
+            # A pickle that was changed raises anything, and so does one that takes other names.
+            if _is_damaged(error, is_checked=source.has_sums, has_others=bool(others)):
+                raise damaged(what, error) from error
+            if isinstance(error, MemoryError):
+                raise
+            why = few(others) or f"{type(error).__name__}: {error}"
+        else:
+            if not others:
+                return value
+            why = few(others)
         if not self.trust:
-            raise untrusted(what, found)
-        try:
-            # Packages that are imported for it may print, and standard output is the caller's.
-            with contextlib.redirect_stdout(sys.stderr):
-                value = read(False)
-        except (ImportError, AttributeError) as error:
-            raise MissingDependencyError(
-                f"{what}: {found[0]}, which it takes to unpickle it, is not there ({error}): "
-                "install the package, or run where the code is that saved it",
-                name=found[0],
-            ) from error
-        except Exception as error:
-            # Whatever the classes raise that it calls.
-            raise _damaged(what, error) from error
-        self.trusted[what] = found
+            raise untrusted(what, why)
+        with calling(what, others):
+            value = source.load(functools.partial(Unpickler, others=others, is_trusted=True))
+        self.trusted[what] = sorted(others)
         return value
 
 
-def untrusted(what: str, classes: list[str]) -> UnsupportedStateError:
-    """The error for a pickle that only whoever trusts it may have."""
-    named = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
-    return UnsupportedStateError(
-        f"{what}: its pickle calls {named}, which weights_only=True refuses: to unpickle it runs "
-        "what whoever wrote it has put there; if you trust them, pass trust=True (--trust)",
-        key=classes[0],
-    )
+def _is_damaged(error: Exception, *, is_checked: bool, has_others: bool) -> bool:
+    """Whether a pickle is damaged, and not of a kind that is not known here."""
+    if isinstance(error, EOFError | pickle.UnpicklingError):
+        return True
+    return not (is_checked or has_others or isinstance(error, _NEWER))
 
 
-def _unknown(classes: Callable[[], list[str]], message: str) -> list[str]:
-    """The classes that stood in the way; empty where it was something else."""
-    known = {f"{one.__module__}.{one.__qualname__}" for one in _numbers()}
-    try:
-        found = sorted(set(classes()) - known)
-    except Exception:
-        # As of a pickle that was changed.
-        found = []
-    if not found:
-        found = [first or second for first, second in _CLASS.findall(message)]
-    return found
-
-
-def _check_sums(file: str) -> None:
-    """Compares what is in an archive with its checksums, at which PyTorch does not look.
-
-    Where they are all 0, it was told not to make any.
+@contextlib.contextmanager
+def calling(what: str, names: set[str]) -> Iterator[None]:
+    """Lets errors of names that a pickle calls say what called them.
 
     Raises:
-        CorruptCheckpointError: It is not what was written.
+        MissingDependencyError: A name is not to be had.
+        UnsupportedStateError: What was called has failed.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
-            for member in filter(lambda one: one.CRC, archive.infolist()):
-                with archive.open(member) as opened:
-                    while opened.read(_CHUNK_BYTES):
-                        pass
+        # Packages that are imported for it may print, and standard output is the caller's.
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (PenstockError, MemoryError):
+        raise
+    except (ImportError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"{what}: {few(names)}, which it takes to unpickle it, is not there ({error}): "
+            "install the package, or run where the code is that saved it",
+            name=_first(names),
+        ) from error
     except Exception as error:
-        # An archive that was changed raises anything.
-        raise _damaged(file, error) from error
+        # Whatever the classes raise that it calls.
+        raise UnsupportedStateError(
+            f"{what}: unpickling it fails ({type(error).__name__}: {str(error)[:200]}): load it "
+            "with the versions that saved it, and pass its state to penstock.save",
+            key=_first(names),
+        ) from error
 
 
-def _classes_in(file: str) -> list[str]:
-    return torch.serialization.get_unsafe_globals_in_checkpoint(file)
-
-
-def _numbers() -> list[Any]:
-    """What arrays and numbers of NumPy are pickled with, which runs nothing."""
-    import _codecs
-
-    multiarray = (getattr(np, "_core", None) or np.core).multiarray
-    kinds = {type(np.dtype(char)) for char in "?bBhHiIlLqQefdFD"}
-    names = (multiarray._reconstruct, multiarray.scalar)
-    return [*names, np.ndarray, np.dtype, _codecs.encode, *sorted(kinds, key=str)]
-
-
-def _damaged(what: str, error: Exception) -> CorruptCheckpointError:
-    first = str(error).partition("\n")[0][:200]
-    return CorruptCheckpointError(
-        f"{what} is cut, damaged or not of torch.save: {first}", path=what
+def untrusted(what: str, why: str) -> UnsupportedStateError:
+    """The error for a pickle that only whoever trusts it may have."""
+    return UnsupportedStateError(
+        f"{what}: its pickle takes more than tensors, containers and plain values ({why}): "
+        "unpickling it runs what its writer has put there; if you trust them, pass trust=True "
+        "(--trust)",
+        key=why.partition(",")[0],
     )
+
+
+def few(names: set[str]) -> str:
+    """The first of some names."""
+    first = ", ".join(sorted(names)[:3])
+    return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _first(names: set[str]) -> str:
+    return min(names, default="value")
