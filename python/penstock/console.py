@@ -25,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from penstock.errors import UnsupportedPathError
-from penstock.paths import check_local, of_bucket, tidy
+from penstock.paths import local, of_bucket, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -44,7 +44,7 @@ class _PathType(click.Path):
             self.fail("the path is empty", param, ctx)
         try:
             # Before it is a `Path`, which makes one slash of two.
-            check_local(os.fsdecode(value))
+            value = local(os.fsdecode(value))
         except UnsupportedPathError as error:
             self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)

@@ -13,7 +13,7 @@ from penstock.calls import events
 from penstock.errors import MissingDependencyError, PenstockError
 from penstock.loading.load import Loaded
 from penstock.mirroring.reports import MirrorReport
-from penstock.paths import check_local
+from penstock.paths import local
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 from penstock.saving.pending import PendingSave
 
@@ -105,8 +105,7 @@ def write_textfile(path: str | os.PathLike[str]) -> None:
         >>> "penstock_saves_total" in open("penstock.prom").read()
         True
     """
-    where = os.fspath(path)
-    check_local(where)
+    where = local(os.fspath(path))
     if _metrics is None:
         raise PenstockError("there are no metrics yet: call penstock.metrics.enable() first")
     from prometheus_client import CollectorRegistry, multiprocess, write_to_textfile

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionsError, StorageError, UnsupportedPathError
 from penstock.option_kinds import Flag, Number, Word
-from penstock.paths import check_local
+from penstock.paths import local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,8 +154,7 @@ class Options:
             >>> penstock.Options.read("options.json").queue_depth
             32
         """
-        where = os.fspath(path)
-        check_local(where)
+        where = local(os.fspath(path))
         values = {name: getattr(self, name) for name in self.__slots__}
         document = {name: v for name, v in values.items() if v != DEFAULTS[name]}
         if about is not None:
@@ -196,7 +195,7 @@ def _read(path: str) -> dict[str, Any]:
         OptionsError: It cannot be read, or holds what it may not.
         UnsupportedPathError: It is a URL.
     """
-    check_local(path)
+    path = local(path)
     try:
         with open(path, "rb") as file:
             document = json.loads(file.read())

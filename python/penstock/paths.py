@@ -23,14 +23,14 @@ def of_bucket(path: str) -> bool:
 
 
 def tidy(path: str) -> str:
-    """The path, or the URL of a bucket in the one form that all below takes.
+    """The path, ``~`` expanded, or the URL of a bucket in the one form that all below takes.
 
     Raises:
         UnsupportedPathError: It is a URL of something else, or says more than a bucket and a key.
     """
     found = _SCHEME.match(path)
     if found is None:
-        return path
+        return os.path.expanduser(path)
     scheme, slashes, rest = found.groups()
     if scheme.lower() not in OBJECT_SCHEMES:
         raise _refused(path, f"Penstock reaches file systems, and buckets at {_BUCKETS}")
@@ -49,15 +49,16 @@ def absolute(path: str) -> str:
     return path if of_bucket(path) else os.path.abspath(path)
 
 
-def check_local(path: str) -> None:
-    """Refuses URLs, which as paths would be directories named ``s3:`` and so on.
+def local(path: str) -> str:
+    """The path of this machine, ``~`` expanded.
 
     Raises:
-        UnsupportedPathError: It is one.
+        UnsupportedPathError: It is a URL, which as a path would be a directory named ``s3:``.
     """
     found = _SCHEME.match(path)
     if found is None:
-        return
+        # A directory that is really named so has an absolute path.
+        return os.path.expanduser(path)
     if found.group(1).lower() in OBJECT_SCHEMES:
         raise _refused(path, "this takes files of this machine only")
     raise _refused(path, "Penstock moves data of file systems only here")

@@ -103,6 +103,58 @@ def test_the_plain_path_is_the_way_out_of_a_file_url(here):
         penstock.load("file://elsewhere/data/run")
 
 
+@pytest.fixture
+def home(here, monkeypatch):
+    """A home directory with a checkpoint; the working directory is another one."""
+    home = here / "home"
+    home.mkdir()
+    penstock.save(home / "ckpt", {"x": 1})
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.mark.parametrize("path", ["~/ckpt", b"~/ckpt", pathlib.Path("~/ckpt")])
+def test_a_tilde_is_the_home_directory(home, path):
+    for call in (penstock.load, penstock.inspect, penstock.verify, penstock.explain):
+        call(path)
+    penstock.save("~/new", {"x": 2})
+    assert penstock.load(home / "new") == {"x": 2}
+    store = penstock.CheckpointStore("~/store")
+    store.save(3, {"x": 3})
+    assert penstock.CheckpointStore(home / "store").load() == {"x": 3}
+    penstock.Options(queue_depth=32).write("~/options.json")
+    assert penstock.Options.read("~/options.json").queue_depth == 32
+    trace("~/trace.json")
+    penstock.features.Table.create("~/table", 4, {"a": (2, "float32")}).close()
+    penstock.features.Table("~/table").close()
+    assert {"new", "store", "options.json", "trace.json", "table"} <= set(os.listdir(home))
+    assert not os.path.lexists("~")
+
+
+def test_a_tilde_that_stands_elsewhere_is_a_character(here):
+    for path in ("a~", "a/~/b", here / "~"):
+        penstock.save(path, {"x": 1})
+        assert penstock.load(path) == {"x": 1}
+    assert (here / "~").is_dir()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["ls", "~"], ["inspect", "~/ckpt"], ["verify", "~/ckpt"], ["diff", "~/ckpt", "~/ckpt"]),
+        *(["doctor", "~", "--no-measure"], ["sweep", "~"], ["salvage", "~/ckpt", "~/out"]),
+    ],
+    ids=" ".join,
+)
+def test_a_tilde_that_the_shell_left_is_expanded_by_commands(home, command):
+    """As in `--files=~/base`, which shells pass on as it is."""
+    done = CliRunner().invoke(cli, command, standalone_mode=False)
+    # What doctor finds of this machine is another matter.
+    assert done.exception is None
+    assert done.return_value == 0 or command[0] == "doctor"
+    assert not os.path.lexists("~")
+
+
 def test_bytes_are_looked_at_as_well(here):
     with pytest.raises(penstock.UnsupportedPathError):
         penstock.load(b"hf://bucket/run")

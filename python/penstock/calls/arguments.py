@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeviceError, UnsupportedStateError
 from penstock.options import Options
-from penstock.paths import check_local, tidy
+from penstock.paths import local, tidy
 from penstock.state import dtypes
 from penstock.state.devices import check_fork
 
@@ -22,7 +22,7 @@ _METADATA_INT_MAX = (1 << 63) - 1
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:
     """A path of this machine, or a URL of a bucket, as text.
 
-    Bytes are taken as the file system's encoding has them.
+    Bytes are taken as the file system's encoding has them, and ``~`` as the home directory.
 
     Raises:
         TypeError: It is no path.
@@ -33,16 +33,14 @@ def decode_path(path: str | os.PathLike[str] | bytes) -> str:
 
 
 def decode_local_path(path: str | os.PathLike[str] | bytes) -> str:
-    """A path of this machine as text; bytes as the file system's encoding has them.
+    """A path of this machine as text; bytes and ``~`` as `decode_path` takes them.
 
     Raises:
         TypeError: It is no path.
         ValueError: It is empty, or holds a NUL, which no file name can.
         UnsupportedPathError: It is a URL; a `ValueError` too.
     """
-    text = _decoded(path)
-    check_local(text)
-    return text
+    return local(_decoded(path))
 
 
 def _decoded(path: str | os.PathLike[str] | bytes) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.doctor import bucket, gpu, measured, storage, system
 from penstock.doctor.findings import Finding
-from penstock.paths import of_bucket
+from penstock.paths import of_bucket, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,10 +51,10 @@ def examine(
         size_bytes: Of the file for that; less where there is little room.
         progress: Called with what is looked at.
     """
-    url = os.fspath(directory)
+    url = tidy(os.fspath(directory))
     if of_bucket(url):
         return Examination(url, tuple(bucket.check(url, measures=measures, progress=progress)))
-    directory = Path(directory)
+    directory = Path(url)
     looked = [*system.check(), *storage.check(directory)]
     findings = [*looked, *gpu.check(directory, measures=measures, progress=progress)]
     is_usable = all(one.status != "fail" for one in findings)

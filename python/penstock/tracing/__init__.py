@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock import _native
 from penstock.errors import PenstockError, PenstockWarning
-from penstock.paths import check_local
+from penstock.paths import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,9 +197,7 @@ def past(
 
 def _file(path: str | os.PathLike[str]) -> str:
     """Where this process writes, wherever it may go."""
-    text = os.fsdecode(path)
-    check_local(text)
-    where = os.path.abspath(text)
+    where = os.path.abspath(local(os.fsdecode(path)))
     rank = _rank()
     if os.path.isdir(where):
         own = f"process{os.getpid()}" if rank is None else f"rank{rank}"

@@ -38,7 +38,7 @@ def read(
         CorruptCheckpointError: It is damaged; or a file of `torch.save` ends too early.
         UnsupportedStateError: It has a pickled value, and is not trusted.
     """
-    where = os.fspath(path).removeprefix("file://")
+    where = os.path.expanduser(os.fspath(path).removeprefix("file://"))
     if "://" not in where and not os.path.isfile(where):
         state = unpacked(penstock.load(where), where, weights_only, trust=trust)
         moved: dict[str, Any] = _moved(state, _mover(map_location))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from penstock.calls.arguments import decode_local_path
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
@@ -49,7 +50,7 @@ def stream(
     model: Any,
     *,
     memory_bytes: int | Budget,
-    weights: str | os.PathLike[str] | None = None,
+    weights: str | PathLike[str] | None = None,
     key: str | None = None,
     blocks: Iterable[str] | None = None,
     io: TensorIO | None = None,
@@ -105,7 +106,7 @@ def stream(
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
     where = _device_of(device)
-    if not isinstance(model, str | os.PathLike):
+    if not isinstance(model, str | PathLike):
         check_is_whole(model)
     if where is not None:
         _check_device(model, memory_bytes, weights, where)
@@ -185,7 +186,7 @@ def _check_device(
     """
     if isinstance(memory_bytes, Budget):
         raise ValueError(f"memory_bytes: a Budget is of the host's memory: give bytes of {device}")
-    if weights is None and not isinstance(model, str | os.PathLike) and is_dispatched(model):
+    if weights is None and not isinstance(model, str | PathLike) and is_dispatched(model):
         raise UnsupportedStateError(
             f"a model that was dispatched has weights of the host, and stays there: stream it to"
             f" {device} from its files, as stream(directory, device=…)",
@@ -226,13 +227,13 @@ def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
 
 
 def _model_and_weights(
-    model: Any, weights: str | os.PathLike[str] | None, key: str | None, budget: int | Budget
+    model: Any, weights: str | PathLike[str] | None, key: str | None, budget: int | Budget
 ) -> tuple[Any, Weights, dict[str, Any], Memory | None]:
     """A module, where its tensors lie by its names for them, those that it has, and memory."""
     directory = None
-    if isinstance(model, str | os.PathLike):
-        directory = os.fspath(model)
-        where = directory if weights is None else os.fspath(weights)
+    if isinstance(model, str | PathLike):
+        directory = decode_local_path(model)
+        where = directory if weights is None else decode_local_path(weights)
         if is_penstock(where) and not (Path(directory) / "config.json").exists():
             raise ValueError(
                 f"{directory} does not say what model its weights are of: pass that,"
@@ -244,7 +245,7 @@ def _model_and_weights(
     elif weights is None:
         raise TypeError("weights=: the directory with the safetensors files of the module")
     else:
-        where = os.fspath(weights)
+        where = decode_local_path(weights)
     if is_penstock(where):
         if directory is not None:
             model = of_transformers.model_of(directory)
