@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors import safe_open
 from transformers import (
     AutoModelForCausalLM,
@@ -22,6 +23,7 @@ from transformers import (
 
 import penstock
 from compare import assert_same
+from penstock.cli import cli
 from penstock.exporting import placing
 from penstock.exporting.apart import box_of
 
@@ -253,6 +255,26 @@ def test_damage_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(penstock.CorruptCheckpointError):
         penstock.export(path, tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["c", "config"]
+
+
+def test_a_directory_without_a_configuration_is_said_to_lack_it(tmp_path):
+    """from_pretrained refuses it, though every tensor of it is there and right."""
+    model = gpt2()
+    penstock.save(tmp_path / "ckpt", {"model": model.state_dict()})
+    report = penstock.export(tmp_path / "ckpt", tmp_path / "bare")
+    assert report.missing == ("config.json",)
+    assert "files= (--files)" in str(report)
+    with pytest.raises((OSError, ValueError), match=r"config\.json"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "bare")
+    command = ["export", str(tmp_path / "ckpt"), str(tmp_path / "told")]
+    told = " ".join(CliRunner().invoke(cli, command).output.split())
+    assert "config.json is missing" in told
+    assert "--files" in told
+    model.config.save_pretrained(tmp_path / "configs")
+    report = penstock.export(tmp_path / "ckpt", tmp_path / "out", files=tmp_path / "configs")
+    assert report.missing == ()
+    assert "missing" not in str(report)
+    assert_is(tmp_path / "out", model)
 
 
 def test_files_given_take_the_place_of_those_saved(tmp_path):

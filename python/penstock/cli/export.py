@@ -11,13 +11,15 @@ import penstock
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
 from penstock.console import PATH, PLACE, console, json_option, print_json, progress_bar, size
+from penstock.exporting.report import REMEDY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 JSON_KEYS = """\b
 JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
-  way ("in place", "reflink", "hard link", "copy"), files (weights first).
+  way ("in place", "reflink", "hard link", "copy"), files (weights first),
+  missing (what from_pretrained needs beside them).
 """
 
 
@@ -94,7 +96,7 @@ def export(
             progress=update,
         )
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json({**dataclasses.asdict(report), "missing": report.missing})
         return 0
     tensors = "tensor" if report.tensors == 1 else "tensors"
     console().print(f"{report.path}: {report.tensors:,} {tensors}, {size(report.tensor_bytes)}")
@@ -105,4 +107,6 @@ def export(
         "copy": f"{size(report.bytes_written)} were verified and written",
     }
     console().print(f"{how[report.way]}, {report.seconds:.1f} s")
+    for name in report.missing:
+        console().print(f"{name} is missing: {REMEDY}", style="yellow")
     return 0

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from penstock.report_lines import aligned, in_bytes, in_seconds
 
+_CONFIGS = ("config.json", "adapter_config.json")
+"""Files that say what model the weights are of: a whole one, or an adapter of one."""
+
+REMEDY = "from_pretrained needs it: give files= (--files), the directory of the base model"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
@@ -21,6 +26,8 @@ class ExportReport:
             verified.
         files: Names of all files, weights first.
         seconds: How long it took.
+        missing: Names of files that ``from_pretrained`` needs and that are in none of `files`:
+            ``config.json`` where it was neither saved with the checkpoint nor given.
     """
 
     path: str
@@ -31,10 +38,16 @@ class ExportReport:
     files: tuple[str, ...]
     seconds: float
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What `from_pretrained` would not find."""
+        return () if any(name in self.files for name in _CONFIGS) else _CONFIGS[:1]
+
     def __str__(self) -> str:
         return aligned(
             ("exported", self.path),
             ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
             (self.way, f"{in_bytes(self.bytes_written)} written in {in_seconds(self.seconds)}"),
             ("files", ", ".join(self.files)),
+            *(("missing", f"{name}: {REMEDY}") for name in self.missing),
         )
