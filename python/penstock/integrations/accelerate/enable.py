@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 _Accelerator = TypeVar("_Accelerator")
 
 _ELSEWHERE = {
-    "DEEPSPEED": "its engine saves by itself: penstock.integrations.deepspeed.attach(engine)",
+    "DEEPSPEED": (
+        "its engine saves by itself: "
+        "penstock.integrations.deepspeed.checkpoint_engine.attach(engine) for Penstock"
+    ),
     "MEGATRON_LM": "Megatron-LM saves by itself",
     "XLA": "states of XLA devices are not supported",
 }
