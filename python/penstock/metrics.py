@@ -71,7 +71,7 @@ def enable(registry: CollectorRegistry | None = None) -> None:
         import prometheus_client
     except ImportError as error:
         raise MissingDependencyError(
-            "metrics take the package prometheus-client: pip install prometheus-client",
+            "metrics take the package prometheus-client: pip install 'penstock[metrics]'",
             name="prometheus_client",
         ) from error
     if _metrics is None:

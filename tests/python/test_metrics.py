@@ -589,7 +589,7 @@ def test_without_the_client_library_everything_but_metrics_works(tmp_path):
     )
     assert said[0] == {"x": 1}
     assert said[1][0].startswith("MissingDependencyError: metrics take")
-    assert "pip install prometheus-client" in said[1][0]
+    assert "pip install 'penstock[metrics]'" in said[1][0]
     assert said[1][1].startswith("PenstockError: there are no metrics yet: call penstock.metrics")
 
 

@@ -117,7 +117,7 @@ def assert_names_torch(result):
     assert result is not None
     name, message, is_import_error = result
     assert name == "torch"
-    assert "pip install torch" in message
+    assert "pip install 'penstock[torch]'" in message
     assert is_import_error
 
 

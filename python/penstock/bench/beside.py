@@ -18,7 +18,7 @@ Verdict = Literal["told", "noise", "few", "untested"]
 WHY = {
     "noise": "which may be noise",
     "few": "too few rounds to tell from noise",
-    "untested": "whether that is noise takes SciPy: pip install scipy",
+    "untested": "whether that is noise takes SciPy: pip install 'penstock[bench]'",
 }
 """Of verdicts that give no ratio."""
 

@@ -141,6 +141,6 @@ def _scipy() -> Any:
         from scipy import stats
     except ImportError as error:
         raise MissingDependencyError(
-            "comparing takes SciPy: pip install scipy", name="scipy"
+            "comparing takes SciPy: pip install 'penstock[bench]'", name="scipy"
         ) from error
     return stats

@@ -115,7 +115,7 @@ def bench_checkpoint(
     """
     if find_spec("torch") is None:
         raise MissingDependencyError(
-            "bench checkpoint takes PyTorch: pip install torch", name="torch"
+            "bench checkpoint takes PyTorch: pip install 'penstock[torch]'", name="torch"
         )
     if fill is None and (asked["fill_size"] or asked["passes"]):
         raise click.UsageError("--fill-size and --passes go with --fill")

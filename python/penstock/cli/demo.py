@@ -47,7 +47,8 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
     """
     if importlib.util.find_spec("torch") is None:
         raise penstock.MissingDependencyError(
-            "penstock demo trains with PyTorch, which is not installed: pip install torch",
+            "penstock demo trains with PyTorch, which is not installed: "
+            "pip install 'penstock[torch]'",
             name="torch",
         )
     # Starts rich and the demo's own modules only where they are needed.

@@ -256,6 +256,6 @@ def _check_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "what other libraries have written takes PyTorch to read: pip install torch",
+            "files of other libraries take PyTorch to read: pip install 'penstock[torch]'",
             name="torch",
         ) from error

@@ -285,7 +285,7 @@ class Builder:
             except MissingDependencyError:
                 if self._torch is False:
                     raise MissingDependencyError(
-                        f"NumPy has no {name}, PyTorch has: pip install torch",
+                        f"NumPy has no {name}, PyTorch has: pip install 'penstock[torch]'",
                         name="torch",
                     ) from None
                 raise

@@ -104,7 +104,7 @@ def import_torch() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "this checkpoint holds values that need PyTorch, which is not installed: "
-            "pip install torch",
+            "pip install 'penstock[torch]'",
             name="torch",
         ) from error
 
@@ -168,7 +168,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return parse_numpy(name)
     if name in ITEM_BYTES:
         raise MissingDependencyError(
-            f"NumPy has no {name}, PyTorch has: pip install torch", name="torch"
+            f"NumPy has no {name}, PyTorch has: pip install 'penstock[torch]'", name="torch"
         )
     raise UnknownTypeError(f"no array has dtype {name!r:.80}")
 

@@ -379,7 +379,7 @@ def test_without_its_libraries_nothing_is_measured(tmp_path, library):
         program=("-c", program),
     )  # fmt: skip
     assert done.returncode == 2
-    assert "pip install jinja2 matplotlib" in " ".join(done.stderr.split())
+    assert "pip install 'penstock[bench]'" in " ".join(done.stderr.split())
     assert os.listdir(tmp_path) == []
 
 

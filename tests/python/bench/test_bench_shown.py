@@ -82,7 +82,7 @@ def test_without_a_ratio_that_is_more_than_noise_there_is_none(run, words):
 def test_without_scipy_there_are_medians(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     told = headlines(checkpoints({"penstock": (1, 1), "torch.save": (2, 2)}))
-    assert "pip install scipy" in told[0]
+    assert "pip install 'penstock[bench]'" in told[0]
 
 
 def test_what_training_waits_for_is_held_against_the_shortest_wait():

@@ -84,7 +84,7 @@ def test_without_torch_the_demo_says_what_to_install(tmp_path):
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert told.returncode == 1
-    assert "pip install torch" in told.stderr
+    assert "pip install 'penstock[torch]'" in told.stderr
     assert list(tmp_path.iterdir()) == []
 
 

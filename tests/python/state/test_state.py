@@ -615,7 +615,7 @@ try:
     penstock.load(sys.argv[1])
 except ImportError as error:
     assert isinstance(error, penstock.PenstockError), error
-    assert "pip install torch" in str(error), error
+    assert "pip install 'penstock[torch]'" in str(error), error
 else:
     raise AssertionError("bfloat16 has no NumPy type")
 """

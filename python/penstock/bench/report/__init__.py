@@ -58,5 +58,5 @@ def require_libraries() -> None:
             __import__(name)
         except ImportError as error:
             raise MissingDependencyError(
-                "a report takes Jinja2 and Matplotlib: pip install jinja2 matplotlib", name=name
+                "a report takes Jinja2 and Matplotlib: pip install 'penstock[bench]'", name=name
             ) from error
