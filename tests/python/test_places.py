@@ -222,3 +222,32 @@ def test_doctor_says_beforehand_what_a_file_system_lacks(tmp_path, kind):
         assert "overwrite=True" in names.why
         assert "s3://" in names.remedy
     assert set(left) <= {"lost+found"}
+
+
+def test_plug_ins_drop_what_an_image_brought_along(tmp_path):
+    from accelerate import Accelerator
+
+    from penstock.integrations.accelerate import directories as accelerate
+    from penstock.integrations.lightning import directories as lightning
+
+    def before(lower):
+        for name in ("last.ckpt", "linked.ckpt", "checkpoint_1"):
+            penstock.save(lower / name, state_of(1))
+        theirs = lower / "checkpoint_0"
+        theirs.mkdir()
+        for name in ("random_states_0.pkl", "model.safetensors"):
+            (theirs / name).touch()
+
+    with places.place("overlay", tmp_path, before) as place, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved, path = str(place.path / "last.penstock.ckpt"), str(place.path / "last.ckpt")
+        penstock.save(saved, state_of(2))
+        lightning.rename_onto(saved, path)
+        assert penstock.load(path)["step"] == 2
+        lightning.link(path, str(place.path / "linked.ckpt"))
+        assert penstock.load(place.path / "linked.ckpt")["step"] == 2
+        newest = str(place.path / "checkpoint_2")
+        penstock.save(newest, state_of(2))
+        accelerate.retire(newest, 1, Accelerator(cpu=True))
+        left = sorted(os.listdir(place.path))
+    assert left == ["checkpoint_2", "last.ckpt", "linked.ckpt"]

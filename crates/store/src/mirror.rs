@@ -283,7 +283,7 @@ impl Copy<'_> {
         match (self.is_there(), published) {
             (Ok(true), _) => {}
             (Err(error @ Error::Exists { .. }), _) => return Err(error),
-            (_, Err(error)) => return Err(error.into()),
+            (_, Err(error)) => return Err(error),
             (Err(error), _) => return Err(error),
             (Ok(false), Ok(())) => {
                 let detail = "it was put there, and is not: mirror it again";
