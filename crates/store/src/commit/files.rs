@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 /// [`Error::NoFreeNames`] where the file system has neither, and the system's errors.
 pub(crate) fn link_new(file_system: &dyn FileSystem, from: &Path, to: &Path) -> Result<()> {
     match file_system.change(Change::Link { from, to }) {
-        Err(error) if error.kind().is_some_and(has_no_links) => {}
+        // A bucket has no abilities to lack: its refusals say what they are.
+        Err(error)
+            if error.kind().is_some_and(has_no_links) && file_system.files().has_directories() => {}
         result => return Ok(result?),
     }
     match file_system.change(Change::RenameNew { from, to }) {

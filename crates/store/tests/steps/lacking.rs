@@ -105,8 +105,10 @@ impl FileSystem for Lacking {
 }
 
 fn save_on(file_system: Lacking, path: &Path, overwrite: bool) -> Result<(), Error> {
-    let mut options = Options::default();
-    options.file_system = Arc::new(file_system);
+    let options = Options {
+        file_system: Arc::new(file_system),
+        ..Options::default()
+    };
     let mut to = publication(path);
     to.overwrite = overwrite;
     let state = Sample::of_sizes(&[1000]).state();
