@@ -38,6 +38,24 @@ def test_checksums_are_those_of_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE306_9283
 
 
+@pytest.mark.parametrize("name", ["float4_e2m1fn_x2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_types_that_safetensors_has_learnt_are_rows_for_others_too(
+    tmp_path: Path, name: str
+) -> None:
+    values = torch.arange(96, dtype=torch.uint8).view(getattr(torch, name)).reshape(12, 8)
+    write(tmp_path / "a", values)
+    assert penstock.verify(tmp_path / "a").ok
+    assert found_bytes(find(tmp_path / "a", "features")) == bytes(range(96))
+    for path in (tmp_path / "a").glob("*.safetensors"):
+        with safe_open(path, "pt") as opened:
+            if "features" in opened.keys():  # noqa: SIM118
+                found = opened.get_tensor("features")
+                assert (found.dtype, found.shape) == (values.dtype, values.shape)
+                assert torch.equal(found.view(torch.uint8), values.view(torch.uint8))
+                return
+    pytest.fail("no file has the table")
+
+
 @pytest.mark.parametrize(
     ("rows", "row_shape", "dtype", "align"),
     [
