@@ -17,9 +17,9 @@ GROUPS = {"model": ""}
 INDEX = "model.safetensors.index.json"
 
 LAYOUTS = {
-    "rows": Layout(LINE, [Shard(0)], (9, 3)),
-    "columns": Layout(LINE, [Shard(1)], (3, 10)),
-    "whole": Layout(LINE, [Replicate()], (4, 4)),
+    "module.rows": Layout(LINE, [Shard(0)], (9, 3)),
+    "module.columns": Layout(LINE, [Shard(1)], (3, 10)),
+    "module.whole": Layout(LINE, [Replicate()], (4, 4)),
     "module.half": Layout(LINE, [Shard(0)], (6, 3), torch.bfloat16),
 }
 
