@@ -1,4 +1,4 @@
-"""Whatever of Penstock's is named, in messages, docstrings and pages, is there under that name."""
+"""Names of Penstock in messages, docstrings and pages are those of something that exists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_NAMES = {
     "penstock.cli.name",  # A module by the name of its command.
 }
 _PROSE = {"is", "loads", "saves"}
-"""What a line goes on with where Penstock is the subject of a sentence."""
+"""Words after Penstock as the subject of a sentence."""
 
 _DOTTED = re.compile(r"(?<![\w./-])penstock(?:\.[A-Za-z_]\w*)+")
 _CALLED = re.compile(r"(?<![\w./-])(penstock(?:\.[A-Za-z_]\w*)+)\(([^()]*)\)")
@@ -49,7 +49,7 @@ def text_of(file):
 
 @cache
 def named(name):
-    """What a dotted name stands for; None where there is nothing."""
+    """The object of a dotted name; None where there is none."""
     if name.startswith("penstock.integrations."):
         return defined(name)
     parts = name.split(".")

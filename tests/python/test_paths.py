@@ -149,7 +149,7 @@ def test_a_tilde_that_stands_elsewhere_is_a_character(here):
 def test_a_tilde_that_the_shell_left_is_expanded_by_commands(home, command):
     """As in `--files=~/base`, which shells pass on as it is."""
     done = CliRunner().invoke(cli, command, standalone_mode=False)
-    # What doctor finds of this machine is another matter.
+    # The doctor may find something wrong with this machine.
     assert done.exception is None
     assert done.return_value == 0 or command[0] == "doctor"
     assert not os.path.lexists("~")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import struct
 import sys
 import zipfile
 import zlib
@@ -55,7 +56,13 @@ class Archive:
         self._view = memoryview(content)
         try:
             self._zip = zipfile.ZipFile(opened)
-        except (zipfile.BadZipFile, ValueError, OverflowError, UnicodeError) as error:
+        except NotImplementedError as error:
+            raise UnsupportedStateError(
+                f"{what}: it is a zip archive of a newer version, or damaged ({error}): unpack it, "
+                "and pack it anew with plain zip",
+                key=_PICKLE,
+            ) from error
+        except (zipfile.BadZipFile, ValueError, OverflowError, struct.error) as error:
             raise damaged(what, error) from error
         members = self._zip.infolist()
         self._members = {one.filename: one for one in members}
@@ -67,7 +74,7 @@ class Archive:
         self._storages: dict[str, torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """What its pickle makes of it.
+        """Unpickles it.
 
         Raises:
             CorruptCheckpointError: A member is not what was written.
@@ -77,7 +84,7 @@ class Archive:
         return unpickler(io.BytesIO(self._member(_PICKLE)), self._load_storage).load()
 
     def _byte_order(self) -> str:
-        # What has no note of it is older, or as PyTorch takes it since.
+        # An archive without the note is in little endian, as PyTorch reads it.
         is_noted = f"{self._root}byteorder" in self._members
         order = bytes(self._member("byteorder")) if is_noted else b"little"
         if order not in (b"little", b"big"):
@@ -130,7 +137,7 @@ class Archive:
         except (NotImplementedError, RuntimeError) as error:
             # A compression that this Python does not have.
             raise self._unsupported(name, str(error)) from error
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, struct.error) as error:
             raise damaged(self._what, error) from error
         if filled != entry.file_size:
             raise self._misfit(name, filled, entry.file_size)
@@ -142,6 +149,8 @@ class Archive:
             raise damaged(self._what, f"its member {name} is missing")
         if entry.flag_bits & _IS_ENCRYPTED:
             raise self._unsupported(name, "it is encrypted")
+        if not 0 <= entry.header_offset <= len(self._view) - _LOCAL_BYTES:
+            raise damaged(self._what, f"{name} lies outside of it")
         return entry
 
     def _begin(self, name: str) -> int | None:
@@ -150,7 +159,7 @@ class Archive:
         if entry.compress_type != zipfile.ZIP_STORED:
             return None
         header = self._view[entry.header_offset : entry.header_offset + _LOCAL_BYTES]
-        if len(header) < _LOCAL_BYTES or header[: len(START)] != START:
+        if header[: len(START)] != START:
             raise damaged(self._what, f"{name} does not begin where the archive says")
         names_bytes = sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
         begin = entry.header_offset + _LOCAL_BYTES + names_bytes
@@ -174,7 +183,7 @@ class Archive:
 
 
 def _root(names: dict[str, Any], what: str) -> str:
-    """What the names of all members begin with, before the one of the pickle."""
+    """The directory within the archive that the pickle is in, with a slash; or nothing."""
     if any(name.rpartition("/")[2] == "constants.pkl" for name in names):
         raise UnsupportedStateError(
             f"{what} is an archive of TorchScript (torch.jit.save), which holds code: load it with "

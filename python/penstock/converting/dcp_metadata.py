@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         entries: Tensors by their flat names; None for each other value.
@@ -175,7 +175,7 @@ class _Index(_Record):
 
 
 class _Properties(_Record):
-    """Of a tensor; versions of PyTorch add more behind these."""
+    """Properties of a tensor; its type comes first in every version of PyTorch."""
 
     dtype: torch.dtype
 

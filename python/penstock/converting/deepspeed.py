@@ -24,7 +24,7 @@ _ZERO = "zero"
 """The directory of a universal checkpoint that has one directory for each parameter."""
 
 _COMMON = "optimizer_state.pt"
-"""What it has of the optimizer beside these; written after all of them."""
+"""Its state of the optimizer beside these, which is written after all of them."""
 
 _MASTER = "fp32.pt"
 

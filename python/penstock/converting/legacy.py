@@ -42,7 +42,7 @@ class Legacy:
         self._storages: dict[tuple[str, int, int], torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """What its pickles make of it, in memory.
+        """Unpickles it, into memory.
 
         Raises:
             CorruptCheckpointError: It is cut, or does not fit together.
@@ -64,7 +64,7 @@ class Legacy:
         protocol = unpickler(self._opened, _no_storage).load()
         if protocol != _PROTOCOL:
             raise damaged(self._what, f"its version is {protocol!r:.40}")
-        # Of the machine; storages are in little endian whatever it says.
+        # It describes the machine; storages are in little endian whatever it says.
         unpickler(self._opened, _no_storage).load()
         value = unpickler(self._opened, self._load_storage).load()
         keys = unpickler(self._opened, _no_storage).load()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NEWER = (AttributeError, ImportError, NotImplementedError, NotPlainError)
-"""What comes of names that a library of this version does not have, or that are not plain."""
+"""Errors of names that a library of this version lacks, or that are not used plainly."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ def calling(what: str, names: set[str]) -> Iterator[None]:
             name=_first(names),
         ) from error
     except Exception as error:
-        # Whatever the classes raise that it calls.
+        # The classes that it calls raise anything.
         raise UnsupportedStateError(
             f"{what}: unpickling it fails ({type(error).__name__}: {str(error)[:200]}): load it "
             "with the versions that saved it, and pass its state to penstock.save",

@@ -84,7 +84,7 @@ class Unpickler(pickle.Unpickler):
         is_trusted: bool = False,
         records: Mapping[str, type] = MappingProxyType({}),
     ) -> None:
-        # What PyTorch takes strings of Python 2 for.
+        # PyTorch, too, reads strings of Python 2 as UTF-8.
         super().__init__(file, encoding="utf-8")
         self._load_storage = load_storage
         self._others = others
@@ -96,7 +96,7 @@ class Unpickler(pickle.Unpickler):
         return self._load_storage(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for."""
+        """The object that stands for a name."""
         module = _MODULES.get(module, module)
         if name in _STORAGES and module.partition(".")[0] == "torch":
             return StorageKind(_STORAGES[name])
@@ -135,7 +135,7 @@ class PlainName:
 
 
 class _Refused:
-    """Stands for a name that is not called, and for all that would come of it."""
+    """Stands for a name that is not called, and for each object that it would make."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> _Refused:
         return object.__new__(cls)
@@ -242,7 +242,7 @@ _REPLACED: Mapping[str, Any] = {
     "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "torch._utils._rebuild_xla_tensor": _of_numpy,
 }
-"""What stands for functions that put tensors on a device, or leave checks for later."""
+"""Substitutes of functions that put tensors on a device, or leave checks for later."""
 
 _CALLS: Mapping[str, Any] = {
     "_codecs.encode": _encode,
@@ -277,4 +277,4 @@ _CALLS: Mapping[str, Any] = {
         )
     ),
 }
-"""What plain pickles call. None of it runs anything of the pickle, or changes what is shared."""
+"""The names that plain pickles call. None runs code of the pickle, or changes shared objects."""

@@ -79,8 +79,8 @@ def export(
         progress: True for a bar on standard error, or a function of bytes done and in all.
 
     Returns:
-        What was made and how, and whether ``config.json`` is missing, without which
-        ``from_pretrained`` refuses it.
+        The directory's contents, how it was made, and whether ``config.json`` is missing, without
+        which ``from_pretrained`` refuses it.
 
     Raises:
         CheckpointExistsError: Something is at ``out``.

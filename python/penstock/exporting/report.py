@@ -40,7 +40,7 @@ class ExportReport:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What `from_pretrained` would not find."""
+        """Files that `from_pretrained` needs and that are not there."""
         return () if any(name in self.files for name in _CONFIGS) else _CONFIGS[:1]
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 import zipfile
 from typing import ClassVar
@@ -14,6 +15,8 @@ from archives import members, packed, patched, saved
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
+
+from penstock.converting.pickles import Pickles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -79,6 +82,35 @@ def test_a_bit_that_has_changed_is_noticed_in_compressed_members_too(tmp_path, c
     with pytest.raises(penstock.CorruptCheckpointError, match=r"b\.pt"):
         penstock.convert(path, tmp_path / "b", trust=True)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_archive_that_has_changed_gives_the_same_values_or_an_error_of_ours(
+    tmp_path, compression
+):
+    state = {"w": torch.arange(5.0), "more": [1, "text"]}
+    packed(tmp_path / "a.pt", members(saved(tmp_path / "a.pt", state)), compression)
+    written, chooser = (tmp_path / "a.pt").read_bytes(), random.Random(11)
+    for _ in range(300):
+        data = bytearray(written)
+        for _ in range(chooser.randrange(1, 3)):
+            data[chooser.randrange(len(data))] = chooser.randrange(256)
+        (tmp_path / "b.pt").write_bytes(data)
+        try:
+            found = Pickles(trust=True).read(str(tmp_path / "b.pt"))
+        except penstock.PenstockError:
+            continue
+        assert repr(found) == repr(state)
+
+
+def test_an_archive_of_a_newer_version_of_zip_is_not_called_damaged(tmp_path):
+    path = saved(tmp_path / "a.pt", {"w": torch.ones(2)})
+    data = bytearray(path.read_bytes())
+    # The version that is needed to unpack the first member, in the directory of the archive.
+    data[data.index(b"PK\x01\x02") + 6] = 128
+    path.write_bytes(data)
+    with pytest.raises(penstock.UnsupportedStateError, match="newer version"):
+        penstock.convert(path, tmp_path / "b")
 
 
 def test_two_members_of_one_name_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""What a pickle may hold without trust, in any protocol, by any NumPy; nothing else is called."""
+"""A pickle of plain values is taken, in any protocol, by any NumPy; nothing else is called."""
 
 from __future__ import annotations
 
