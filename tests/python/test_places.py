@@ -162,15 +162,16 @@ def check_optimizers(place, store):
 
 
 def check_exports(place, store):
-    out = os.path.join(store.root, "exported")
+    out, linked = (os.path.join(store.root, name) for name in ("exported", "linked"))
     penstock.export(store.path(10), out, key="model")
     assert any(name.endswith(".safetensors") for name in os.listdir(out))
-    linked = os.path.join(store.root, "linked")
+    store.save(70, state_of(70), groups={"model": ""}, overwrite=True)
     if place.links:
-        penstock.export(store.path(10), linked, key="model", hard_link=True)
-    else:
-        with pytest.raises(penstock.StorageError, match="leave --hard-link out"):
-            penstock.export(store.path(10), linked, key="model", hard_link=True)
+        assert penstock.export(store.path(70), linked, hard_link=True).way == "hard link"
+        return
+    with pytest.raises(penstock.StorageError, match="leave --hard-link out"):
+        penstock.export(store.path(70), linked, hard_link=True)
+    assert penstock.export(store.path(70), linked).way == "copy"
 
 
 CHECKS = (
