@@ -32,14 +32,14 @@ class FailingDisk:
         self._size_bytes = size_bytes
 
     def fail(self, after_bytes: int = 0) -> None:
-        """Has writes fail, once so many bytes of new blocks are written."""
+        """Lets writes fail, once so many bytes of new blocks are written."""
         subprocess.run(["sync", "-f", self.path], check=True)
         stat = os.statvfs(self._below)
         used_bytes = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
         self._resize(max(used_bytes + after_bytes, _PAGE_BYTES))
 
     def heal(self) -> None:
-        """Has all writes go through again."""
+        """Lets all writes through again."""
         self._resize(self._size_bytes)
 
     def _resize(self, size_bytes: int) -> None:

@@ -24,7 +24,7 @@ ROOMS = (0, 1 << 20, 5 << 20)
 """Bytes that are written before the first failure."""
 
 REFUSED = (errno.EIO, errno.ENOSPC)
-"""What the kernel says of such a write, by its version."""
+"""The answers of kernels to such a write."""
 
 SHAPES = ((2 << 20,),)
 
@@ -58,7 +58,7 @@ def test_an_optimizer_step_that_cannot_be_written_is_an_error(
         with pytest.raises(penstock.StorageError) as raised:
             optimizer.step()
         assert raised.value.errno in REFUSED
-        # Whatever was done of it, what follows is an error or the step.
+        # The step begins anew from the checkpoint.
         disk.heal()
         loaded = penstock.load(tmp_path / "checkpoint")
         with torch.no_grad():
@@ -89,7 +89,7 @@ def test_rows_that_were_flushed_outlive_a_fold_that_cannot_be_written(
             assert raised.value.errno in REFUSED
         finally:
             disk.heal()
-            # What was written since cannot be made durable, it says; there is nothing.
+            # A log that could not be written is an error here too.
             with contextlib.suppress(penstock.StorageError):
                 table.close()
         with Table(path, cache=Cache(1 << 20)) as table:

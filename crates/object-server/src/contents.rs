@@ -110,7 +110,7 @@ const PAST_MAX: usize = 8;
 /// What a bucket holds.
 pub(crate) struct Contents {
     objects: BTreeMap<String, Object>,
-    /// What it held before its last changes, the last one first.
+    /// The objects before each of the last changes, the newest first.
     past: VecDeque<BTreeMap<String, Object>>,
     uploads: BTreeMap<String, OpenUpload>,
     /// What uploads have become.

@@ -164,7 +164,7 @@ fn is_other(looked: &io::Result<There>, text: &Bytes, place: &Place) -> bool {
     matches!(looked, Ok(Some((there, _))) if there != text && !is_before(there))
 }
 
-/// What is there, with its version; looked at twice where it is not what somebody has seen.
+/// Looks at an object and its version, twice where it is not what somebody has seen.
 async fn look(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<There> {
     let found = look_as_long_as_it_takes(kin, key).await?;
     match &found {

@@ -30,7 +30,7 @@ use crate::yes::says_yes;
 #[derive(Clone)]
 pub(crate) struct Kin {
     /// It sends a request once: repeated by itself, one that is carried out once only may be refused for its
-    /// own sake. What may be repeated is in [`crate::requests`].
+    /// own sake. Those that may be repeated are in [`crate::requests`].
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The same, for a listing page by page.
     pub(crate) lists: Arc<dyn PaginatedListStore>,
@@ -112,7 +112,7 @@ fn never() -> RetryConfig {
     }
 }
 
-/// What a client of the library and a way to sign make.
+/// Combines a client of the library with a way to sign.
 fn kin<Client: ObjectStore + PaginatedListStore>(
     address: &Address,
     remote: &Remote,

@@ -488,8 +488,8 @@ impl Objects {
     }
 }
 
-/// What an answer says of its object. Refuses what Azure tells of a directory, where an account has such: an
-/// object of no bytes.
+/// The head of an object in an answer. A directory of Azure, an object of no bytes, is refused: some accounts
+/// have such.
 fn head_of(found: Got) -> io::Result<ObjectMeta> {
     let mark = Attribute::Metadata("hdi_isfolder".into());
     let is_one = found.attributes.get(&mark);

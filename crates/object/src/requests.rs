@@ -2,7 +2,7 @@
 //!
 //! The library sends each request once: it would repeat what its own transport calls broken, and no answer
 //! that is nonsense (a status line or a listing with a flipped bit, a part of an answer that is missing, 404
-//! for a listing). Here all of them are asked again alike, for as long as there is patience.
+//! for a listing). All these requests are repeated alike here, for as long as there is patience.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,21 +18,21 @@ use crate::refusal::Refusal;
 
 const DELIMITER: &str = "/";
 
-/// What an answer has brought of an object.
+/// An object, as far as an answer brought it.
 pub(crate) struct Got {
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
     pub(crate) bytes: Bytes,
 }
 
-/// What begins with a prefix, up to the next delimiter.
+/// The objects directly below a key, and the keys that others have in common.
 pub(crate) struct Listed {
     pub(crate) directories: BTreeSet<Key>,
     pub(crate) objects: Vec<ObjectMeta>,
 }
 
 impl Kin {
-    /// What comes of a request that changes nothing if it is carried out twice.
+    /// Repeats a request until it is answered. It has to change nothing where it is carried out twice.
     async fn ask<T, F>(&self, ask: impl Fn(Arc<dyn ObjectStore>) -> F) -> Result<T, Refusal>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -102,7 +102,7 @@ impl Kin {
         .await
     }
 
-    /// What lies below a key.
+    /// Lists the objects directly below a key.
     pub(crate) async fn list(&self, below: &Key) -> Result<Listed, Refusal> {
         let mut listed = Listed {
             directories: BTreeSet::new(),

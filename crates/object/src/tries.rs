@@ -17,8 +17,8 @@ pub(crate) fn first_pause(patience: Duration) -> Duration {
     PAUSE_MIN.min(patience / 16)
 }
 
-/// For how long an object is asked for that has to be there and is said not to be: longer than a part of a store
-/// is behind the others, and not as long as a server takes to start again.
+/// The time for which a 404 is not believed for an object that has to be there: longer than a replica is behind
+/// the others, and not as long as a server takes to start again.
 const DENIED_MAX: Duration = Duration::from_secs(2);
 
 /// However long they take, as one that gets no answer may use up all patience by itself.

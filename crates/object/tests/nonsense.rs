@@ -102,7 +102,7 @@ impl Place {
     }
 }
 
-/// What a store answers.
+/// The answer of a store that works.
 fn right(scheme: &str, request: &Request) -> Reply {
     let dated = |reply: Reply| {
         let reply = reply.header("etag", "\"1\"").header("x-goog-generation", 1);

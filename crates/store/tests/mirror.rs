@@ -407,7 +407,7 @@ fn each_failing_read_ends_the_mirroring_and_the_next_call_goes_on() {
     }
 }
 
-/// What lies there by the manifest's name and is none, as often as it is read, is not another checkpoint.
+/// A damaged manifest at the mirror is not another checkpoint.
 #[test]
 fn a_copy_whose_manifest_is_damaged_there_is_called_damaged() {
     let world = World::new("damaged-there");

@@ -62,7 +62,7 @@ _REFUSALS = (
     FormatVersionError,
     PartialCheckpointError,
 )
-"""What trying again does not change as long as the step and its copy are what they are."""
+"""Errors that come again as long as the step and its copy are what they are."""
 
 _GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
 """What a step says that was deleted since it was listed."""

@@ -1,4 +1,4 @@
-"""What is said where a mirror holds something else than the store at a step."""
+"""Errors about the copy of a step, with their remedies."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ pub(crate) fn has_unknown(path: &Path, files: &dyn Files) -> bool {
     !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
 }
 
-/// Whose manifest it is; `None` where it is gone, or cannot be made out, in two readings.
+/// The id in a manifest; `None` where two readings found none, or nothing that makes sense.
 pub(crate) fn id_of(file: &Path, path: &Path, files: &dyn Files) -> Result<Option<String>> {
     for _ in 0..2 {
         let text = match files.read(file) {

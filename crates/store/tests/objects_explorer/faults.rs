@@ -12,8 +12,8 @@ const DOWN: usize = 64;
 /// A request that comes when nobody waits for it any more.
 const AT_THE_END: usize = usize::MAX;
 
-/// What can go wrong with a request, and whether the line is down after it. Listings are behind where one is at
-/// work by himself: sweeps beside saves take a store that shows everybody the same.
+/// The faults of a request, each with whether the line is down after it. A listing is stale only where one client
+/// works alone: a sweep beside a save takes a store that shows everybody the same.
 fn faults_of(scenario: &Scenario, entry: &Entry) -> Vec<(Fault, bool)> {
     let lines_down = |faults: &[Fault]| -> Vec<(Fault, bool)> {
         faults.iter().map(|fault| (*fault, true)).collect()
