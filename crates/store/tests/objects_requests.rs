@@ -191,9 +191,9 @@ fn marks_are_made() {
     };
     world.save(1, &small(), false);
     world.save(2, &small(), false);
-    // The manifest twice, once to ask for its id, the marks, and with others which steps there are.
+    // The manifest twice, once to ask for its id, the marks, and with others those again and which steps there are.
     world.assert_counts("3 Get, 1 Put", || mark(1));
-    world.assert_counts("3 Get, 1 List, 1 Put", || mark(2));
+    world.assert_counts("4 Get, 1 List, 1 Put", || mark(2));
     world.assert_counts("3 Get", || mark(2));
 }
 

@@ -180,6 +180,21 @@ fn every_mutant_is_caught() {
     assert_eq!(survivors, Vec::<String>::new());
 }
 
+/// Marks are read and written back with another one, and no digest vouches for them.
+#[test]
+fn a_bit_that_changes_in_marks_that_are_written_back_loses_none() {
+    let scenario = SCENARIOS.iter().find(|one| one.name == "two that mark");
+    let planned = |(client, nth, fault)| Planned { client, nth, fault };
+    let faults = [("a", 5, Fault::Held(1)), ("b", 7, Fault::Flipped(777))];
+    let ran = run(&Job {
+        scenario: scenario.unwrap(),
+        order: Order::Drawn(610_486),
+        faults: faults.map(planned).into(),
+        mutation: None,
+    });
+    assert_eq!(ran.violations, Vec::<String>::new());
+}
+
 /// What was put is replaced before its answer, which says that it was not: who put it cannot know.
 #[test]
 fn what_was_done_and_denied_is_repeated_or_lost_to_a_newer_one() {
