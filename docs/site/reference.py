@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOPICS = {
-    "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "guard"],
+    "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "register_type", "guard"],
     "Stores": ["CheckpointStore", "Mirror", "PendingSave", "SaveProgress"],
     "Training": ["Training", "on_signal", "Preemption"],
     "Models": ["export", "import_model", "ExportReport", "convert", "Conversion"],

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.saving.pending import PendingSave as PendingSave
     from penstock.saving.pending import SaveProgress as SaveProgress
     from penstock.state.per_rank import PerRank as PerRank
+    from penstock.state.register import register_type as register_type
     from penstock.store import CheckpointStore as CheckpointStore
     from penstock.tracing import trace as trace
     from penstock.training.training import Training as Training
@@ -92,6 +93,7 @@ _HOMES = {
     "saving.guard": ("guard",),
     "saving.pending": ("PendingSave", "SaveProgress"),
     "state.per_rank": ("PerRank",),
+    "state.register": ("register_type",),
     "store": ("CheckpointStore",),
     "tracing": ("trace",),
     "training.training": ("Training",),

@@ -58,13 +58,16 @@ def save(
     The state is any nesting of dicts, lists, tuples and sets over tensors, NumPy arrays, anything
     with DLPack or the buffer protocol, and plain values: None, bool, int of any size, float
     (nan and inf included), complex, str, bytes, NumPy scalars and dtypes, `torch.Size`,
-    `torch.dtype`, `torch.device`. Types, dictionary order, keys that are no text, and ties between
-    tensors come back as they were. What could not come back as it was is refused. Exceptions, on
-    purpose: of a tensor the elements, dtype and shape are kept, not its device, ``requires_grad``
-    or attributes, and strides only of a view whose base is saved as well; a `torch.nn.Parameter`
-    comes back as a tensor; and tensors that share elements are tied where one of them is contiguous
-    and holds the others in its type: else they come back independent, and `SaveReport.fallbacks`
-    names them.
+    `torch.dtype`, `torch.device`, deques, dates and times, paths, `Decimal`, `UUID`. So are sparse
+    and nested tensors, and subclasses that PyTorch takes apart, such as torchao's quantized ones:
+    the tensors that they are made of are stored. Values of other classes, enums and dataclasses
+    among them, take `register_type`. Types, dictionary order, keys that are no text, and ties
+    between tensors come back as they were. What could not come back as it was is refused.
+    Exceptions, on purpose: of a tensor the elements, dtype and shape are kept, not its device,
+    ``requires_grad`` or attributes, and strides only of a view whose base is saved as well; a
+    `torch.nn.Parameter` comes back as a tensor; and tensors that share elements are tied where one
+    of them is contiguous and holds the others in its type: else they come back independent, and
+    `SaveReport.fallbacks` names them.
 
     Tensors of the host are read where they are: they must not change during the call. Tensors that
     an optimizer of `penstock.offload` keeps in files are not read: the files become part of the
@@ -161,6 +164,7 @@ def load(
     progress: bool | Progress = False,
     report: Callable[[LoadReport], object] | None = None,
     rank: int | None = None,
+    plain: bool = False,
 ) -> Any:
     """Loads a state; every byte handed out has been checked against its digest.
 
@@ -201,6 +205,9 @@ def load(
             ``keys`` names, and to the whole state where one process loads it, what only other
             ranks had is added in its place, such as layers of other pipeline stages. Where ranks
             had values of their own under the same keys, a `PenstockWarning` says so.
+        plain: Load values of registered classes (`register_type`) and tensors that are made of
+            others as dictionaries of what is stored of them, without the classes; the member
+            ``"(type)"`` names the class. ``keys`` may name their leaves then.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays of the host
@@ -218,10 +225,11 @@ def load(
         StateMismatchError: A key matches nothing, ``into`` does not fit, or what ranks saved apart
             makes no single state, as where pipeline stages use the same keys.
         MissingDependencyError: The state holds values of a package that is not installed, or that
-            the version of it here does not have, such as a dtype.
+            the version of it here does not have, such as a dtype; or of a class that nobody has
+            registered in this process.
         DeviceError: A GPU, or its driver, failed; the current stream of one is being captured into
             a graph; or this is a fork of a process that has used CUDA.
-        ValueError: ``device`` cannot be used, or is given with ``into``.
+        ValueError: ``device`` cannot be used, or it or ``plain`` is given with ``into``.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -247,6 +255,7 @@ def load(
         progress=progress,
         allow_partial=bool(allow_partial),
         rank=rank,
+        is_plain=bool(plain),
     )
     loaded = read(decode_path(path), wanted, options)
     state = deliver(loaded, wanted)

@@ -15,6 +15,7 @@ from penstock.loading.view import may_share, view
 from penstock.report_lines import aligned, counted, first_of, in_bytes
 from penstock.state import tree
 from penstock.state.build import Builder
+from penstock.state.plain import plain
 from penstock.state.references import is_data, reference
 from penstock.state.scalars import TreeError
 from penstock.state.tree import part_name
@@ -181,7 +182,9 @@ class CheckpointInfo:
     def values(self) -> dict[str, Any]:
         """The plain leaves of the state by their names: everything but tensors and arrays.
 
-        Long byte strings, which are stored beside the tensors, are left out as well.
+        Long byte strings, which are stored beside the tensors, are left out as well. Of values of
+        classes, and of tensors made of others, there is what is stored of them, as
+        ``penstock.load(path, plain=True)`` gives it.
 
         Raises:
             CorruptCheckpointError: The state's tree is malformed, or made so that the names of its
@@ -200,9 +203,9 @@ class CheckpointInfo:
             return not is_data(node) and not is_missing(node)
 
         with tree.reading(self.path, part_name(self.files)):
-            leaves = tree.named(tree.parse(self._tree), _name_chars_max(self._tree))
-            plain = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
-        return dict(plain)
+            leaves = tree.named(plain(tree.parse(self._tree)), _name_chars_max(self._tree))
+            found = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
+        return dict(found)
 
 
 def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
@@ -322,7 +325,7 @@ def _shared(
     """The tensors that are put together from pieces, as the state names them."""
     found: dict[int, TensorInfo] = {}
     aliases: dict[str, str] = {}
-    for name, leaf in tree.leaves(seen.node):
+    for name, leaf in tree.leaves(plain(seen.node)):
         if not is_data(leaf):
             continue
         index, window = reference(leaf, seen.tensors, seen.aliases)

@@ -308,6 +308,7 @@ class CheckpointStore(MirroredSteps):
         allow_partial: bool = False,
         progress: bool | Progress = False,
         report: Callable[[LoadReport], object] | None = None,
+        plain: bool = False,
     ) -> Any:
         """Loads the newest complete step, or the one asked for.
 
@@ -336,6 +337,7 @@ class CheckpointStore(MirroredSteps):
                 Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.
             report: Called with the `LoadReport` when the state is complete.
+            plain: Load values of classes as what is stored of them; see `penstock.load`.
 
         Raises:
             CheckpointNotFoundError: There is no complete step, or not the one asked for; with
@@ -357,6 +359,7 @@ class CheckpointStore(MirroredSteps):
             progress=progress,
             allow_partial=bool(allow_partial),
             own_rank=None if ranks is None else ranks.rank,
+            is_plain=bool(plain),
         )
         last = None if step is None else check_step(step)
         return self._load(ranks, last, wanted, fallback=fallback, report=report)

@@ -7,9 +7,13 @@ state gets a new name, an old one is never changed.
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import pathlib
 import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,38 @@ def plain() -> Any:
         "scalars": [np.float32(0.1), np.uint64(2**64 - 1), np.bool_(True), np.str_("ab\0")],
         "times": [np.datetime64("2024-02-29T12:00:00"), np.timedelta64("NaT")],
         "slices": [slice(None), slice(1, -(2**60), None), range(5, -5, -3)],
+    }
+
+
+def typed() -> Any:
+    """Values of the standard library (6.2)."""
+    zone = dt.timezone(dt.timedelta(hours=-5, seconds=30), "there")
+    return {
+        "dates": [dt.date(1, 1, 1), dt.date(9999, 12, 31)],
+        "times": [dt.time(), dt.time(23, 59, 59, 999999, fold=1), dt.time(1, tzinfo=dt.UTC)],
+        "moments": [dt.datetime(2024, 2, 29, 12), dt.datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=zone)],
+        "spans": [dt.timedelta(), dt.timedelta(-1, 86399, 999999), dt.timedelta.max],
+        "zones": [dt.UTC, zone, dt.timezone.min],
+        "paths": [pathlib.Path("a/b"), pathlib.PureWindowsPath("c:/d"), pathlib.Path("\udcff")],
+        "decimals": [decimal.Decimal(text) for text in ("-0.10", "1E+20", "NaN123", "-Infinity")],
+        "uuid": uuid.UUID(int=2**127 + 1),
+        "deques": [deque(), deque([1, (2,)], 5)],
+    }
+
+
+def composites() -> Any:
+    """Tensors that are made of others (6.9), some tied."""
+    matrix = torch.arange(24.0).view(4, 6) * (torch.arange(24).view(4, 6) % 5 == 0)
+    rows = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1], [2, 2]]), torch.tensor([1.0, 2.0]), (4, 6)
+    )
+    return {
+        "coo": [matrix.to_sparse(), twice, twice],
+        "rows": [matrix.to_sparse_csr(), matrix.to_sparse_bsr((2, 3))],
+        "columns": [matrix.to_sparse_csc(), matrix.to_sparse_bsc((2, 3))],
+        "nested": torch.nested.nested_tensor(rows),
+        "jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
     }
 
 
@@ -164,6 +200,8 @@ def leaf() -> Any:
 
 STATES = {
     "plain": plain,
+    "typed": typed,
+    "composites": composites,
     "tensors": tensors,
     "recent-types": recent_types,
     "arrays": arrays,

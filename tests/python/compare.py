@@ -10,8 +10,13 @@ What changes by design is spelled out in `COMES_BACK_AS` and nowhere else.
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import pathlib
 import struct
-from collections import OrderedDict
+import uuid
+import zoneinfo
+from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +30,7 @@ COMES_BACK_AS: dict[type, type] = {
 """Documented in `penstock.save`: the plain type of the same elements."""
 
 _PLAIN = (int, bool, str, bytes, bytearray, type(None), range, slice)
+_TYPED = (dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal, pathlib.PurePath, uuid.UUID)
 
 
 class Leaf(NamedTuple):
@@ -71,7 +77,11 @@ def tensor_bytes(value: Any) -> bytes:
 def _compare(actual: Any, expected: Any, path: str, leaves: list[Leaf]) -> None:
     kind = COMES_BACK_AS.get(type(expected), type(expected))
     assert type(actual) is kind, f"{path}: {type(actual)} instead of {kind}"
-    if kind is torch.Tensor:
+    if issubclass(kind, torch.Tensor) and (inner := tensors_in(expected)):
+        assert actual.layout == expected.layout, f"{path}: {actual.layout}"
+        assert is_same_outside(actual, expected), f"{path}: {actual} != {expected}"
+        _compare(tensors_in(actual), inner, path, leaves)
+    elif kind is torch.Tensor:
         assert actual.dtype == expected.dtype, f"{path}: {actual.dtype} != {expected.dtype}"
         assert actual.shape == expected.shape, f"{path}: {actual.shape} != {expected.shape}"
         assert tensor_bytes(actual) == tensor_bytes(expected), f"{path}: other bytes"
@@ -87,7 +97,8 @@ def _compare(actual: Any, expected: Any, path: str, leaves: list[Leaf]) -> None:
         _compare_dicts(actual, expected, path, leaves)
     elif kind is torch.Size:
         assert actual == expected, f"{path}: {actual} != {expected}"
-    elif isinstance(expected, list | tuple):
+    elif isinstance(expected, list | tuple | deque):
+        assert getattr(actual, "maxlen", None) == getattr(expected, "maxlen", None), path
         assert len(actual) == len(expected), f"{path}: {len(actual)} of {len(expected)} items"
         for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
             _compare(one, other, f"{path}[{index}]", leaves)
@@ -96,6 +107,42 @@ def _compare(actual: Any, expected: Any, path: str, leaves: list[Leaf]) -> None:
         assert ours == theirs, f"{path}: {ours} != {theirs}"
     else:
         assert plain_text(actual) == plain_text(expected), f"{path}: {actual!r} != {expected!r}"
+
+
+def tensors_in(value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that a tensor is made of; none where it has elements of its own."""
+    value = value.detach()
+    if value.layout is torch.sparse_coo:
+        return {"indices": value._indices(), "values": value._values()}
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        compressed, plain = value.crow_indices(), value.col_indices()
+        return {"compressed": compressed, "plain": plain, "values": value.values()}
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        compressed, plain = value.ccol_indices(), value.row_indices()
+        return {"compressed": compressed, "plain": plain, "values": value.values()}
+    if value.layout is torch.jagged:
+        return {"values": value.values(), "offsets": value.offsets()}
+    if value.is_nested:
+        return {"values": value.values()}
+    if hasattr(value, "__tensor_flatten__"):
+        return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+    return {}
+
+
+def is_same_outside(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors made of others are the same but for those."""
+    if one.layout is torch.jagged:
+        # Their ragged sizes are symbols, of which each tensor has its own.
+        return one._ragged_idx == other._ragged_idx and one.dtype == other.dtype
+    if one.is_nested:
+        return torch.equal(one._nested_tensor_size(), other._nested_tensor_size())
+    if one.layout is torch.sparse_coo and one.is_coalesced() != other.is_coalesced():
+        return False
+    context = [
+        one.__tensor_flatten__() if hasattr(one, "__tensor_flatten__") else None
+        for one in (one, other)
+    ]
+    return one.shape == other.shape and one.dtype == other.dtype and context[0] == context[1]
 
 
 def _compare_dicts(actual: Any, expected: Any, path: str, leaves: list[Leaf]) -> None:
@@ -125,9 +172,11 @@ def plain_text(value: Any) -> str:
         text = value.dtype.str
         data = bytes(value) if isinstance(value, np.bytes_) else np.asarray(value).tobytes()
         return f"{type(value).__qualname__} {text} {data.hex()} {value!r}"
+    if isinstance(value, zoneinfo.ZoneInfo):
+        return f"zone {value.key}"
     if isinstance(value, np.dtype):
         return f"np.dtype {value.str}"
-    assert isinstance(value, (*_PLAIN, torch.dtype, torch.device, torch.Size)), type(value)
+    assert isinstance(value, (*_PLAIN, *_TYPED, torch.dtype, torch.device, torch.Size)), type(value)
     return f"{type(value).__name__} {value!r}"
 
 

@@ -8,11 +8,16 @@ number, and is slow.
 from __future__ import annotations
 
 import base64
+import datetime as dt
+import decimal
 import json
 import math
+import pathlib
 import re
 import struct
-from collections import Counter, OrderedDict
+import uuid
+import zoneinfo
+from collections import Counter, OrderedDict, deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -296,10 +301,42 @@ class Checkpoint:
             return kind(self._reference(node).data if "i" in node else base64.b64decode(value))
         if tag in ("dict", "odict", "counter", "defaultdict"):
             return self._mapping(node, level)
+        if tag == "deque":
+            return deque((self._value(item, level + 1) for item in value), node["max"])
+        if tag in ("sparse", "nested", "jagged", "subclass"):
+            return self._made_of_others(node, level)
+        if tag == "object":
+            _require(0 < len(node["type"]) <= 200, "6.10")
+            return Other("object", (node["type"], self._value(value, level + 1)))
         if tag in ("tuple", "set", "frozenset"):
             kinds = {"tuple": tuple, "set": set, "frozenset": frozenset}
             return kinds[tag](self._value(item, level + 1) for item in value)
         return _leaf(node)
+
+    def _made_of_others(self, node: dict[str, Any], level: int) -> Other:
+        """6.9."""
+        tag, members = node["$"], {"$", "v"}
+        inner = {key: self._value(child, level + 1) for key, child in node["v"].items()}
+        _require(all(isinstance(one, Tensor | Other) for one in inner.values()), "6.9")
+        if tag == "sparse":
+            is_coo = node["layout"] == "coo"
+            parts = {"indices", "values"} if is_coo else {"compressed", "plain", "values"}
+            members |= {"layout", "shape"} | ({"coalesced"} if is_coo else set())
+            _require(node["layout"] in ("coo", "csr", "csc", "bsr", "bsc"), "6.9: layout")
+        elif tag == "nested":
+            parts, members = {"values"}, members | {"sizes"}
+            counts = sum(math.prod(row) for row in node["sizes"])
+            _require(inner["values"].shape == (counts,), "6.9: sizes")
+        elif tag == "jagged":
+            parts = {"values", "offsets"} | (inner.keys() & {"lengths"})
+            members |= {"ragged"} | (node.keys() & {"min", "max"})
+        else:
+            parts, members = set(inner), members | {"type", "dtype", "shape", "strides", "context"}
+        _require(inner.keys() == parts and node.keys() == members, f"6.9: {tag}")
+        facts = {key: node[key] for key in sorted(members - {"$", "v", "context"})}
+        if "context" in node:
+            facts["context"] = self._value(node["context"], level + 1)
+        return Other(tag, (facts, inner))
 
     def _mapping(self, node: dict[str, Any], level: int) -> Any:
         pairs = [(_key(key), self._value(item, level + 1)) for key, item in node["v"]]
@@ -330,6 +367,36 @@ def boxes_of_shard(path: Path) -> dict[str, dict[str, Any]] | None:
     return boxes
 
 
+def _timed(node: dict[str, Any]) -> Any:
+    """6.2: a date, or a time with its fold and zone."""
+    value = getattr(dt, node["$"]).fromisoformat(node["v"])
+    if node["$"] == "date":
+        return value
+    zone = _leaf(node["zone"]) if "zone" in node else None
+    return value.replace(fold=node.get("fold", 0), tzinfo=zone)
+
+
+def _zone(node: dict[str, Any]) -> dt.timezone:
+    offset = dt.timedelta(*node["v"])
+    return dt.timezone(offset, _key(node["name"])) if "name" in node else dt.timezone(offset)
+
+
+def _path(node: dict[str, Any]) -> pathlib.PurePath:
+    kinds = {"posix": pathlib.PurePosixPath, "windows": pathlib.PureWindowsPath}
+    return kinds.get(node.get("pure", ""), pathlib.Path)(_key(node["v"]))
+
+
+TYPED = {
+    **dict.fromkeys(("date", "time", "datetime"), _timed),
+    "timedelta": lambda node: dt.timedelta(*node["v"]),
+    "timezone": _zone,
+    "zone": lambda node: zoneinfo.ZoneInfo(node["v"]),
+    "path": _path,
+    "decimal": lambda node: decimal.Decimal(node["v"]),
+    "uuid": lambda node: uuid.UUID(node["v"]),
+}
+
+
 def _leaf(node: dict[str, Any]) -> Any:
     """6.2: what needs nothing but the node itself."""
     tag, value = node["$"], node.get("v")
@@ -346,6 +413,8 @@ def _leaf(node: dict[str, Any]) -> Any:
     if tag in ("slice", "range"):
         kinds = {"slice": slice, "range": range}
         return kinds[tag](*(_key(part) for part in value))
+    if tag in TYPED:
+        return TYPED[tag](node)
     if tag == "size":
         return Other("size", tuple(_key(part) for part in value))
     if tag in ("dtype", "device", "np.dtype"):

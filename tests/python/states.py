@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import pathlib
 import re
 import struct
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +72,15 @@ _SCALARS = st.one_of(
     ),
     TEXT.map(np.str_),
     st.binary(max_size=5).map(np.bytes_),
+    st.datetimes(timezones=st.none() | st.just(dt.UTC) | st.timezones()),
+    st.times(),
+    st.dates(),
+    st.timedeltas(),
+    st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)).map(dt.timezone),
+    st.decimals(),
+    st.uuids(),
+    TEXT.map(pathlib.PureWindowsPath),
+    TEXT.map(pathlib.Path),
 )
 
 
@@ -137,6 +148,28 @@ def _view(draw: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @st.composite
+def composites(draw: Any) -> torch.Tensor:
+    """A tensor made of others: sparse in each layout, or nested in either."""
+    kind = draw(st.sampled_from(["coo", "uncoalesced", "csr", "csc", "bsr", "bsc", *_NESTED]))
+    seed = draw(st.integers(0, 2**32))
+    values = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed))
+    values[values < draw(st.sampled_from([0.0, 0.5, 1.1]))] = 0
+    if kind in _NESTED:
+        lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+        return torch.nested.nested_tensor(
+            [values[:length] for length in lengths], layout=getattr(torch, kind)
+        )
+    if kind == "uncoalesced":
+        indices = torch.tensor([[1, 1, 0], [2, 2, 5]])
+        return torch.sparse_coo_tensor(indices, values[0, :3].clone(), (4, 6))
+    blocks = (2, 3) if kind in ("bsr", "bsc") else None
+    return values.to_sparse(layout=getattr(torch, f"sparse_{kind}"), blocksize=blocks)
+
+
+_NESTED = ("strided", "jagged")
+
+
+@st.composite
 def arrays(draw: Any) -> np.ndarray:
     """Any type and byte order; C or Fortran, forward or backward."""
     dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)))
@@ -177,6 +210,8 @@ def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.lists(children, max_size=4),
         st.lists(children, max_size=3).map(tuple),
+        st.lists(children, max_size=3).map(deque),
+        st.lists(children, max_size=3).map(lambda items: deque(items, 3)),
         st.dictionaries(TEXT, children, max_size=4),
         st.dictionaries(keys(), children, max_size=4),
         st.builds(_ordered, pairs, st.booleans()),
@@ -196,7 +231,9 @@ class Again(NamedTuple):
 
 POOL_SIZE = 3
 AGAIN = st.builds(Again, st.integers(0, POOL_SIZE - 1), st.booleans())
-FAMILY = st.recursive(st.one_of(scalars(), tensors(), arrays(), AGAIN), containers, max_leaves=12)
+FAMILY = st.recursive(
+    st.one_of(scalars(), tensors(), composites(), arrays(), AGAIN), containers, max_leaves=12
+)
 
 
 @st.composite
@@ -214,6 +251,8 @@ def _fill_in(value: Any, pool: list[Any]) -> Any:
     if isinstance(value, dict):
         for key in value:
             value[key] = _fill_in(value[key], pool)
+    elif type(value) is deque:
+        return deque((_fill_in(item, pool) for item in value), value.maxlen)
     elif type(value) in (list, tuple):
         return type(value)(_fill_in(item, pool) for item in value)
     return value

@@ -11,7 +11,7 @@ import json
 import shutil
 import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from safetensors import safe_open
 import format_reader
 import penstock
 import three_ranks
-from compare import assert_same, plain_text, tensor_bytes
+from compare import assert_same, plain_text, tensor_bytes, tensors_in
 from conftest import REPOSITORY
 from forge import Forgery, encode
 from format_reader import (
@@ -58,6 +58,8 @@ PLAIN_DTYPES = {
 
 def neutral(value):
     """A state as the tiny reader gives it, made from the objects themselves."""
+    if isinstance(value, torch.Tensor) and (inner := tensors_in(value)):
+        return neutral_composite(value, {key: neutral(one) for key, one in inner.items()})
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return Tensor("tensor", dtype, tuple(value.shape), tensor_bytes(value))
@@ -85,7 +87,23 @@ def neutral(value):
         return neutral_dict(value)
     if type(value) in (list, tuple):
         return type(value)(map(neutral, value))
+    if type(value) is deque:
+        return deque(map(neutral, value), value.maxlen)
     return value
+
+
+def neutral_composite(value, inner):
+    if value.layout is torch.jagged:
+        bounds = {"max": value._maybe_max_seqlen, "min": value._maybe_min_seqlen}
+        known = {key: bound for key, bound in bounds.items() if bound is not None}
+        return Other("jagged", ({**known, "ragged": value._ragged_idx}, inner))
+    if value.is_nested:
+        return Other("nested", ({"sizes": value._nested_tensor_size().tolist()}, inner))
+    layout = str(value.layout).removeprefix("torch.sparse_")
+    facts = {"layout": layout, "shape": list(value.shape)}
+    if layout == "coo":
+        facts = {"coalesced": value.is_coalesced(), **facts}
+    return Other("sparse", (facts, inner))
 
 
 def neutral_dict(value):
@@ -106,7 +124,7 @@ def assert_equal(one, other, path="state"):
         assert list(map(plain_text, one)) == list(map(plain_text, other)), path
         for (key, mine), theirs in zip(one.items(), other.values(), strict=True):
             assert_equal(mine, theirs, f"{path}[{key!r}]")
-    elif isinstance(one, list | tuple):
+    elif isinstance(one, list | tuple | deque):
         assert len(one) == len(other), path
         for index, (mine, theirs) in enumerate(zip(one, other, strict=True)):
             assert_equal(mine, theirs, f"{path}[{index}]")

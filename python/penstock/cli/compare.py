@@ -7,6 +7,7 @@ equal tensors of two checkpoints need not lie at the same offset.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class Side:
         Raises:
             PenstockError: They cannot be read.
         """
-        state = penstock.load(self.path, keys=names)
+        state = penstock.load(self.path, keys=names, plain=True)
         # A partial state closes up its lists, so names can be told only by their order.
         ordered = sorted(names, key=self._position.__getitem__)
         return dict(zip(ordered, _leaves(state), strict=True))
@@ -173,7 +174,7 @@ def _leaves(state: Any) -> Iterator[Any]:
     """What a partial state holds, in its order."""
     if isinstance(state, dict):
         state = list(state.values())
-    if isinstance(state, list | tuple):
+    if isinstance(state, list | tuple | deque):
         for item in state:
             yield from _leaves(item)
     else:

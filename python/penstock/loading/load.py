@@ -28,6 +28,7 @@ from penstock.state.devices import DirectPlaces
 from penstock.state.gcpause import gc_paused
 from penstock.state.live import LiveState
 from penstock.state.names import is_wild
+from penstock.state.plain import plain
 from penstock.state.references import BYTES_TAGS, Place, needed
 from penstock.state.unstaged import hold_devices
 from penstock.tracing import call, span
@@ -70,6 +71,7 @@ class Wanted:
         own_rank: Who asks, where ``rank`` is None; None to find that out.
         is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
             parts.
+        is_plain: Whether values of classes come as what is stored of them.
         spare: Another copy of the checkpoint, where chunks are read that are damaged.
     """
 
@@ -81,6 +83,7 @@ class Wanted:
     rank: int | None = None
     own_rank: int | None = None
     is_strict: bool = True
+    is_plain: bool = False
     spare: str | None = None
 
 
@@ -176,6 +179,11 @@ class _Reading:
             raise ValueError(
                 "device= places new tensors, into= fills existing ones: give one of them"
             )
+        if wanted.into is not None and wanted.is_plain:
+            raise ValueError(
+                "plain=True builds a state without classes, into= fills existing values of them: "
+                "give one of them"
+            )
         self._path = path
         self._opened = opened
         self._wanted = wanted
@@ -257,7 +265,7 @@ class _Reading:
         seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
         if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
             self._leave_out(seen)
-        node = seen.node
+        node = plain(seen.node) if wanted.is_plain else seen.node
         if self._patterns is not None:
             node = tree.select(node, self._patterns, self._path)
         # What is asked for by its very name is in the tree.

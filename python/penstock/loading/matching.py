@@ -7,6 +7,7 @@ written at all, and whether targets share memory where the checkpoint has differ
 from __future__ import annotations
 
 import sys
+from collections import deque
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from penstock.layout.sharding import boxes_of
 from penstock.loading.in_file import InFile, description, is_in_file
 from penstock.loading.target import NEW, Target, is_sharded, local_of, unwrapped
 from penstock.state import ties
+from penstock.state.composites import take_apart
 from penstock.state.devices import DirectPlaces
+from penstock.state.flatten import facts_of
 from penstock.state.memory import Memory, of_array, of_tensor
-from penstock.state.references import is_data, needed, reference
+from penstock.state.references import is_composite, is_data, needed, reference
 from penstock.state.refusals import refusal
-from penstock.state.scalars import TreeError, label
+from penstock.state.scalars import TreeError, label, member
 from penstock.state.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 
 if TYPE_CHECKING:
@@ -89,11 +92,16 @@ class Matching:
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             self._match_tensor(node, state, name)
             return
+        if is_composite(node):
+            self._match_composite(node, state, name, level)
+            return
         children = branches(node)
         kind = _kind(state)
         if children is None:
-            if kind in ("tensor", "array", "dict", "list", "tuple"):
+            if kind in ("tensor", "array", "dict", "list", "tuple", "deque"):
                 self._add(name, f"a plain value in the checkpoint, {kind} in the target", _BUILD)
+            # What of it lies in shards is built anew, as all of it is.
+            self.new.update(_in_object(node, self._seen))
             return
         if kind != _container_kind(node):
             text = f"{_container_kind(node)} in the checkpoint, {kind} in the target"
@@ -124,6 +132,32 @@ class Matching:
                 if key not in known:
                     name = prefix + label(key)
                     self._add(name, "is in the target, not in the checkpoint", _CHOOSE)
+
+    def _match_composite(self, node: dict[str, Node], state: Any, name: str, level: int) -> None:
+        """A tensor made of others is filled by filling those, where all else of it is the same."""
+        try:
+            found = None if _kind(state) != "tensor" else take_apart(state, name)
+            own = None if found is None else facts_of(found, name)
+        except UnsupportedStateError as error:
+            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}", _BUILD)
+            return
+        if found is None or own is None or own["$"] != node["$"]:
+            here = _kind(state) if own is None else f"a {own.get('type', own['$'])} tensor"
+            text = f"a {node.get('type', node['$'])!s:.200} tensor in the checkpoint, {here}"
+            self._add(name, f"{text} in the target", _BUILD)
+            return
+        for fact in sorted((own.keys() | node.keys()) - {"v", "strides", "coalesced"}):
+            if own.get(fact) != node.get(fact):
+                text = f"{fact} {node.get(fact)!r:.80} in the checkpoint, {own.get(fact)!r:.80}"
+                self._add(name, f"{text} in the target", _BUILD)
+                return
+        stored = member(node, "v", dict)
+        if stored.keys() != found.inner.keys():
+            text = f"made of {', '.join(stored):.80} in the checkpoint, of {', '.join(found.inner)}"
+            self._add(name, f"{text} in the target", _BUILD)
+            return
+        for key, child in stored.items():
+            self._match(child, found.inner[key], f"{name}.{key}", level + 1)
 
     def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
         index, window = reference(node, self._seen.tensors, self._seen.aliases)
@@ -240,13 +274,21 @@ def _kind(value: Any) -> str:
     for base in (dict, list):
         if isinstance(value, base):
             return base.__name__
-    return "tuple" if type(value) is tuple else f"a value of type {type(value).__name__}"
+    if type(value) in (tuple, deque):
+        return type(value).__name__
+    return f"a value of type {type(value).__name__}"
 
 
 def _container_kind(node: Node) -> str:
     if type(node) is list:
         return "list"
-    return "tuple" if node.get("$") in SEQUENCES else "dict"
+    return str(node["$"]) if node.get("$") in SEQUENCES else "dict"
+
+
+def _in_object(node: Node, seen: View) -> list[int]:
+    """Indices of the tensors in a value of a class."""
+    is_object = type(node) is dict and node.get("$") == "object"
+    return needed(node, seen.tensors, seen.aliases) if is_object else []
 
 
 def _memory_of(value: Any, name: str) -> Memory | None:

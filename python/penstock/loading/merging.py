@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.loading.numbering import Numbering, references
 from penstock.state import tree
-from penstock.state.references import is_data
+from penstock.state.references import is_data, references
 from penstock.state.scalars import TreeError, encode_key, member
 from penstock.state.tree import LEVELS_MAX, MAPPINGS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from penstock.loading.numbering import Numbering
 
     _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.loading.partial import MISSING
 from penstock.state import dtypes
-from penstock.state.references import is_data, reference
+from penstock.state.references import is_data, reference, references
 from penstock.state.scalars import TreeError, UnknownError, member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, KeysView, Sequence
+    from collections.abc import KeysView, Sequence
 
     from penstock._native import _Alias
     from penstock.state.references import Row
@@ -149,20 +149,3 @@ def _window(value: Node) -> Window:
     if offset < 0:
         raise TreeError(f"no view: {value!r:.80}")
     return tuple(shape), tuple(strides), offset
-
-
-def references(node: Node) -> Iterator[dict[str, Any]]:
-    """Every tagged object of a tree that may refer to a tensor."""
-    rest = [node]
-    while rest:
-        node = rest.pop()
-        if type(node) is list:
-            rest += node
-        elif type(node) is dict:
-            if node.get("$") in _REFERRING and "v" not in node:
-                yield node
-            else:
-                rest += node.values()
-
-
-_REFERRING = ("tensor", "ndarray", "bytes", "bytearray", "missing")

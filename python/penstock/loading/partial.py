@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PartialCheckpointError
 from penstock.state import tree
+from penstock.state.references import is_composite, references
 from penstock.state.scalars import TreeError, member
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ _NAMED_MAX = 8
 
 
 def is_missing(node: Node) -> bool:
-    """Whether a leaf stands for a tensor that could not be salvaged."""
-    return type(node) is dict and node.get("$") == "missing"
+    """Whether a leaf stands for a tensor that could not be salvaged, or is made of such."""
+    if type(node) is not dict:
+        return False
+    if node.get("$") == "object" or is_composite(node):
+        return any(one.get("$") == "missing" for one in references(node))
+    return node.get("$") == "missing"
 
 
 def loadable(
@@ -129,6 +134,9 @@ def shared_only(node: Node, level: int = 0) -> Node:
     if type(tag) is str and tag in tree.MAPPINGS:
         pairs = [[key, shared_only(child, level + 1)] for key, child in tree.pairs(node)]
         return {**node, "v": pairs}
+    if is_composite(node):
+        is_shared = all("g" in one for one in references(node))
+        return node if is_shared else dict(MISSING)
     return node if "g" in node else dict(MISSING)
 
 

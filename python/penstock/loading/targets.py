@@ -23,7 +23,7 @@ from penstock.loading.passing import PASSING_BYTES, Passing
 from penstock.loading.target import NEW, Target, local_of, unwrapped
 from penstock.state.build import Builder
 from penstock.state.memory import CPU, Memory, of_tensor
-from penstock.state.references import BYTES_TAGS, Place, is_data, needed
+from penstock.state.references import BYTES_TAGS, Place, is_composite, is_data, needed
 from penstock.state.tree import SKIPPED, Node, branches
 
 if TYPE_CHECKING:
@@ -249,6 +249,11 @@ class Targets:
             return builder.build(node)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             return self._filled_files[place(state)] if is_in_file(state) else state
+        if is_composite(node):
+            if "coalesced" in node:
+                # Its indices are others now.
+                state._coalesced_(node["coalesced"])
+            return state
         children = branches(node)
         if children is None:
             return builder.build(node)

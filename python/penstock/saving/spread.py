@@ -21,6 +21,7 @@ from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
+from penstock.state.composites import refuse_part
 from penstock.state.devices import DirectPlaces, is_scattered
 from penstock.state.flatten import Flattener
 from penstock.state.flattened import Flattened, Overlap
@@ -262,6 +263,7 @@ class _Spreader(Flattener):
         if type(local) is not torch.Tensor:
             # Still on its way from a collective.
             local = value.to_local().detach()
+            refuse_part(local, name)
         if sharding.is_held:
             check_local(sharding.boxes, value, local.shape, name)
         return self._share(value, local, name, sharding)

@@ -7,15 +7,24 @@ ever evaluated. Tensors and arrays are windows over the memory that was read, wi
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import MissingDependencyError
 from penstock.state import dtypes
+from penstock.state.composites import put_together
 from penstock.state.memory import contiguous_strides
-from penstock.state.references import Place, Row, is_data, reference
+from penstock.state.references import (
+    COMPOSITE_TAGS,
+    Place,
+    Row,
+    is_composite,
+    is_data,
+    reference,
+)
+from penstock.state.registered import of_name
 from penstock.state.scalars import (
     TreeError,
     UnknownError,
@@ -26,6 +35,7 @@ from penstock.state.scalars import (
     refused,
 )
 from penstock.state.tree import FACTORIES, LEVELS_MAX, SKIPPED, Node, pairs
+from penstock.state.typed import DECODERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +74,7 @@ class Builder:
         self._device = device
         self._made = made or {}
         self._built: dict[tuple[str, int, str, str], Any] = {}
+        self._composites: dict[str, Any] = {}
         self._torch_types: dict[str, tuple[torch.dtype, int]] = {}
         self._numpy_types: dict[str, np.dtype[Any]] = {}
         # The module; None until a tensor is met, False if it is not installed.
@@ -152,6 +163,42 @@ class Builder:
         if word not in FACTORIES:
             raise UnknownError(f"unknown factory {word!r:.80}")
         return defaultdict(FACTORIES[word], self._pairs(node, level))
+
+    def _deque(self, node: dict[str, Node], level: int) -> deque[Any]:
+        length_max = node.get("max")
+        if length_max is not None and (type(length_max) is not int or length_max < 0):
+            raise TreeError(f"{length_max!r:.80} is no length of a deque")
+        items = self._items(node, level)
+        if length_max is not None and len(items) > length_max:
+            raise TreeError(f"a deque of {len(items)} where {length_max} are the most")
+        try:
+            return deque(items, length_max)
+        except OverflowError as error:
+            raise TreeError(f"no deque: {error}") from None
+
+    # Values that are made of others.
+
+    def _object(self, node: dict[str, Node], level: int) -> Any:
+        _check_level(level)
+        entry = of_name(member(node, "type", str))
+        state = node.get("v")
+        is_members = type(state) is dict and "$" not in state
+        return entry.made_of(self.build(state, level if is_members else level + 1))
+
+    def _composite(self, node: dict[str, Node], level: int) -> Any:
+        """A tensor made of others; of the same ones it is the same, as tensors are tied."""
+        _check_level(level)
+        nodes = member(node, "v", dict)
+        if not all(map(_is_tensor, nodes.values())):
+            raise TreeError(f"{node['$']!r} is made of tensors")
+        inner = {key: self.build(child, level + 1) for key, child in nodes.items()}
+        rest = {**node, "v": [(key, id(one)) for key, one in inner.items()]}
+        identity = repr(rest)
+        value = self._composites.get(identity)
+        if value is None:
+            context = self.build(node.get("context"), level + 1)
+            value = self._composites[identity] = put_together(node, inner, context)
+        return value
 
     # Leaves whose bytes lie in a shard.
 
@@ -310,7 +357,17 @@ _CONTAINERS: dict[str, Callable[[Builder, dict[str, Node], int], Any]] = {
     "odict": Builder._ordered_dict,
     "counter": lambda builder, node, level: Counter(dict(builder._pairs(node, level))),
     "defaultdict": Builder._default_dict,
+    "deque": Builder._deque,
+    "object": Builder._object,
+    **dict.fromkeys(COMPOSITE_TAGS, Builder._composite),
+    **{tag: lambda _, node, __: DECODERS[node["$"]](node) for tag in DECODERS},
 }
+
+
+def _is_tensor(node: Node) -> bool:
+    if is_composite(node):
+        return True
+    return type(node) is dict and is_data(node) and node["$"] == "tensor"
 
 
 def _check_level(level: int) -> None:

@@ -15,10 +15,9 @@ A container that occurs twice comes back as two; tensors keep their ties.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,28 +25,41 @@ import numpy as np
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
 from penstock.state.boxes import Boxes
+from penstock.state.composites import Parts, take_apart
 from penstock.state.devices import DirectPlaces
 from penstock.state.file_tensor import FileTensor
 from penstock.state.flattened import Flattened, Overlap
+from penstock.state.foreign_arrays import foreign_array
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import Linker, place_of
 from penstock.state.memory import Memory, of_array, of_bytes, of_tensor, to_source
 from penstock.state.per_rank import PerRank
 from penstock.state.refusals import refusal
+from penstock.state.registered import Registered, of_class
 from penstock.state.scalars import (
     COLLIDING_MAX,
     ENCODERS,
     TreeError,
+    are_json_keys,
     check_hashes,
     encode_base64,
     encode_int,
     encode_key,
     encode_numpy,
-    is_unicode,
     label,
     with_twin,
 )
-from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
+from penstock.state.tree import (
+    CLASS,
+    CLASS_VALUE,
+    CONTEXT,
+    FACTORIES,
+    LEVELS_MAX,
+    ROOT,
+    Node,
+    unique_names,
+)
+from penstock.state.typed import TYPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -113,10 +125,9 @@ class Flattener:
             OrderedDict: kind._ordered_dict,
             Counter: kind._counter,
             defaultdict: kind._default_dict,
+            deque: kind._deque,
             bytes: kind._bytes,
             bytearray: kind._bytes,
-            range: kind._range,
-            slice: kind._slice,
             np.ndarray: kind._array,
             np.memmap: kind._array,
             PerRank: kind._per_rank,
@@ -125,8 +136,10 @@ class Flattener:
         }
         # A state can only hold tensors if somebody has imported PyTorch.
         torch = sys.modules.get("torch")
+        self._strided: Any = None
         if torch is not None:
-            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._tensor
+            self._strided = torch.strided
+            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._any_tensor
             self._handlers[torch.Size] = kind._size
             self._handlers[torch.dtype] = kind._torch_dtype
             self._handlers[torch.device] = kind._device
@@ -151,6 +164,14 @@ class Flattener:
         handler = self._handlers.get(type(value))
         if handler is not None:
             return handler(self, value, name, level)
+        typed = TYPED.get(type(value))
+        if typed is not None:
+            return typed(value, name)
+        entry = of_class(type(value))
+        if entry is not None and entry.flatten is not None:
+            return self._object(entry, value, name, level)
+        if dtypes.is_tensor(value):
+            return self._composite(value, name, level)
         return self._unusual(value, name)
 
     # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
@@ -171,7 +192,7 @@ class Flattener:
         return f"{name}." if level else ""
 
     def _dict(self, value: dict[Any, Any], name: str, level: int) -> Node:
-        if not _are_json_keys(value):
+        if not are_json_keys(value):
             return {"$": "dict", "v": self._pairs(value, name, level)}
         prefix = self._enter(value, name, level)
         node = {}
@@ -243,6 +264,9 @@ class Flattener:
     def _tuple(self, value: tuple[Any, ...], name: str, level: int) -> Node:
         return {"$": "tuple", "v": self._items(value, value, name, level)}
 
+    def _deque(self, value: deque[Any], name: str, level: int) -> Node:
+        return {"$": "deque", "max": value.maxlen, "v": self._items(value, value, name, level)}
+
     def _items(self, items: Iterable[Any], owner: Any, name: str, level: int) -> list[Node]:
         prefix = self._enter(owner, name, level)
         nodes = []
@@ -272,6 +296,17 @@ class Flattener:
     def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
         return self.encode(value.value, name, level)
 
+    def _object(self, entry: Registered, value: Any, name: str, level: int) -> Node:
+        """A value of a registered class: leaves in it have the names of a dictionary's."""
+        prefix = self._enter(value, name, level)
+        state = entry.state_of(value, name)
+        if type(state) is dict and are_json_keys(state) and CLASS not in state:
+            node = self.encode(state, name, level)
+        else:
+            node = self.encode(state, prefix + CLASS_VALUE, level + 1)
+        self._open.discard(id(value))
+        return {"$": "object", "type": entry.name, "v": node}
+
     # Leaves that need a look.
 
     def _bytes(self, value: bytes | bytearray, name: str, level: int) -> Node:
@@ -279,17 +314,6 @@ class Flattener:
         if len(value) <= INLINE_BYTES_MAX:
             return {"$": tag, "v": encode_base64(value)}
         return self._data(tag, value, name, of_bytes)
-
-    def _range(self, value: range, name: str, level: int) -> Node:
-        return {"$": "range", "v": [encode_int(n) for n in (value.start, value.stop, value.step)]}
-
-    def _slice(self, value: slice, name: str, level: int) -> Node:
-        ends = (value.start, value.stop, value.step)
-        if not all(end is None or type(end) is int for end in ends):
-            raise UnsupportedStateError(
-                f"{name}: {value!r} cannot be stored: only slices of ints and None can", key=name
-            )
-        return {"$": "slice", "v": [None if end is None else encode_int(end) for end in ends]}
 
     def _size(self, value: Any, name: str, level: int) -> Node:
         if not all(type(dim) is int for dim in value):
@@ -307,6 +331,33 @@ class Flattener:
         char = dtypes.twin(value.dtype)
         if char is not None:
             node["char"] = char
+        return node
+
+    def _any_tensor(self, value: Any, name: str, level: int) -> Node:
+        if value.layout is self._strided and not value.is_nested:
+            return self._tensor(value, name, level)
+        return self._composite(value, name, level)
+
+    def _composite(self, value: Any, name: str, level: int) -> Node:
+        """A tensor that is made of others."""
+        parts = take_apart(value, name)
+        if parts is None:
+            if type(value) in self._handlers:
+                return self._tensor(value, name, level)
+            return self._unusual(value, name)
+        prefix = self._enter(value, name, level)
+        node = self.facts(parts, prefix, level)
+        node["v"] = {
+            key: self.encode(one, prefix + key, level + 1) for key, one in parts.inner.items()
+        }
+        self._open.discard(id(value))
+        return node
+
+    def facts(self, parts: Parts, prefix: str, level: int) -> dict[str, Node]:
+        """The node of a tensor made of others, without those."""
+        node = {"$": parts.tag, **parts.facts}
+        if parts.tag == "subclass":
+            node["context"] = self.encode(parts.context, prefix + CONTEXT, level + 1)
         return node
 
     def _tensor(self, value: Any, name: str, level: int) -> Node:
@@ -350,7 +401,7 @@ class Flattener:
         elif isinstance(value, np.generic):
             node = encode_numpy(value)
         else:
-            array = _foreign_array(value)
+            array = foreign_array(value)
             node = None if array is None else self._array(array, name, 0)
         if node is None:
             raise refusal(value, name)
@@ -449,6 +500,26 @@ class Flattener:
         return found
 
 
+def facts_of(parts: Parts, name: str) -> dict[str, Node]:
+    """All that is stored of a tensor made of others but those.
+
+    Raises:
+        UnsupportedStateError: Its context holds tensors, or what cannot be stored.
+    """
+    walk = Flattener()
+    node = walk.facts(parts, f"{name}.", 0)
+    if walk._leaves:
+        raise UnsupportedStateError(
+            f"{name}: its context holds tensors, which cannot be compared", key=name
+        )
+    return node
+
+
+def has_place(kind: type) -> bool:
+    """Whether values of a class are stored without being registered."""
+    return kind in ENCODERS or kind in TYPED or kind in Flattener()._handlers
+
+
 def _check_hashes(value: Collection[Any], name: str) -> None:
     """Refuses what a load, which trusts nobody's keys, would refuse."""
     try:
@@ -459,35 +530,3 @@ def _check_hashes(value: Collection[Any], name: str) -> None:
             "looking at all: save a list of pairs instead",
             key=name,
         ) from None
-
-
-def _are_json_keys(value: dict[Any, Any]) -> bool:
-    """Whether the keys can be the member names of an untagged object."""
-    if not value:
-        return True
-    if set(map(type, value)) != {str} or "$" in value:
-        return False
-    keys = "".join(value)
-    # Two halves of a pair would join to a character here that neither key holds.
-    return keys.isascii() or all(map(is_unicode, value))
-
-
-def _foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array over the memory of anything with DLPack or the buffer protocol."""
-    torch = sys.modules.get("torch")
-    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
-        return None
-    if isinstance(value, bytes | bytearray | str | type):
-        return None
-    if hasattr(value, "__dlpack__"):
-        for convert in (np.from_dlpack, np.asarray):
-            # The second takes what the first refuses: memory of a device, types that DLPack or
-            # NumPy does not have (bfloat16). What producers raise differs from one to another.
-            with contextlib.suppress(Exception):
-                array = convert(value)
-                return array if type(array) is np.ndarray and not array.dtype.hasobject else None
-        return None
-    try:
-        return np.asarray(memoryview(value))
-    except (TypeError, ValueError, NotImplementedError):
-        return None

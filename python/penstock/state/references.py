@@ -10,7 +10,7 @@ from penstock.state.scalars import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock._native import _Alias
     from penstock.state.ties import Window
@@ -31,6 +31,15 @@ DATA_TAGS = frozenset({"tensor", "ndarray", "bytes", "bytearray"})
 
 BYTES_TAGS = frozenset({"bytes", "bytearray"})
 """Those of them that are copied out of what was read."""
+
+
+COMPOSITE_TAGS = frozenset({"sparse", "nested", "jagged", "subclass"})
+"""Leaves that are tensors made of others: those stand in the member ``"v"``, by name."""
+
+
+def is_composite(node: Node) -> bool:
+    """Whether a leaf is a tensor that is made of others."""
+    return type(node) is dict and type(node.get("$")) is str and node["$"] in COMPOSITE_TAGS
 
 
 def is_data(node: Node) -> bool:
@@ -76,3 +85,20 @@ def reference(
     if not 0 <= index < len(tensors):
         raise TreeError(f"tensor {index} of {len(tensors)}")
     return index, window
+
+
+def references(node: Node) -> Iterator[dict[str, Any]]:
+    """Every tagged object of a tree that may refer to a tensor."""
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if type(node) is list:
+            rest += node
+        elif type(node) is dict:
+            if node.get("$") in _REFERRING and "v" not in node:
+                yield node
+            else:
+                rest += node.values()
+
+
+_REFERRING = ("tensor", "ndarray", "bytes", "bytearray", "missing")

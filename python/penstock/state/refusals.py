@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime as dt
 import enum
 import pathlib
@@ -30,7 +31,10 @@ def _remedy(value: Any) -> str:
         remedy = check(value)
         if remedy is not None:
             return remedy
-    return "save its fields as plain values (numbers, text, lists, dicts, tensors) instead"
+    return (
+        "penstock.register_type(cls, flatten, unflatten) has it stored; or save its fields as "
+        "plain values (numbers, text, lists, dicts, tensors)"
+    )
 
 
 def _remedy_for_torch(value: Any) -> str | None:
@@ -38,21 +42,33 @@ def _remedy_for_torch(value: Any) -> str | None:
     if torch is None:
         return None
     if isinstance(value, torch.Tensor):
-        return "tensor subclasses carry more than their elements; save a plain torch.Tensor of it"
+        return _remedy_for_tensor(type(value))
     if isinstance(value, torch.Generator):
         return "save .get_state() instead"
     return None
 
 
+def _remedy_for_tensor(kind: type) -> str:
+    remedy = "tensor subclasses carry more than their elements; save a plain torch.Tensor of it"
+    if kind.__module__.startswith(("torch.", "penstock.")):
+        return remedy
+    if hasattr(kind, "__tensor_flatten__"):
+        return f"penstock.register_type({kind.__qualname__}) has it stored"
+    return f"{remedy}, or give penstock.register_type a flatten and an unflatten for it"
+
+
 def _remedy_for_subclass(value: Any) -> str | None:
+    kind = type(value).__qualname__
     if isinstance(value, enum.Enum):
-        return "save .value or .name instead"
+        return f"penstock.register_type({kind}) has it stored; or save .value or .name"
     if isinstance(value, np.ndarray):
         return "array subclasses carry more than their elements; save np.asarray(value)"
     if isinstance(value, np.generic):
         return "save its fields as plain values instead"
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return "save value._asdict() or tuple(value) instead"
+        return f"penstock.register_type({kind}) has it stored; or save tuple(value)"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"penstock.register_type({kind}) has it stored; or save vars(value)"
     if isinstance(value, Mapping | types.MappingProxyType):
         return "save dict(value) instead"
     for base in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset):
@@ -72,10 +88,14 @@ def _remedy_for_object(value: Any) -> str | None:
         return "save .bit_generator.state instead"
     if isinstance(value, random.Random):
         return "save .getstate() instead"
-    if isinstance(value, collections.deque) or hasattr(value, "__next__"):
+    if isinstance(value, collections.deque):
+        return "save collections.deque(value) instead"
+    if hasattr(value, "__next__"):
         return "save list(value) instead"
     if isinstance(value, pathlib.PurePath):
         return "save str(value) instead"
+    if isinstance(value, dt.tzinfo):
+        return "use datetime.timezone or a zoneinfo.ZoneInfo of a key instead"
     if isinstance(value, dt.date | dt.time):
         return "save .isoformat() instead"
     return None

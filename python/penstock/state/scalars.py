@@ -121,6 +121,17 @@ def is_unicode(value: str) -> bool:
     return True
 
 
+def are_json_keys(value: dict[Any, Any]) -> bool:
+    """Whether the keys can be the member names of an untagged object."""
+    if not value:
+        return True
+    if set(map(type, value)) != {str} or "$" in value:
+        return False
+    keys = "".join(value)
+    # Two halves of a pair would join to a character here that neither key holds.
+    return keys.isascii() or all(map(is_unicode, value))
+
+
 def encode_complex(value: complex) -> Any:
     """Real and imaginary part."""
     return {"$": "complex", "v": [encode_float(value.real), encode_float(value.imag)]}
@@ -215,8 +226,9 @@ def _decode_key(node: Any, levels: int) -> Any:
         return tuple(_decode_key(item, levels - 1) for item in member(node, "v", list))
     if type(node) is dict and node.get("$") not in ("int", "float", "str"):
         tag = node.get("$")
-        kind = UnknownError if type(tag) is str and tag not in TAGS else TreeError
-        raise kind(f"{node!r:.80} is no key")
+        # A newer version may take these for keys, as sets do.
+        is_newer = type(tag) is str and (tag not in TAGS or tag in TYPED_TAGS)
+        raise (UnknownError if is_newer else TreeError)(f"{node!r:.80} is no key")
     if type(node) is list:
         raise TreeError("a list is no key")
     return decode(node)
@@ -323,12 +335,13 @@ def _decode_device(node: dict[str, Any]) -> Any:
     return device
 
 
-def _integers(node: dict[str, Any]) -> list[int]:
+def integers(node: dict[str, Any]) -> list[int]:
+    """The integers in a tagged object's member ``"v"``."""
     return [_number(item, int) for item in member(node, "v", list)]
 
 
 def _decode_size(node: dict[str, Any]) -> Any:
-    values = _integers(node)
+    values = integers(node)
     try:
         return dtypes.import_torch().Size(values)
     except (TypeError, RuntimeError, OverflowError) as error:
@@ -337,7 +350,7 @@ def _decode_size(node: dict[str, Any]) -> Any:
 
 def _decode_range(node: dict[str, Any]) -> range:
     try:
-        start, stop, step = _integers(node)
+        start, stop, step = integers(node)
         return range(start, stop, step)
     except ValueError as error:
         raise TreeError(f"no range: {error}") from None
@@ -366,10 +379,20 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "slice": _decode_slice,
 }
 
-TAGS = frozenset(_DECODERS) | {
-    *("tensor", "ndarray", "missing", "tuple", "set", "frozenset"),
-    *("dict", "odict", "counter", "defaultdict", "first"),
-}
+TYPED_TAGS = frozenset(
+    ("date", "time", "datetime", "timedelta", "timezone", "zone", "path", "decimal", "uuid")
+)
+"""Those of `penstock.state.typed`."""
+
+TAGS = (
+    frozenset(_DECODERS)
+    | TYPED_TAGS
+    | {
+        *("tensor", "ndarray", "missing", "tuple", "set", "frozenset"),
+        *("dict", "odict", "counter", "defaultdict", "deque", "first"),
+        *("object", "subclass", "sparse", "nested", "jagged"),
+    }
+)
 """Every tag of the format; others are those of a newer version.
 
 `crates/store/src/format/tree.rs` has the same."""

@@ -25,24 +25,12 @@ from penstock.state.names import EMPTY, escaped, is_wild, labels, matcher
 from penstock.state.scalars import TreeError, UnknownError, decode_keys, member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Node: TypeAlias = Any
 """None, bool, int, float, str, list of nodes or dict from str to node."""
 
-SEQUENCES = frozenset({"tuple"})
+SEQUENCES = frozenset({"tuple", "deque"})
 MAPPINGS = frozenset({"dict", "odict", "counter", "defaultdict"})
 
 LEVELS_MAX = 128
@@ -50,6 +38,9 @@ LEVELS_MAX = 128
 
 ROOT = "value"
 """Name of the only leaf of a state that is no container."""
+
+CLASS, CLASS_VALUE, CONTEXT = "(type)", "(value)", "(context)"
+"""What stands beside the members of a value of a class, where it is named, or loaded as plain."""
 
 AS_FIRST = '{"$":"first"}'
 """The tree of a rank whose state is that of the first one."""

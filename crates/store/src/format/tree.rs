@@ -4,7 +4,7 @@
 //! be told without loading it.
 
 /// The tags of format 1 (docs/format.md, 6.2 and 6.6).
-const TAGS: [&str; 24] = [
+const TAGS: [&str; 39] = [
     "tensor",
     "ndarray",
     "missing",
@@ -29,6 +29,21 @@ const TAGS: [&str; 24] = [
     "slice",
     "range",
     "first",
+    "deque",
+    "date",
+    "time",
+    "datetime",
+    "timedelta",
+    "timezone",
+    "zone",
+    "path",
+    "decimal",
+    "uuid",
+    "object",
+    "subclass",
+    "sparse",
+    "nested",
+    "jagged",
 ];
 
 /// How a writer begins a tagged object. Inside of a string it would need escapes.

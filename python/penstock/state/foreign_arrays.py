@@ -1,0 +1,30 @@
+"""Arrays of other libraries, as NumPy's over the same memory."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """An array over the memory of anything with DLPack or the buffer protocol."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
+        return None
+    if isinstance(value, bytes | bytearray | str | type):
+        return None
+    if hasattr(value, "__dlpack__"):
+        for convert in (np.from_dlpack, np.asarray):
+            # The second takes what the first refuses: memory of a device, types that DLPack or
+            # NumPy does not have (bfloat16). What producers raise differs from one to another.
+            with contextlib.suppress(Exception):
+                array = convert(value)
+                return array if type(array) is np.ndarray and not array.dtype.hasobject else None
+        return None
+    try:
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, NotImplementedError):
+        return None
