@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from penstock.errors import UnsupportedStateError
 from penstock.state.build import Builder
 from penstock.state.flatten import Flattener
+from penstock.state.references import is_composite
 from penstock.state.scalars import TreeError, label
 from penstock.state.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
 
@@ -255,6 +256,7 @@ def _is_terminal(nodes: list[Node], level: int) -> bool:
     return not any(
         _is_mapping(node)
         or (type(node) is list and not _is_terminal(node, level + 1))
+        or is_composite(node)
         or (type(node) is dict and node.get("$") in ("tensor", "missing"))
         for node in nodes
     )

@@ -30,7 +30,8 @@ from penstock.loading.opened import BoxRead, OpenCheckpoint
 from penstock.loading.partial import is_missing
 from penstock.state import dtypes, tree
 from penstock.state.memory import CPU, of_tensor
-from penstock.state.scalars import TreeError
+from penstock.state.references import is_composite
+from penstock.state.scalars import TreeError, integers, member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,6 +175,9 @@ class Opened:
         chunks = self._chunks()
         found: dict[str, Any] = {}
         for name, node in self._layout.nodes.items():
+            if is_composite(node) and "shape" in node:
+                found[name] = self._whole(node)
+                continue
             if not _is_tensor(node):
                 found[name] = BytesStorageMetadata()
                 continue
@@ -190,6 +194,21 @@ class Opened:
             planner_data=self._layout.planner_data,
             storage_data={},
             storage_meta=meta,
+        )
+
+    def _whole(self, node: dict[str, Node]) -> TensorStorageMetadata:
+        """The description of a tensor that is made of others, and stored in one piece."""
+        try:
+            size = torch.Size(integers({**node, "v": node["shape"]}))
+            if "dtype" in node:
+                dtype = dtypes.torch_dtype(member(node, "dtype", str))
+            else:
+                _, dtype = self._source(member(member(node, "v", dict), "values", dict))
+        except (ValueError, RuntimeError, OverflowError) as error:
+            raise TreeError(str(error)) from None
+        whole = ChunkStorageMetadata(torch.Size((0,) * len(size)), size)
+        return TensorStorageMetadata(
+            properties=TensorProperties(dtype=dtype), size=size, chunks=[whole]
         )
 
     def _chunks(self) -> dict[str | int, list[ChunkStorageMetadata]]:
@@ -236,6 +255,10 @@ class Opened:
     def read_tensors(self, plan: LoadPlan, planner: LoadPlanner, options: dict[str, Any]) -> None:
         """Fills the planner's tensors."""
         items = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
+        for item in items:
+            if is_composite(self._node(item)):
+                self._copy_whole(item, planner, options)
+        items = [item for item in items if not is_composite(self._node(item))]
         for batch in self._batches(items, planner):
             self._checkpoint.read([read.request() for read in batch], options)
             for read in batch:
@@ -243,6 +266,31 @@ class Opened:
                 # Filled behind the back of autograd.
                 bump_versions([read.target])
                 planner.commit_tensor(read.item, read.target)
+
+    def _copy_whole(self, item: ReadItem, planner: LoadPlanner, options: dict[str, Any]) -> None:
+        """Fills a tensor that is made of others, which its class copies."""
+        name, path = item.storage_index.fqn, self._checkpoint.path
+        (value,) = self._checkpoint.values([self._node(item)], options)
+        target = planner.resolve_tensor(item)
+        if any(item.storage_offsets) or item.lengths != value.shape:
+            raise StateMismatchError(
+                f"{path}: {name!r} is a {type(value).__name__} that is made of other tensors, of "
+                f"which the planner wants a part: {tuple(item.lengths)} of {tuple(value.shape)}",
+                key=name,
+                path=path,
+            )
+        try:
+            # Not of a detached one: a sparse tensor gets other indices, of its own.
+            with torch.no_grad():
+                target.copy_(value)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            raise StateMismatchError(
+                f"{path}: {name!r} is a {type(value).__name__}, which the {type(target).__name__} "
+                f"in the state does not take: {error}; build the state as that of the save was",
+                key=name,
+                path=path,
+            ) from error
+        planner.commit_tensor(item, target)
 
     def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_Read]]:
         """The requests, in portions that need a bounded amount of further memory."""

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
+from penstock.state.composites import Parts, take_apart
 from penstock.state.devices import DirectPlaces
 from penstock.state.file_tensor import FileTensor
 from penstock.state.flatten import Flattener
@@ -23,7 +24,12 @@ from penstock.state.refusals import refusal
 from penstock.state.tree import unique_names
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+    from torch.distributed.checkpoint.planner import (
+        SavePlan,
+        SavePlanner,
+        TensorWriteData,
+        WriteItem,
+    )
 
     from penstock.state.memory import GlobalBox, Memory, TensorSource
     from penstock.state.tree import Node
@@ -105,6 +111,8 @@ class _Packer:
             raise UnsupportedStateError(
                 f"{name}: the planner gives {type(tensor).__name__} for a tensor", key=name
             )
+        if (parts := take_apart(tensor, name)) is not None:
+            return self._add_composite(name, tensor, parts, data)
         memory = of_tensor(tensor.detach(), name)
         chunk, shape = data.chunk, tuple(data.size)
         if memory.shape != chunk.sizes:
@@ -118,6 +126,22 @@ class _Packer:
         self._add(name, node, memory, shape, tuple(chunk.offsets), is_whole=is_whole)
         check_same(name, self.nodes.setdefault(name, node), node)
         return memory.nbytes
+
+    def _add_composite(
+        self, name: str, tensor: torch.Tensor, parts: Parts, data: TensorWriteData
+    ) -> int:
+        """Adds a tensor that is made of others, which only a whole one can be stored as."""
+        if data.chunk.sizes != data.size or tensor.size() != data.size:
+            raise UnsupportedStateError(
+                f"{name}: a part of a {type(tensor).__name__} cannot be stored, which is made of "
+                "other tensors: save it whole, on one rank or as a copy of each",
+                key=name,
+            )
+        encoder = _WholeEncoder()
+        node = encoder.encode(tensor, name, 1)
+        nbytes = self._add_leaves(encoder)
+        check_same(name, self.nodes.setdefault(name, node), node)
+        return nbytes
 
     def add_value(self, item: WriteItem) -> int:
         """Adds anything else; returns its bytes, as far as these are known."""
@@ -140,11 +164,16 @@ class _Packer:
     def _encode(self, name: str, value: Any) -> int:
         encoder = _ValueEncoder()
         node = encoder.encode(value, name, 1)
+        nbytes = self._add_leaves(encoder)
+        self.nodes[name] = node
+        return nbytes
+
+    def _add_leaves(self, encoder: _ValueEncoder) -> int:
+        """Adds the tensors of a value; returns their bytes."""
         leaves = encoder.data(needs_torch_type=not self.is_alone)
         for leaf_name, leaf, memory in leaves:
             shape = tuple(memory.shape)
             self._add(leaf_name, leaf, memory, shape, (0,) * len(shape), is_whole=True)
-        self.nodes[name] = node
         return sum(memory.nbytes for _, _, memory in leaves)
 
     def _add(
@@ -237,6 +266,9 @@ class _ValueEncoder(Flattener):
             raise refusal(value, name)
         return super()._unusual(value, name)
 
+    def _composite(self, value: Any, name: str, level: int) -> Node:
+        raise refusal(value, name)
+
     def data(self, *, needs_torch_type: bool) -> list[tuple[str, dict[str, Any], Memory]]:
         """Name, node and memory of every leaf that is stored beside the tree.
 
@@ -251,3 +283,17 @@ class _ValueEncoder(Flattener):
                 raise refusal(memory.owner, name)
             node.pop("i")
         return found
+
+
+class _WholeEncoder(_ValueEncoder):
+    """Encodes a tensor that is made of others, of which the elements count as of any item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers[torch.nn.Parameter] = self._handlers[torch.Tensor]
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        return Flattener._tensor(self, value.detach(), name, level)
+
+    def _composite(self, value: Any, name: str, level: int) -> Node:
+        return Flattener._composite(self, value, name, level)
