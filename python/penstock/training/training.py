@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockWarning, StateMismatchError, UnsupportedStateError
 from penstock.loading.target import NEW
 from penstock.loading.tied import Filled, differences
+from penstock.state.check import check_storable
 from penstock.state.flatten import flatten
 from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches
@@ -55,7 +56,8 @@ class Training(LiveState):
 
     Raises:
         TypeError: A name cannot be used.
-        UnsupportedStateError: A value cannot be stored; the message names it.
+        UnsupportedStateError: A value, or something in the state of a part, cannot be stored; the
+            message names it. A loader, and a part that cannot give its state yet, are not asked.
 
     Example:
         >>> import penstock, tempfile, torch
@@ -217,8 +219,11 @@ class Training(LiveState):
     def _check(self, given: dict[str, Any]) -> None:
         names = Names()
         for name, value in given.items():
-            if components.make(value, name, names) is None:
+            part = components.make(value, name, names)
+            if part is None:
                 _check_value(name, value)
+            else:
+                _check_part(name, part)
 
     def _check_parts(self, state: Mapping[Any, Any], path: str | None, *, is_strict: bool) -> None:
         """Compares the names of parts with those of a state.
@@ -305,3 +310,21 @@ def _check_value(name: str, value: Any) -> None:
         )
     if not filling.holds_sharded(value):
         flatten({name: value})
+
+
+def _check_part(name: str, part: Component) -> None:
+    """Refuses a part whose state, as it is now, a save would refuse.
+
+    Raises:
+        UnsupportedStateError: A leaf of it cannot be stored; the message names it.
+    """
+    ends = [one for one in part.all() if not (one.is_model or one.inner)]
+    if any(hasattr(one.value, "__iter__") for one in ends):
+        # Loaders may begin to work when they are asked for their state.
+        return
+    try:
+        state = part.capture()
+    except Exception:
+        # What has no state yet may have one by the first save, which says so if not.
+        return
+    check_storable({name: state})
