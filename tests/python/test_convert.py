@@ -117,14 +117,19 @@ class TestTorch:
         assert_same(found["w"], state["w"])
 
     def test_a_value_without_a_place_is_named_though_its_pickle_is_plain(self, tmp_path):
-        sparse = torch.eye(3).to_sparse()
-        torch.save({"a": {"b": sparse}}, tmp_path / "a.pt")
+        quantized = torch.quantize_per_tensor(torch.eye(3), 0.5, 0, torch.qint8)
+        torch.save({"a": {"b": quantized}}, tmp_path / "a.pt")
         with pytest.raises(penstock.UnsupportedStateError, match=r"a\.b.*--trust") as caught:
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         assert caught.value.key == "a.b"
         found, report = converted(tmp_path / "a.pt", tmp_path / "a", trust=True)
         assert report.pickled == ("a.b",)
-        assert torch.equal(pickle.loads(found["a"]["b"]).to_dense(), torch.eye(3))
+        assert torch.equal(pickle.loads(found["a"]["b"]).dequantize(), torch.eye(3))
+
+    def test_a_sparse_tensor_comes_back_as_one(self, tmp_path):
+        torch.save({"a": torch.eye(3).to_sparse()}, tmp_path / "a.pt")
+        found, _ = converted(tmp_path / "a.pt", tmp_path / "a")
+        assert_same(found, {"a": torch.eye(3).to_sparse()})
 
     def test_a_whole_module_is_refused(self, tmp_path):
         torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pt")

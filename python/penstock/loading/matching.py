@@ -100,7 +100,7 @@ class Matching:
         if children is None:
             if kind in ("tensor", "array", "dict", "list", "tuple", "deque"):
                 self._add(name, f"a plain value in the checkpoint, {kind} in the target", _BUILD)
-            # What of it lies in shards is built anew, as all of it is.
+            # A value of a class is built anew, with its tensors.
             self.new.update(_in_object(node, self._seen))
             return
         if kind != _container_kind(node):

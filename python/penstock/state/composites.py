@@ -35,13 +35,13 @@ _LAYOUTS = ("csr", "csc", "bsr", "bsc")
 
 
 class Parts(NamedTuple):
-    """What a tensor is made of.
+    """The parts of a tensor that is made of others.
 
     Attributes:
         tag: Its tag in the tree.
-        inner: Its tensors by name; a name says nothing of the memory's order.
+        inner: Its tensors by name.
         facts: Further members of its node, in JSON.
-        context: What a subclass needs to be put together: any state.
+        context: The state that a subclass needs beside its tensors.
     """
 
     tag: str
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
 
 
 def take_apart(value: Any, name: str) -> Parts | None:
-    """What a tensor is made of; None for a tensor with elements of its own.
+    """The parts of a tensor; None for a tensor with elements of its own.
 
     Raises:
         UnsupportedStateError: It is made of others, and cannot be stored.
@@ -90,7 +90,7 @@ def _sparse(value: Any, layout: str) -> Parts:
 
 
 def _nested(value: Any) -> Parts:
-    # What is a view of another one, such as transposed, is stored by itself.
+    # A view, such as a transposed one, is stored as a copy of its own.
     value = value.contiguous()
     sizes = value._nested_tensor_size().tolist()
     return Parts("nested", {"values": value.values()}, {"sizes": sizes})
@@ -273,7 +273,7 @@ def _make_subclass(torch: Any, node: dict[str, Node], inner: _Inner, context: An
     try:
         value = cls.__tensor_unflatten__(inner, context, shape, strides)
     except Exception as error:
-        # Whatever its class raises: another version of it may have saved the tensor.
+        # Classes raise anything here where another version of them saved the tensor.
         package = name.partition(".")[0]
         raise MissingDependencyError(
             f"{name} of this version of {package} does not take what was stored "

@@ -173,13 +173,13 @@ def _freed(name: str) -> UnsupportedStateError:
 
 def _refusal(tensor: torch.Tensor, name: str) -> UnsupportedStateError:
     if tensor.is_nested:
-        kind, remedy = "nested", "save the list from .unbind() instead"
+        kind, remedy = "nested", "it has no plain memory; give the list from .unbind()"
     elif tensor.device.type == "meta":
         kind, remedy = "meta", "it has no data: materialize it first, as with .to_empty(…)"
     elif tensor.is_quantized:
         kind, remedy = "quantized", "save .int_repr() with its scale and zero point instead"
     elif str(tensor.layout).startswith("torch.sparse"):
-        kind, remedy = "sparse", "save its indices and values as tensors, or .to_dense()"
+        kind, remedy = "sparse", "it has no plain memory; give .to_dense()"
     else:
         kind = f"{str(tensor.layout).removeprefix('torch.')} {tensor.dtype}"
         remedy = "convert it to a plain strided tensor first"

@@ -68,7 +68,7 @@ def _remedy_for_subclass(value: Any) -> str | None:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return f"penstock.register_type({kind}) has it stored; or save tuple(value)"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"penstock.register_type({kind}) has it stored; or save vars(value)"
+        return f"penstock.register_type({kind}) has it stored; or save its fields as a dict"
     if isinstance(value, Mapping | types.MappingProxyType):
         return "save dict(value) instead"
     for base in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset):

@@ -22,28 +22,28 @@ def register_type(
     *,
     name: str | None = None,
 ) -> _Class:
-    """Has values of a class stored in checkpoints, and made again when they are loaded.
+    """Registers a class: its values are stored in checkpoints, and made again by loads.
 
-    What is stored is the class's name and what ``flatten`` returns, which may be any state: plain
-    values, containers, tensors, values of other registered classes. A checkpoint never names code:
-    a load looks the name up among the classes that its process has registered, and an unknown one
-    is an error. ``penstock.load(path, plain=True)`` loads such values as what ``flatten`` returned.
+    A checkpoint holds the class's name and the state that ``flatten`` returns: plain values,
+    containers, tensors, values of other registered classes. It never names code: a load looks the
+    name up among the classes that its process has registered, and an unknown one is an error.
+    ``penstock.load(path, plain=True)`` loads the state that is stored, without the class.
 
-    Enums, dataclasses and named tuples need no functions: their members are stored by name (flags
-    by value), the others as a dictionary of their fields. They are made again without
-    ``__init__`` and ``__post_init__``, as `pickle` does. Nor does a subclass of `torch.Tensor` with
-    ``__tensor_flatten__`` and ``__tensor_unflatten__``, whose inner tensors are stored; those of
-    PyTorch and torchao need no registration.
+    Enums, dataclasses and named tuples need no functions: members are stored by name (flags by
+    value), dataclasses and named tuples as a dictionary of their fields. They are made again
+    without ``__init__`` and ``__post_init__``, as `pickle` does. A subclass of `torch.Tensor` with
+    ``__tensor_flatten__`` and ``__tensor_unflatten__`` needs none either: its inner tensors are
+    stored. The tensors of PyTorch and torchao need no registration.
 
-    Values are compared by their exact class: register subclasses as well. A container that holds
-    one value twice gets two equal ones back, as with lists.
+    The exact class counts: register subclasses as well. A value that occurs twice in a state comes
+    back as two equal ones, as lists do.
 
     Args:
         cls: The class. Registering it again under another name leaves the first one loadable;
             saves use the newest.
         flatten: Takes a value, returns a state. Called by every save; must not change the value.
         unflatten: Takes such a state, returns the value.
-        name: What checkpoints call the class, 1 to 200 characters; ``module.qualname`` where it is
+        name: The class's name in checkpoints, 1 to 200 characters; ``module.qualname`` where it is
             None. Give one to a class of a script (``__main__``), and the old one to a class that
             was moved.
 

@@ -33,7 +33,7 @@ class Registered:
 
     Attributes:
         cls: The class.
-        name: What checkpoints call it.
+        name: Its name in checkpoints.
         flatten: Makes a state of an instance; None where the class is a tensor that PyTorch takes
             apart by ``__tensor_flatten__``.
         unflatten: Makes an instance of such a state; None likewise.
@@ -45,7 +45,7 @@ class Registered:
     unflatten: Unflatten | None
 
     def state_of(self, value: Any, key: str) -> Any:
-        """What is stored of an instance.
+        """The state that is stored for an instance.
 
         Raises:
             UnsupportedStateError: ``flatten`` failed; the message names the leaf.
@@ -157,7 +157,7 @@ def is_wrapper(cls: type) -> bool:
 
 
 def name_of(cls: type) -> str:
-    """What checkpoints call a class unless it has another name."""
+    """The name of a class in checkpoints, unless another one is given."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -40,7 +40,7 @@ ROOT = "value"
 """Name of the only leaf of a state that is no container."""
 
 CLASS, CLASS_VALUE, CONTEXT = "(type)", "(value)", "(context)"
-"""What stands beside the members of a value of a class, where it is named, or loaded as plain."""
+"""Members beside those of a value of a class, in the names of its leaves and in plain loads."""
 
 AS_FIRST = '{"$":"first"}'
 """The tree of a rank whose state is that of the first one."""

@@ -47,7 +47,7 @@ def encode_zone(value: Any, name: str) -> Node:
         UnsupportedStateError: It is of another class, or a `ZoneInfo` without a key.
     """
     if type(value) is dt.timezone:
-        # What `pickle` stores of it: the offset, and the name where it was given one.
+        # As `pickle` stores it: the offset, and the name where it was given one.
         arguments: Any = value.__reduce__()[1]
         offset, *names = arguments
         named = {"name": encode_str(names[0])} if names else {}

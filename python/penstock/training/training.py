@@ -325,6 +325,6 @@ def _check_part(name: str, part: Component) -> None:
     try:
         state = part.capture()
     except Exception:
-        # What has no state yet may have one by the first save, which says so if not.
+        # A part without a state may have one by the first save, which fails if not.
         return
     check_storable({name: state})
