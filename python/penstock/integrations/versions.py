@@ -1,46 +1,265 @@
-"""Which versions of a framework a plug-in was tried with."""
+"""Whether a plug-in fits the version of its framework that is installed.
+
+Plug-ins replace methods that frameworks promise nobody to keep. One that has moved would go on
+without an error, and save less than it should. So the version is compared with those that were
+tried, a `Probe` asks the framework for each thing that the plug-in replaces or calls, and a version
+newer than those tried saves and loads a tiny state first, by `self_check`.
+"""
 
 from __future__ import annotations
 
-import os
+import dis
+import inspect
+import warnings
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import CodeType
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from penstock.errors import MissingDependencyError
 
-UNTESTED = "PENSTOCK_UNTESTED"
-"""Names of packages, separated by commas, whose untested versions are taken all the same."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_tried: dict[str, tuple[str, str]] = {}
+"""The first and the last version that a plug-in was tried with, by the framework's package."""
+
+_warned: set[str] = set()
+_self_checked: set[str] = set()
+
+
+class NewerVersionWarning(UserWarning):
+    """A framework is newer than the versions that its plug-in was tried with."""
 
 
 def check_version(package: str, first: str, last: str) -> None:
-    """Refuses versions of a framework that a plug-in was not tried with.
-
-    Plug-ins take the place of methods that frameworks promise nobody to keep. One that has moved
-    would go on without an error, and save less than it should.
+    """Refuses versions of a framework that are too old, and warns of newer ones than were tried.
 
     Args:
         package: The name it is installed by.
-        first: The first version that was tried, as ``"2.6"``.
-        last: The last one, whose fixes (``"2.6"``: 2.6.1, 2.6.2, …) are taken too.
+        first: The first version that the plug-in takes, as ``"2.4"``.
+        last: The last one that was tried, whose fixes (``"2.6"``: 2.6.1, 2.6.2, …) count as it.
+
+    Warns:
+        NewerVersionWarning: It is newer than `last`; once in a process.
 
     Raises:
-        MissingDependencyError: It is not installed, older or newer.
+        MissingDependencyError: It is not installed, or older than `first`.
     """
     plug_in = f"Penstock's plug-in for {package}"
+    _tried[package] = first, last
     try:
         found = version(package)
     except PackageNotFoundError:
         raise MissingDependencyError(
             f"{plug_in} needs it: pip install '{package}>={first}'", name=package
         ) from None
-    if package in (name.strip() for name in os.environ.get(UNTESTED, "").split(",")):
+    if Version(found).release < Version(first).release:
+        raise MissingDependencyError(
+            f"{plug_in} takes versions from {first} on, and {found} is installed: "
+            f"pip install '{package}>={first}'",
+            name=package,
+        )
+    if is_newer(package) and package not in _warned:
+        _warned.add(package)
+        warnings.warn(
+            f"{plug_in} was tried with versions {first} to {last}, and {found} is newer: all that "
+            "the plug-in replaces is checked, so that a change which matters is an error",
+            NewerVersionWarning,
+            stacklevel=3,
+        )
+
+
+def is_newer(package: str) -> bool:
+    """Whether a framework is newer than the versions that `check_version` was called with."""
+    newest = Version(_tried[package][1]).release
+    return Version(version(package)).release[: len(newest)] > newest
+
+
+def self_check(package: str, trial: Callable[[], None]) -> None:
+    """Runs a plug-in's trial once in a process, if its framework is newer than those tried.
+
+    Args:
+        package: The framework's package, of which `check_version` was called before.
+        trial: Saves a tiny state by the framework's own way and loads it again; raises an error if
+            it comes back otherwise.
+
+    Raises:
+        MissingDependencyError: The trial failed.
+    """
+    if package in _self_checked or not is_newer(package):
         return
-    release, newest = Version(found).release, Version(last).release
-    if Version(first).release <= release and release[: len(newest)] <= newest:
-        return
-    raise MissingDependencyError(
-        f"{plug_in} was tried with versions {first} to {last}, and {found} is installed: install "
-        f"one of those, or set {UNTESTED}={package} to go on with this one, and try a resume first",
-        name=package,
-    )
+    try:
+        trial()
+    except Exception as error:
+        raise MissingDependencyError(
+            f"Penstock's plug-in for {package} saved and loaded a small state as a trial, as "
+            f"{version(package)} is newer than the versions it was tried with, and that failed: "
+            f"{error}: {_remedy(package)}",
+            name=package,
+        ) from error
+    _self_checked.add(package)
+
+
+class Probe:
+    """Asks a framework for the things that a plug-in replaces or calls, and collects what moved.
+
+    Example:
+        ```python
+        probe = Probe("transformers", "penstock.integrations.transformers")
+        trainer = probe.attribute("transformers", "Trainer")
+        save = probe.attribute(trainer, "_save_checkpoint")
+        probe.signature(save, "model", "trial")
+        probe.calls(save, "save_model", "_save_optimizer_and_scheduler", "_save_rng_state")
+        probe.check()
+        ```
+    """
+
+    def __init__(self, package: str, plug_in: str) -> None:
+        """Begins with nothing that moved.
+
+        Args:
+            package: The name that the framework is installed by.
+            plug_in: The plug-in, as it is to be named in an error.
+        """
+        self._package = package
+        self._plug_in = plug_in
+        self._moved: list[str] = []
+
+    def attribute(self, owner: object, name: str) -> object:
+        """Looks up an attribute.
+
+        Args:
+            owner: A module by its name (``"torch.distributed.checkpoint"``), or any object.
+                `None`, which an earlier look-up returned, is passed over: it is noted already.
+            name: The attribute's name.
+
+        Returns:
+            It, or `None` where it is missing.
+        """
+        if owner is None:
+            return None
+        if isinstance(owner, str):
+            try:
+                owner = import_module(owner)
+            except ImportError:
+                self._moved.append(f"no module {owner}")
+                return None
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            self._moved.append(f"no {_name(owner)}.{name}")
+            return None
+
+    def signature(self, function: object, *parameters: str) -> None:
+        """Notes parameters that a function no longer has, and new ones that it demands.
+
+        Args:
+            function: What `attribute` returned. A class stands for its constructor.
+            parameters: The names of all parameters that the plug-in passes or takes, without
+                ``self``. Others have to have a default.
+        """
+        if function is None:
+            return
+        assert callable(function)
+        found = inspect.signature(function).parameters
+        kinds = {parameter.kind for parameter in found.values()}
+        open_ended = inspect.Parameter.VAR_KEYWORD in kinds
+        lost = [name for name in parameters if name not in found and not open_ended]
+        demanded = [
+            name
+            for name, parameter in found.items()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind
+            not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            and name not in (*parameters, "self", "cls")
+        ]
+        if lost:
+            self._moved.append(f"{_name(function)} takes no {', '.join(lost)}")
+        if demanded:
+            self._moved.append(f"{_name(function)} demands {', '.join(demanded)}")
+
+    def calls(self, function: object, *names_in_order: str) -> None:
+        """Notes what a function no longer uses, or uses in another order.
+
+        Args:
+            function: What `attribute` returned.
+            names_in_order: Functions, methods and attributes that it uses, in the order in which
+                its code names them; others may stand between.
+        """
+        if function is None:
+            return
+        assert callable(function)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None:
+            self._moved.append(f"{_name(function)} is no Python function")
+            return
+        used = list(_used(code))
+        if lost := [name for name in names_in_order if name not in used]:
+            self._moved.append(f"{_name(function)} uses no {', '.join(lost)}")
+        elif not _in_order(names_in_order, used):
+            order = ", ".join(names_in_order)
+            self._moved.append(f"{_name(function)} does not use in this order: {order}")
+
+    def note(self, moved: str) -> None:
+        """Notes a difference that a plug-in has found itself, as ``"no attribute so-and-so"``."""
+        self._moved.append(moved)
+
+    def check(self) -> None:
+        """Raises an error if anything moved.
+
+        Raises:
+            MissingDependencyError: With everything that moved, the version found and the remedy.
+        """
+        if self._moved:
+            raise MissingDependencyError(
+                f"{self._plug_in} does not fit {self._package} {version(self._package)}: "
+                f"{'; '.join(self._moved)}: {_remedy(self._package)}",
+                name=self._package,
+            )
+
+
+def _remedy(package: str) -> str:
+    if package in _tried:
+        first, last = _tried[package]
+        return f"install {package} {first} to {last}, or a newer Penstock"
+    return f"install an older {package}, or a newer Penstock"
+
+
+def _name(thing: object) -> str:
+    """The name of a module, class or function, or of an object's class."""
+    if inspect.ismodule(thing):
+        return thing.__name__
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+_USES = (
+    "LOAD_GLOBAL",
+    "LOAD_NAME",
+    "LOAD_DEREF",
+    "LOAD_ATTR",
+    "LOAD_METHOD",
+    "LOAD_SUPER_ATTR",
+    "LOAD_SUPER_METHOD",
+    "IMPORT_FROM",
+)
+
+
+def _used(code: CodeType) -> Iterator[str]:
+    """The names that code uses but for its local variables, in its order.
+
+    Code rather than source, which is not installed everywhere.
+    """
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _USES:
+            yield instruction.argval
+        elif isinstance(instruction.argval, CodeType):
+            yield from _used(instruction.argval)
+
+
+def _in_order(names: Iterable[str], used: Iterable[str]) -> bool:
+    rest = iter(used)
+    return all(name in rest for name in names)
