@@ -91,16 +91,18 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
     """
     if package in _self_checked or not is_newer(package):
         return
+    # Before: the trial saves by the way that asks for it.
+    _self_checked.add(package)
     try:
         trial()
     except Exception as error:
+        _self_checked.discard(package)
         raise MissingDependencyError(
             f"Penstock's plug-in for {package} saved and loaded a small state as a trial, as "
             f"{version(package)} is newer than the versions it was tried with, and that failed: "
             f"{error}: {_remedy(package)}",
             name=package,
         ) from error
-    _self_checked.add(package)
 
 
 class Probe:
