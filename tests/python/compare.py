@@ -223,9 +223,9 @@ def _assert_apart(spans: list[tuple[Span, Span, Leaf]]) -> None:
 def _span(value: Any) -> Span:
     if isinstance(value, np.ndarray):
         address = value.__array_interface__["data"][0]
-        # NumPy 2 has it elsewhere.
-        bounds = getattr(np, "byte_bounds", None) or np.lib.array_utils.byte_bounds
-        low, high = bounds(value) if value.size else (address, address)
+        # NumPy 1.26 has it elsewhere.
+        found_in: Any = getattr(np.lib, "array_utils", np)
+        low, high = found_in.byte_bounds(value) if value.size else (address, address)
         return Span(low, high, address, value.dtype.str, value.flags.c_contiguous)
     if value.is_conj() or value.is_neg() or value.numel() == 0:
         # The bytes of such a view are not its values: it is stored on its own.

@@ -23,6 +23,7 @@ os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 import pytest
 
 import forks
+import older_torch  # noqa: F401  names of newer versions for tests
 import penstock
 
 pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]

@@ -35,7 +35,8 @@ class Layout(NamedTuple):
 
 LINE = [0, 1, 2, 3]
 GRID = [[0, 1], [2, 3]]
-STRIDED = _StridedShard(0, split_factor=2)
+# Before PyTorch 2.5 no placement says that its dimension is cut by another one first.
+STRIDED = None if _StridedShard is None else _StridedShard(0, split_factor=2)
 
 LAYOUTS = {
     "rows": Layout(LINE, [Shard(0)], (8, 3)),
@@ -50,10 +51,6 @@ LAYOUTS = {
     "grid": Layout(GRID, [Shard(0), Shard(1)], (5, 7)),
     "hybrid": Layout(GRID, [Replicate(), Shard(0)], (9, 2)),
     "hybrid_turned": Layout(GRID, [Shard(0), Replicate()], (9, 2)),
-    "nested": Layout(GRID, [Shard(0), Shard(0)], (11, 3)),
-    "fsdp_tp": Layout(GRID, [STRIDED, Shard(0)], (8, 4)),
-    "fsdp_tp_uneven": Layout(GRID, [STRIDED, Shard(0)], (7, 4)),
-    "interleaved": Layout(GRID, [STRIDED, Replicate()], (9, 4)),
     "cube": Layout([[[0, 1]], [[2, 3]]], [Shard(1), Replicate(), Shard(0)], (3, 4, 2)),
     "cube_turned": Layout([[[0], [1]], [[2], [3]]], [Shard(0), Shard(2), Shard(1)], (3, 4, 5)),
     "order": Layout([3, 1, 0, 2], [Shard(0)], (10, 2)),
@@ -68,6 +65,13 @@ LAYOUTS = {
     "int8": Layout(GRID, [Shard(0), Replicate()], (5, 3), torch.int8),
     "int64": Layout(GRID, [Replicate(), Replicate()], (5,), torch.int64),
 }
+if STRIDED is not None:
+    LAYOUTS |= {
+        "nested": Layout(GRID, [Shard(0), Shard(0)], (11, 3)),
+        "fsdp_tp": Layout(GRID, [STRIDED, Shard(0)], (8, 4)),
+        "fsdp_tp_uneven": Layout(GRID, [STRIDED, Shard(0)], (7, 4)),
+        "interleaved": Layout(GRID, [STRIDED, Replicate()], (9, 4)),
+    }
 
 
 def values(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:

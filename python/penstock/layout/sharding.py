@@ -98,6 +98,7 @@ def _cuts(
     tensor: DTensor, mesh_shape: Sequence[int], coordinate: Sequence[int], name: str
 ) -> list[Cut]:
     """The cuts that lead to the boxes of the rank at a coordinate of the mesh."""
+    _check_order_is_known(tensor.placements, name)
     placed = zip(tensor.placements, mesh_shape, coordinate, strict=True)
     cuts = [_cut_of(placement, pieces, index, name) for placement, pieces, index in placed]
     return _ordered([cut for cut in cuts if cut is not None], tensor, name)
@@ -219,6 +220,29 @@ def _cut_of(placement: Any, pieces: int, index: int, name: str) -> Cut | None:
     else:
         remedy = f"the placement {placement} is not known: .redistribute(…) it first"
     raise UnsupportedStateError(f"{name}: this DTensor cannot be stored: {remedy}", key=name)
+
+
+def _check_order_is_known(placements: Sequence[Any], name: str) -> None:
+    """Refuses two cuts of one dimension where PyTorch does not say which of them was made first.
+
+    FSDP around tensor parallelism cuts in the other order than the mesh has its dimensions. From
+    PyTorch 2.5 on the placement says so (``_StridedShard``); before, it is a ``Shard`` like any
+    other, and the boxes would be those of other rows.
+
+    Raises:
+        UnsupportedStateError: There are such.
+    """
+    dims = [placement.dim for placement in placements if type(placement).__name__ == "Shard"]
+    if len(set(dims)) < len(dims):
+        # Not earlier: it imports all of what `DTensor` stands on, and few tensors come here.
+        from penstock.state.torch_names import SAYS_SHARD_ORDER
+
+        if not SAYS_SHARD_ORDER:
+            raise UnsupportedStateError(
+                f"{name}: this DTensor is sharded twice along one dimension ({placements}), and "
+                "PyTorch before 2.5 does not say in which order: install 'torch>=2.5'",
+                key=name,
+            )
 
 
 def _replicates(placement: Any) -> bool:

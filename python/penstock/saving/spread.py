@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from penstock.errors import UnsupportedStateError
 from penstock.layout.fingerprints import fingerprints
@@ -28,6 +27,7 @@ from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import mark_of, place_of, type_of
 from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source
+from penstock.state.torch_names import DTensor
 from penstock.state.tree import ROOT, Node, unique_names
 
 if TYPE_CHECKING:

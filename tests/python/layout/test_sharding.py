@@ -31,6 +31,10 @@ from penstock.ranks.members import Members
 from penstock.saving.spread import spread
 from penstock.state.memory import of_tensor
 
+pytestmark = pytest.mark.skipif(
+    _StridedShard is None, reason="PyTorch before 2.5 has no strided placement"
+)
+
 FAMILY = settings(max_examples=300, deadline=None, print_blob=True)
 SLOW_FAMILY = settings(max_examples=60, deadline=None, print_blob=True)
 
@@ -521,6 +525,19 @@ def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
         assert sharder.sharded(usual, "w").boxes == [Box((2,), (2,), (0,))]
         with pytest.raises(penstock.UnsupportedStateError, match="order of its own"):
             sharder.sharded(own, "v")
+
+
+def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_order(monkeypatch):
+    """Before 2.5 FSDP around tensor parallelism calls itself what it is not."""
+    monkeypatch.setattr("penstock.state.torch_names.SAYS_SHARD_ORDER", False)
+    with as_rank(1, size=4):
+        mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        twice = distribute_tensor(torch.arange(8), mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        once = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)], src_data_rank=None)
+        sharder = Sharder(1, range(4))
+        assert sharder.sharded(once, "v").boxes == [Box((0, 2), (2, 2), (0, 0))]
+        with pytest.raises(penstock.UnsupportedStateError, match=r"^w: .*'torch>=2\.5'"):
+            sharder.sharded(twice, "w")
 
 
 def test_a_tensor_that_is_not_what_its_placements_say_is_not_filled(tmp_path):

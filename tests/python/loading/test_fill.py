@@ -132,6 +132,8 @@ def test_a_rank_reads_what_it_holds_whatever_the_device(tmp_path):
     ],
 )
 def test_parts_of_any_kind_on_another_device(tmp_path, shape, dtype, mesh, placements):
+    if None in placements:
+        pytest.skip("PyTorch before 2.5 has no strided placement")
     whole = values("w", shape, dtype)
     path = save_whole(tmp_path / "ckpt", whole)
     for rank in range(4):

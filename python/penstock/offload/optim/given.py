@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from penstock.errors import StateMismatchError
 from penstock.offload.optim.incoming import Incoming, IncomingFile
 from penstock.offload.optim.layout import label
 from penstock.state.file_tensor import FileTensor
 from penstock.state.memory import contiguous_strides
+from penstock.state.torch_names import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from penstock.calls.arguments import decode_local_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
@@ -23,6 +22,7 @@ from penstock.offload.optim.visit import Visit, check_devices, options_on_host
 from penstock.option_kinds import Number
 from penstock.process import own_rank
 from penstock.state.gcpause import gc_paused
+from penstock.state.torch_names import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

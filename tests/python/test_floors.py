@@ -1,0 +1,107 @@
+"""Names of PyTorch and NumPy that the package uses are there in the oldest versions that it takes.
+
+The installed version is asked, in a process where no test has put a newer name in its place. So
+this says something about an old version in the environments that `make compat` makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock
+from conftest import run_child
+
+PACKAGE = Path(penstock.__file__).parent
+LIBRARIES = ("torch", "numpy")
+NEWER = {
+    # Looked up where the version has it: named so that nothing else becomes an exception.
+    "torch.distributed.tensor.DTensor": ("penstock.state.torch_names",),
+    "torch.distributed.tensor.placement_types": ("penstock.state.torch_names",),
+    "torch.distributed.checkpoint.staging.DefaultStager": (
+        "penstock.integrations.dcp.staging",
+        "penstock.integrations.dcp.door",
+    ),
+    "torch.distributed.checkpoint.staging.StagingOptions": ("penstock.integrations.dcp.staging",),
+    "torch.distributed.checkpoint._hf_utils.CUSTOM_METADATA_KEY": ("penstock.converting.dcp",),
+    "torch.distributed.checkpoint._hf_utils.SAVED_OFFSETS_KEY": ("penstock.converting.dcp",),
+    "torch.serialization.get_unsafe_globals_in_checkpoint": ("penstock.converting.pickles",),
+    "torch.serialization.safe_globals": ("penstock.converting.pickles",),
+}
+
+LOOK = """
+    import importlib, json, sys
+
+    def is_there(name):
+        parts = name.split(".")
+        for cut in range(len(parts), 0, -1):
+            try:
+                found = importlib.import_module(".".join(parts[:cut]))
+            except ImportError:
+                continue
+            try:
+                for part in parts[cut:]:
+                    found = getattr(found, part)
+                return True
+            except AttributeError:
+                pass
+        return False
+
+    print(json.dumps([name for name in json.loads(sys.argv[1]) if not is_there(name)]))
+"""
+
+
+def _walk(node):
+    """All below a node but what only a type checker sees: its branch, and annotations."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                yield from (below for one in child.orelse for below in (one, *_walk(one)))
+                continue
+            yield child
+            yield from _walk(child)
+
+
+def _names(path):
+    """The names of these libraries that a module uses, whole."""
+    nodes = list(_walk(ast.parse(path.read_text())))
+    known, found = {}, set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                known[one.asname or one.name.split(".")[0]] = (
+                    one.name if one.asname else one.name.split(".")[0]
+                )
+                found.add(one.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for one in node.names:
+                known[one.asname or one.name] = f"{node.module}.{one.name}"
+                found.add(f"{node.module}.{one.name}")
+    for node in nodes:
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name) and node.id in known:
+            found.add(".".join([known[node.id], *reversed(parts)]))
+    return {name for name in found if name.split(".")[0] in LIBRARIES}
+
+
+def test_every_name_that_is_used_is_there():
+    pytest.importorskip("torch")
+    used: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(("penstock", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for name in _names(path):
+            if module not in NEWER.get(name, ()):
+                used.setdefault(name, []).append(module)
+    assert len(used) > 100
+    missing = run_child(LOOK, json.dumps(sorted(used)), is_fresh=True)
+    assert {name: used[name] for name in missing} == {}
