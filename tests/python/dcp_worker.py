@@ -114,11 +114,13 @@ def penstock_load(path: str) -> None:
 
 def save_async(path: str, layout: str, kind: str) -> None:
     """Two saves: the second process-based one is of a process that is there already."""
-    mode = AsyncCheckpointerType[kind.upper()]
+    # PyTorch before 2.7 knows threads only.
+    types: Any = AsyncCheckpointerType
+    how = {} if types is None else {"async_checkpointer_type": types[kind.upper()]}
     for step in (1, 2):
         writer = StorageWriter(path, overwrite=True)
         state = make_state(layout, step)
-        future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=mode)
+        future = dcp.async_save(state, storage_writer=writer, **how)
         for tensor in state["model"].values():
             tensor.to_local().fill_(-2)
         future.result()

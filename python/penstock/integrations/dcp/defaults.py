@@ -126,11 +126,17 @@ class FileSystemWriter(filesystem.FileSystemWriter, metaclass=_StandIn):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Penstock's writer, unless what is asked for can only be of DCP's own format."""
-        given = _SIGNATURE.bind(None, *args, **kwargs).arguments
+        bound = _SIGNATURE.bind(None, *args, **kwargs)
+        given = dict(bound.arguments)
         changes_bytes = any(given.get(name) is not None for name in _CHANGES_BYTES)
         if cls is not FileSystemWriter or changes_bytes or not is_local(given["path"]):
             return super().__new__(cls)
-        return DefaultWriter(given["path"], overwrite=given.get("overwrite", True))
+        writer = DefaultWriter(given["path"], overwrite=given.get("overwrite", True))
+        # Programs read these from DCP's writer: they describe files that this one never makes.
+        bound.apply_defaults()
+        for name in _SIGNATURE.parameters.keys() - {"self", *_CHANGES_BYTES[:1], *vars(writer)}:
+            setattr(writer, name, bound.arguments[name])
+        return writer
 
 
 _SIGNATURE = inspect.signature(filesystem.FileSystemWriter.__init__)

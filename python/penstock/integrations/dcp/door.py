@@ -3,23 +3,27 @@
 Lightning's strategies of FSDP and model parallelism, Fabric, torchtitan's manager and the
 distributed optimizers of transformers pass a ``checkpoint_id`` and nothing else. DCP asks one
 function then what is meant, `torch.distributed.checkpoint._storage_utils._storage_setup`, and has
-no registry. That function is replaced, in all modules that know it by name.
+no registry. That function is replaced, in all modules that know it by name. What else is replaced
+depends on what the version of PyTorch has: `_probe` looks before anything changes.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from functools import partial, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock.integrations.dcp import defaults
 from penstock.integrations.dcp.paths import is_local
-from penstock.integrations.versions import check_version
+from penstock.integrations.versions import Probe, check_version, self_check
 from penstock.saving.attempt import to_native
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.checkpoint import storage
@@ -27,8 +31,12 @@ if TYPE_CHECKING:
     from penstock.integrations.dcp.staging import Stagers
     from penstock.options import Options
 
-_VERSIONS = ("2.15", "2.15")
-"""First and last of PyTorch that this was tried with: what is replaced is promised by nobody."""
+_VERSIONS = ("2.4", "2.15")
+"""The first PyTorch that Penstock runs with, and the last that this was tried with."""
+
+_DCP = "torch.distributed.checkpoint"
+_PROCESS = f"{_DCP}._async_process_executor"
+"""Saves of another process, which came with PyTorch 2.7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class _Replacement:
 class Installation:
     """What `install` has done; as a context manager, it ends with the block."""
 
-    def __init__(self, replacements: Sequence[_Replacement], stagers: Stagers) -> None:
+    def __init__(self, replacements: Sequence[_Replacement], stagers: Stagers | None) -> None:
         self._replacements = replacements
         self._stagers = stagers
         for one in replacements:
@@ -81,7 +89,8 @@ class Installation:
     def _take_back(self) -> None:
         for one in self._replacements:
             one.take_back()
-        self._stagers.close()
+        if self._stagers is not None:
+            self._stagers.close()
 
 
 _installed: Installation | None = None
@@ -113,7 +122,9 @@ def install(
         A context manager that takes it back; `uninstall` does as well.
 
     Raises:
-        MissingDependencyError: The version of PyTorch is none that this was tried with.
+        MissingDependencyError: PyTorch is older than 2.4, or has changed what is replaced. Of a
+            version newer than those tried, the first save can raise it as well: before, a tiny
+            state is saved and loaded on trial.
 
     Example:
         >>> import penstock, tempfile, torch
@@ -129,11 +140,9 @@ def install(
     check_version("torch", *_VERSIONS)
     to_native(options)
     uninstall()
+    _probe()
     chosen = partial(defaults.DefaultWriter, overwrite=bool(overwrite), options=options)
-    # Only here: other versions of PyTorch do not have what it takes.
-    from penstock.integrations.dcp.staging import Stagers
-
-    stagers = Stagers()
+    stagers = _stagers()
     reader = partial(defaults.reader_of, options=options)
     replacements = list(_replacements(chosen, reader, stagers))
     if file_system_writer:
@@ -150,18 +159,77 @@ def uninstall() -> None:
         _installed = None
 
 
+def _probe() -> None:
+    """Looks whether all that is replaced is where it was, and is used as it was.
+
+    Raises:
+        MissingDependencyError: It is not.
+    """
+    probe = Probe("torch", "penstock.integrations.dcp.install")
+    setup = probe.attribute(f"{_DCP}._storage_utils", "_storage_setup")
+    probe.signature(setup, "storage", "checkpoint_id", "reader")
+    for name, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
+        probe.calls(probe.attribute(f"{_DCP}.{module}", name), "_storage_setup")
+    for module in (_DCP, f"{_DCP}.format_utils", f"{_DCP}.filesystem"):
+        probe.attribute(module, "FileSystemReader")
+    writer = probe.attribute(f"{_DCP}.filesystem", "FileSystemWriter")
+    probe.signature(writer, "path")
+    if _has_process():
+        process = probe.attribute(_PROCESS, "_AsyncCheckpointProcess")
+        save = probe.attribute(process, "save")
+        probe.signature(save, "staged_state_dict", "checkpoint_id", "storage_writer", "planner")
+    if _has_stager():
+        stager = probe.attribute(f"{_DCP}.staging", "DefaultStager")
+        probe.signature(stager, "config")
+        probe.attribute(stager, "stage")
+        probe.attribute(stager, "close")
+        probe.attribute(f"{_DCP}.staging", "StagingOptions")
+    probe.check()
+
+
+def _has_process() -> bool:
+    return find_spec(_PROCESS) is not None
+
+
+def _has_stager() -> bool:
+    """Whether `async_save` makes a stager where it is given none: from PyTorch 2.9 on."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    return hasattr(state_dict_saver, "DefaultStager")
+
+
+def _stagers() -> Stagers | None:
+    if not _has_stager():
+        return None
+    from penstock.integrations.dcp.staging import Stagers
+
+    return Stagers()
+
+
+def _try_out() -> None:
+    """Saves and loads a tiny state by DCP's own functions."""
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        path = os.path.join(directory, "step")
+        save({"w": torch.arange(6.0), "step": 7}, checkpoint_id=path, no_dist=True)
+        found: dict[str, Any] = {"w": torch.zeros(6), "step": 0}
+        load(found, checkpoint_id=path, no_dist=True)
+    if found["step"] != 7 or not torch.equal(found["w"], torch.arange(6.0)):
+        raise ValueError(f"it came back as {found}")
+
+
 def _replacements(
-    writer: Callable[..., Any], reader: Callable[..., Any], stagers: Stagers
+    writer: Callable[..., Any], reader: Callable[..., Any], stagers: Stagers | None
 ) -> Iterator[_Replacement]:
     """What stands in for what, by who makes a writer or a reader of a path."""
-    # Only here: other versions of PyTorch do not have all of it.
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint import (
-        _async_process_executor,
         _storage_utils,
         filesystem,
         format_utils,
-        staging,
         state_dict_saver,
     )
 
@@ -169,10 +237,14 @@ def _replacements(
     yield _Replacement(setup, _setting_up(setup, writer, reader))
     theirs = filesystem.FileSystemReader
     yield _Replacement(theirs, defaults.FileSystemReader, (dcp, format_utils))
-    yield _Replacement(staging.DefaultStager, stagers.lend, (state_dict_saver,))
-    # DCP's process for saves makes its writer itself, and there nothing is installed.
-    process = _async_process_executor._AsyncCheckpointProcess
-    yield _Replacement(process.save, _sending(process.save, writer), (process,))
+    if stagers is not None:
+        from torch.distributed.checkpoint.staging import DefaultStager
+
+        yield _Replacement(DefaultStager, stagers.lend, (state_dict_saver,))
+    if _has_process():
+        # DCP's process for saves makes its writer itself, and there nothing is installed.
+        process = import_module(_PROCESS)._AsyncCheckpointProcess
+        yield _Replacement(process.save, _sending(process.save, writer), (process,))
 
 
 def _writer_class() -> _Replacement:
@@ -193,6 +265,8 @@ def _setting_up(
     ) -> Any:
         if storage or not checkpoint_id or not is_local(checkpoint_id):
             return theirs(storage, checkpoint_id, reader)
+        if not reader:
+            self_check("torch", _try_out)
         return reader_of(checkpoint_id) if reader else writer(checkpoint_id)
 
     return set_up

@@ -42,6 +42,10 @@ class StorageReader(storage.StorageReader):
             missing is unknown to DCP then, whose planner decides what becomes of that:
             ``DefaultLoadPlanner(allow_partial_load=True)`` leaves it as it is in the state.
 
+    Attributes:
+        path: The checkpoint's directory.
+        load_id: Names this load for planners; another one after each `reset`.
+
     Raises:
         CheckpointNotFoundError: There is nothing at the path. Like all errors below, it comes out
             of `dcp.load` inside of DCP's `CheckpointException`; from reading the metadata,
@@ -55,6 +59,9 @@ class StorageReader(storage.StorageReader):
         StorageError: The operating system failed an operation.
     """
 
+    use_collectives = True
+    """As of DCP's readers: the coordinator reads the metadata for all ranks."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -66,7 +73,7 @@ class StorageReader(storage.StorageReader):
         self.path = decode_path(path)
         self._options = to_native(options)
         self._allow_partial = bool(allow_partial)
-        self._load_id = uuid4().hex
+        self.load_id = uuid4().hex
         self._opened: Opened | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,7 +93,7 @@ class StorageReader(storage.StorageReader):
         """Gets ready for another load, from another path if one is given."""
         if checkpoint_id:
             self.path = decode_path(checkpoint_id)
-        self._load_id = uuid4().hex
+        self.load_id = uuid4().hex
         self._close()
 
     # In the order in which DCP calls them.
@@ -98,7 +105,7 @@ class StorageReader(storage.StorageReader):
         self._close()
         opened = self._opened = Opened(self.path, allow_partial=self._allow_partial)
         with opened.reading():
-            return opened.metadata(StorageMeta(checkpoint_id=self.path, load_id=self._load_id))
+            return opened.metadata(StorageMeta(checkpoint_id=self.path, load_id=self.load_id))
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 
 from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
+from penstock.integrations.dcp.copying import copies_first
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_ours
 from penstock.loading.foreign import check_no_store
@@ -89,6 +90,7 @@ class _Report:
     raw: list[str]
 
 
+@copies_first
 class StorageWriter(storage.StorageWriter):
     """Has `torch.distributed.checkpoint` save into a Penstock checkpoint.
 
@@ -108,6 +110,11 @@ class StorageWriter(storage.StorageWriter):
         no_dist: Save alone though a launcher says that this process is one of several ranks, with
             `torch.distributed` not initialized. Where it is, ``no_dist=True`` of `dcp.save` does.
 
+    Attributes:
+        path: The checkpoint's directory.
+        overwrite: Whether a complete checkpoint there is replaced.
+        save_id: Names this save for planners; another one after each `reset`.
+
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
             directory is a store. Like all errors below, it comes out of `dcp.save` inside of DCP's
@@ -117,6 +124,9 @@ class StorageWriter(storage.StorageWriter):
             there, so that each would save over the others.
         StorageError: The operating system failed an operation.
     """
+
+    use_collectives = True
+    """As of DCP's writers: the ranks save one checkpoint together."""
 
     def __init__(
         self,
@@ -134,7 +144,7 @@ class StorageWriter(storage.StorageWriter):
         self._options = to_native(options)
         self._groups, self._files = Groups.check(groups), read_files(files)
         self._no_dist = no_dist
-        self._save_id = uuid4().hex
+        self.save_id = uuid4().hex
         self._is_coordinator = False
         self._attempt: RankAttempt | None = None
 
@@ -155,11 +165,11 @@ class StorageWriter(storage.StorageWriter):
         """Gets ready for another save, to another path if one is given."""
         if checkpoint_id:
             self.path = decode_path(checkpoint_id)
-        self._save_id = uuid4().hex
+        self.save_id = uuid4().hex
 
     def storage_meta(self) -> StorageMeta:
         """Where the checkpoint will be, for planners."""
-        return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
 
     # In the order in which DCP calls them.
 
