@@ -16,7 +16,7 @@ from deepspeeds import attach, config_of, deepspeed_here
 
 import forks
 import penstock
-from conftest import mounted
+from conftest import mounted, run_child
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import tags, values
 
@@ -494,3 +494,29 @@ def test_a_run_whose_ranks_are_killed_ends_as_if_they_had_not_been(tmp_path):
         popen=forks.DeepSpeedPopen,
         ranks=2,
     )
+
+
+MOVED = """
+    import json, os
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.runtime.engine import DeepSpeedEngine as Engine
+    import penstock
+    from penstock.integrations.deepspeed import checkpoint_engine
+
+    before = Engine.save_checkpoint
+    del Engine._take_model_step
+    Engine.load_checkpoint = lambda self, load_dir, *, strict: None
+    try:
+        checkpoint_engine.install()
+    except penstock.MissingDependencyError as error:
+        print(json.dumps([str(error), Engine.save_checkpoint is before]))
+"""
+
+
+@pytest.mark.slow
+def test_methods_that_deepspeed_has_moved_are_named_and_nothing_is_wrapped():
+    said, is_as_before = run_child(MOVED, is_fresh=True)
+    assert "no deepspeed.runtime.engine.DeepSpeedEngine._take_model_step" in said
+    assert "takes no tag, load_module_strict" in said
+    assert "demands strict" in said
+    assert is_as_before

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import deepspeed.runtime.engine as runtime
-
+from penstock.integrations.deepspeed import methods
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine, Settings
-from penstock.integrations.deepspeed.methods import take_over
 from penstock.integrations.deepspeed.to_torch import to_torch
 from penstock.integrations.versions import check_version
 
@@ -47,11 +45,12 @@ def install(
         options: How bytes move; None for ``penstock.Options()``.
 
     Raises:
-        MissingDependencyError: The version of DeepSpeed is one that was not tried.
+        MissingDependencyError: DeepSpeed is older than 0.17, or has changed a method that is
+            wrapped.
         ValueError: ``lazy`` without ``background``.
     """
     settings = _checked(background, lazy, rng, pickled, trust, options)
-    runtime.create_checkpoint_engine = lambda *_, **__: PenstockCheckpointEngine(settings)
+    methods.build_with(lambda: PenstockCheckpointEngine(settings))
 
 
 def attach(
@@ -80,8 +79,9 @@ def _checked(
     trust: bool,
     options: Options | None,
 ) -> Settings:
-    check_version("deepspeed", "0.19.8", "0.19.8")
+    check_version("deepspeed", "0.17", "0.19.8")
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
-    take_over()
+    methods.probe()
+    methods.take_over()
     return Settings(background, lazy, rng, tuple(pickled), trust, options)

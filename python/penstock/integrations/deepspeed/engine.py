@@ -50,7 +50,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._settings = settings
         self._saver = Saver(options=settings.options)
         self._theirs = TorchCheckpointEngine()
-        self._info: Any = None
+        self._save_dir, self._tag = "", ""
         self._is_open = False
         self._files: Files | None = None
         self._pending: PendingSave | None = None
@@ -60,8 +60,8 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     # What DeepSpeed calls.
 
     def create(self, info: Any) -> None:
-        """Learns what is going to be saved."""
-        self._info = info
+        """Learns which tag is going to be saved; older versions tell no more than that."""
+        self._tag = str(getattr(info, "tag", info))
         if self._is_open:
             settings = self._settings
             self._files = Files(self._directory, pickled=settings.pickled, rng=settings.rng)
@@ -112,8 +112,9 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     # What the methods of DeepSpeed's engine call that take the place of its own.
 
-    def begin(self) -> None:
-        """Files that come from now on are those of a tag."""
+    def begin(self, save_dir: str | os.PathLike[str]) -> None:
+        """Files that come from now on are those of a tag in this directory."""
+        self._save_dir = os.path.abspath(save_dir)
         self._is_open = True
 
     def end(self) -> Files | None:
@@ -155,9 +156,9 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def finish(self, step: int, *, moves_latest: bool) -> None:
         """Saves all files of all ranks in one commit, and has ``latest`` name them then."""
-        files, settings, info = self.end(), self._settings, self._info
+        files, settings, tag = self.end(), self._settings, self._tag
         tags.check_ours(self._directory)
-        latest = os.path.join(os.path.abspath(info.save_dir), "latest")
+        latest = os.path.join(self._save_dir, "latest")
         further: dict[str, Any] = {
             "step": step,
             "metadata": {"by": "deepspeed", "pickled": list(settings.pickled)},
@@ -165,7 +166,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         }
         try:
             if settings.background:
-                after = functools.partial(self._move_latest_behind, latest, info.tag)
+                after = functools.partial(self._move_latest_behind, latest, tag)
                 self._pending = self._saver.save_async(
                     self._directory,
                     files,
@@ -181,7 +182,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 f"{error}; or store it as pickle: install(pickled=[{key!r}])", key=key
             ) from error
         if moves_latest:
-            self._move_latest_together(latest, info.tag)
+            self._move_latest_together(latest, tag)
 
     def _move_latest(self, path: str, tag: str) -> None:
         self._behind = (path, tag)
@@ -228,5 +229,4 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     @property
     def _directory(self) -> str:
-        path: str = os.path.join(self._info.save_dir, self._info.tag)
-        return os.path.abspath(path)
+        return os.path.join(self._save_dir, self._tag)

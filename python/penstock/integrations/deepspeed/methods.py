@@ -7,9 +7,10 @@ a lazy save has still to copy is about to change.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed.runtime.engine as runtime
 
@@ -17,9 +18,84 @@ from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateErro
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
 from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
+from penstock.integrations.versions import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ENGINE = "deepspeed.runtime.engine"
+_FACTORY = "create_checkpoint_engine"
+"""Makes what an engine saves by, from DeepSpeed 0.17.2 on."""
 
 _MARK = "_penstock"
 """What a wrapped method has. Those that others wrap around it take it over."""
+
+
+def probe() -> None:
+    """Looks whether the methods are where they were, and take what they took.
+
+    Raises:
+        MissingDependencyError: They do not.
+    """
+    found = Probe("deepspeed", "penstock.integrations.deepspeed.checkpoint_engine")
+    cls = found.attribute(_ENGINE, "DeepSpeedEngine")
+    for name, parameters in (
+        (
+            "save_checkpoint",
+            ("save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters"),
+        ),
+        (
+            "load_checkpoint",
+            (
+                "load_dir",
+                "tag",
+                "load_module_strict",
+                "load_optimizer_states",
+                "load_lr_scheduler_states",
+                "load_module_only",
+                "custom_load_fn",
+            ),
+        ),
+        ("_get_all_ckpt_names", ("checkpoints_path", "tag")),
+        ("_copy_recovery_script", ("save_path",)),
+        ("zero_nvme_offload_optimizer", ()),
+        ("use_node_local_storage", ()),
+    ):
+        found.signature(found.attribute(cls, name), *parameters)
+    for name in ("_take_model_step", "destroy"):
+        found.attribute(cls, name)
+    save = found.attribute(cls, "save_checkpoint")
+    found.calls(save, "checkpoint_engine", "create", "_save_checkpoint", "commit")
+    configure = found.attribute(cls, "_configure_checkpointing")
+    found.calls(configure, _FACTORY if hasattr(runtime, _FACTORY) else "TorchCheckpointEngine")
+    theirs = found.attribute(
+        "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine"
+    )
+    for name, parameters in (
+        ("save", ("state_dict", "path")),
+        ("load", ("path", "map_location")),
+        ("makedirs", ("path", "exist_ok")),
+    ):
+        found.signature(found.attribute(theirs, name), *parameters)
+    found.attribute(_ENGINE, "get_fp32_state_dict_from_zero_checkpoint")
+    found.attribute("deepspeed.utils.zero_to_fp32", "torch")
+    found.check()
+
+
+def build_with(make: Callable[[], PenstockCheckpointEngine]) -> None:
+    """Gives every engine of DeepSpeed that is built from now on one of ours to save by."""
+    if hasattr(runtime, _FACTORY):
+        runtime.create_checkpoint_engine = lambda *_, **__: make()
+        return
+    cls = runtime.DeepSpeedEngine
+    configure = inspect.unwrap(cls._configure_checkpointing)
+
+    @functools.wraps(configure)
+    def _configure_checkpointing(self: Any, *arguments: Any, **further: Any) -> None:
+        configure(self, *arguments, **further)
+        self.checkpoint_engine = make()
+
+    cls._configure_checkpointing = _configure_checkpointing
 
 
 def take_over() -> None:
@@ -33,8 +109,9 @@ def take_over() -> None:
         ("_get_all_ckpt_names", _finding(cls._get_all_ckpt_names)),
         ("_copy_recovery_script", _copying(cls._copy_recovery_script)),
         ("_take_model_step", _staged(cls._take_model_step)),
-        ("destroy", _staged(cls.destroy)),
-        ("__del__", _dying(cls.__del__)),
+        ("destroy", _ending(cls.destroy)),
+        # Before DeepSpeed 0.17.2 it has none.
+        ("__del__", _dying(getattr(cls, "__del__", lambda _: None))),
     ):
         setattr(cls, name, wrapped)
     setattr(cls.save_checkpoint, _MARK, True)
@@ -61,7 +138,7 @@ def _saving(save: Any) -> Any:
         if ours is None:
             return save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         _check(self)
-        ours.begin()
+        ours.begin(save_dir)
         try:
             # It would write ``latest`` in place, before anything is durable.
             done = save(self, save_dir, tag, client_state, False, exclude_frozen_parameters)
@@ -142,6 +219,20 @@ def _staged(change: Any) -> Any:
         return change(self, *arguments, **further)
 
     return changing
+
+
+def _ending(destroy: Any) -> Any:
+    """`destroy`, which in all versions waits for the save under way."""
+    staged = _staged(destroy)
+
+    @functools.wraps(destroy)
+    def ending(self: Any) -> None:
+        staged(self)
+        ours = _of(self)
+        if ours is not None and ours.is_decoupled():
+            ours.cleanup()
+
+    return ending
 
 
 def _dying(delete: Any) -> Any:
