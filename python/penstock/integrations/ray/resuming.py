@@ -8,7 +8,6 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray.train
-from ray.train import CheckpointConsistencyMode
 
 import penstock
 from penstock.errors import (
@@ -177,8 +176,10 @@ def _registered(run: Run) -> list[str]:
     """Paths of what Ray has registered and keeps, in its order."""
     if run.is_local:
         return []
-    mode = CheckpointConsistencyMode.COMMITTED
-    return [one.checkpoint.path for one in ray.train.get_all_reported_checkpoints(mode)]
+    # Before Ray 2.53 there is none, and what is told is what is committed.
+    modes = getattr(ray.train, "CheckpointConsistencyMode", None)
+    further = () if modes is None else (modes.COMMITTED,)
+    return [one.checkpoint.path for one in ray.train.get_all_reported_checkpoints(*further)]
 
 
 def _register(run: Run, found: _Found, index: int) -> None:
