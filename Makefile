@@ -53,6 +53,8 @@ DEEPSPEED_CHECKOUT ?= .cache/deepspeed-$(DEEPSPEED_COMMIT)
 DEEPSPEED_TESTS ?= v1/nvme v1/pin_memory runtime/zero/test_nvme_checkpointing.py
 DEEPSPEED_CHECKPOINT_TESTS ?= latest_checkpoint tag_validation other_optimizer moe_checkpoint \
 	convert_checkpoint shared_weights pipeline lr_scheduler zero_optimizer
+# Which cells of the matrix of versions are run (see tests/compat/matrix.toml)
+COMPAT_ARGS ?=
 # Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
 RELEASE_ARGS ?=
 # Creates objects on a condition in one step from 1.8 on.
@@ -179,6 +181,16 @@ peers-deepspeed-checkpoints: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ##
 	PYTHONPATH=$(CURDIR)/tests/python/integrations \
 		python -m pytest -p peers_deepspeed_checkpoints -p no:cacheprovider --override-ini=addopts= \
 		--quiet $(patsubst %,unit/checkpoint/test_%.py,$(DEEPSPEED_CHECKPOINT_TESTS)) $(PYTEST_ARGS)
+
+# In environments of their own, each removed when it has run: versions of frameworks, of PyTorch, NumPy
+# and Python. COMPAT_ARGS='--suite jax --version newest' runs one cell.
+.PHONY: compat
+compat: wheel ## Run the plug-ins with old and new versions of their frameworks; writes docs/compatibility.md.
+	$(VENV)/bin/python -m tests.compat run --wheel dist/penstock-*.whl $(COMPAT_ARGS)
+
+.PHONY: compat-new
+compat-new: wheel ## Show which newer versions the registry has than were tried, and run those.
+	$(VENV)/bin/python -m tests.compat new --wheel dist/penstock-*.whl $(COMPAT_ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
