@@ -104,7 +104,7 @@ def _cell(name: str, one: dict[str, Any], facts: dict[str, Any], common: list[st
             *one.get("packages", ()),
         ),
         tests=tuple(facts["tests"]),
-        but=facts.get("but", ""),
+        but=" or ".join(filter(None, (facts.get("but"), one.get("but")))),
         own=facts.get("own", ""),
         variables=facts.get("variables", {}),
     )

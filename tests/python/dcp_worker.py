@@ -16,6 +16,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import older_torch  # noqa: F401  names of newer versions, before they are imported
+
+# isort: split
 import pytest
 import torch
 import torch.distributed as dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import random
@@ -190,6 +191,8 @@ class TestInstalling:
     def test_a_newer_version_warns_and_is_tried_out_before_the_first_save(
         self, tmp_path, monkeypatch
     ):
+        if "no_dist" not in inspect.signature(state_dict_saver.save).parameters:
+            pytest.skip("no newer version is like this one, before PyTorch 2.7")
         tried = []
         monkeypatch.setattr(versions, "version", lambda _: "99.0.0")
         monkeypatch.setattr(versions, "_warned", set())
