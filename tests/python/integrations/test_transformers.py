@@ -34,11 +34,14 @@ from transformers import (
 import forks
 import penstock
 from conftest import REPOSITORY, mounted, tell
+from penstock.integrations import versions
 from penstock.integrations.transformers import (
     PenstockTrainerMixin,
     Settings,
     enable,
+    fitting,
     newest_checkpoint,
+    parts,
 )
 from penstock.integrations.transformers import run as runs
 from test_example_programs import Program, said
@@ -46,6 +49,11 @@ from test_example_programs import Program, said
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_TRANSFORMERS_KILLS", 3))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")
 HANG_SECONDS = 120
+
+HAS_SIGNALS = pytest.mark.skipif(
+    not hasattr(TrainingArguments, "enable_jit_checkpoint"),
+    reason=f"transformers {transformers.__version__} saves nothing when a signal comes",
+)
 
 WAYS = {
     "waiting": {},
@@ -436,7 +444,7 @@ def test_a_best_checkpoint_that_was_not_saved_does_not_cost_the_one_before(tmp_p
         resumed = begun(disk, 16, kind=Mine, way=way, callbacks=[Fill()], **further)
         with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
             resumed.train(resume_from_checkpoint=str(disk / "checkpoint-8"))
-        assert resumed.state.best_global_step == 12
+        assert getattr(resumed.state, "best_global_step", 12) == 12
         assert resumed.state.best_model_checkpoint == str(disk / "checkpoint-4")
         assert steps_in(disk) == [4, 16]
         state = json.loads((disk / "checkpoint-16/trainer_state.json").read_text())
@@ -611,6 +619,7 @@ def test_what_is_stored_raw_changes_nothing_without_trust_and_waits_for_lazy_sav
     assert_equal(content(resumed), straight[1])
 
 
+@HAS_SIGNALS
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "step"),
@@ -646,6 +655,7 @@ def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, m
     assert_equal(found, wanted)
 
 
+@HAS_SIGNALS
 def test_a_signal_saves_what_could_not_be_saved_before_it(tmp_path, need_root):
     with mounted("tmpfs", tmp_path / "disk", 16 << 20) as disk:
         way = WAYS["async"] | {"on_error": "warn"}
@@ -876,3 +886,56 @@ def test_a_clean_resume_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", penstock.PenstockWarning)
         begun(tmp_path, 8, way={}).train(resume_from_checkpoint=True)
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """A transformers of tomorrow, which nobody has tried."""
+    found = versions.version
+    monkeypatch.setattr(
+        versions, "version", lambda name: "99.0" if name == "transformers" else found(name)
+    )
+    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(versions, "_self_checked", set())
+    monkeypatch.setattr(fitting, "_fitting", set())
+
+
+def test_a_newer_version_is_taken_after_a_tiny_state_has_come_back(tmp_path, straight, newer):
+    with pytest.warns(versions.NewerVersionWarning, match=r"99\.0 is newer"):
+        versions.check_version("transformers", "4.49", "5.24")
+    trainer = begun(tmp_path, way=WAYS["async"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", penstock.PenstockWarning)
+        trainer.train()
+    assert_equal(content(trainer)["losses"], straight[1]["losses"])
+    assert "transformers" in versions._self_checked
+    assert not list(tmp_path.glob(".penstock*"))
+
+
+def test_a_newer_version_in_which_something_does_not_come_back_is_refused(
+    tmp_path, monkeypatch, newer
+):
+    monkeypatch.setattr(parts, "restore", lambda *_: None)
+    trainer = begun(tmp_path, way={})
+    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*came back otherwise"):
+        trainer.train()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_moved_in_the_trainer_is_named(tmp_path, monkeypatch):
+    trainer = begun(tmp_path)
+    monkeypatch.setattr(fitting, "_fitting", set())
+    monkeypatch.delattr(Trainer, "_save_scaler")
+    monkeypatch.setattr(Trainer, "_load_rng_state", lambda self, path, strict: None)
+    with pytest.raises(penstock.MissingDependencyError) as caught:
+        enable(trainer)
+    assert "Trainer._save_scaler" in str(caught.value)
+    assert "demands path, strict" in str(caught.value)
+    assert transformers.__version__ in str(caught.value)
+
+
+def test_data_in_another_order_is_a_warning(monkeypatch):
+    installed = {"transformers": "5.1.0", "accelerate": "1.14.2"}
+    monkeypatch.setattr(fitting, "version", installed.__getitem__)
+    with pytest.warns(penstock.PenstockWarning, match=r"accelerate>=1\.15"):
+        fitting.warn_of_order()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.first_rank import from_first
-from penstock.integrations.transformers import parts, run
+from penstock.integrations.transformers import fitting, parts, run
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-check_version("transformers", "5.23", "5.23")
+check_version("transformers", "4.49", "5.24")
 
 
 class PenstockTrainerMixin(_Base):
@@ -48,12 +48,14 @@ class PenstockTrainerMixin(_Base):
     _penstock_rng: tuple[int, dict[str, Any]] | None = None
 
     def check_penstock(self) -> None:
-        """Refuses what saves in a way of its own.
+        """Refuses a version that does not fit, and trainers that save in a way of their own.
 
         Raises:
-            UnsupportedStateError: It is such.
+            MissingDependencyError: This version of the Trainer works otherwise; it says where.
+            UnsupportedStateError: DeepSpeed or XLA saves the model.
             ValueError: An argument of the training does not go together with Penstock.
         """
+        fitting.check_trainer(self)
         if self.is_deepspeed_enabled:
             raise UnsupportedStateError(
                 "a model that DeepSpeed trains is saved by its engine: leave the trainer as it is",
@@ -85,13 +87,14 @@ class PenstockTrainerMixin(_Base):
             saves.wait()
             if saves.covers(path):
                 return
-        if self.state.best_global_step:
+        best_step = fitting.best_step_of(self.state)
+        if best_step:
             # Whether the best one is there is known when the save under way has ended.
             saves.wait()
         best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
         with saves.staged() as staging:
             super()._save_checkpoint(model, trial)
-            self.state.best_model_checkpoint = self._best(directory) or best
+            self.state.best_model_checkpoint = self._best(directory, best_step) or best
             staged = os.path.join(staging, os.path.basename(path))
             if self.args.should_save:
                 self.state.save_to_json(os.path.join(staged, run.STATE))
@@ -111,9 +114,13 @@ class PenstockTrainerMixin(_Base):
         elif self.args.push_to_hub:
             super()._push_from_checkpoint(path)
 
-    def _best(self, directory: str) -> str | None:
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        # Transformers 4.49 replaces the name of the best checkpoint here, before the next is saved.
+        self._penstock.best_of(self.state.best_model_checkpoint)
+        return super()._determine_best_metric(*args, **kwargs)
+
+    def _best(self, directory: str, step: int | None) -> str | None:
         """The checkpoint of the best step, if it is there, or about to be."""
-        step = self.state.best_global_step
         if not step:
             return None
         path = os.path.join(directory, f"checkpoint-{step}")
@@ -157,12 +164,14 @@ class PenstockTrainerMixin(_Base):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self._penstock.is_over:
+            return
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._note_random()
 
     def _note_random(self) -> None:
         """Notes the random numbers that the next step begins with, see `_rewound`."""
-        if self.args.enable_jit_checkpoint:
+        if getattr(self.args, "enable_jit_checkpoint", False):
             self._penstock_rng = (self.state.global_step, penstock.Training().state_dict())
 
     @contextlib.contextmanager
@@ -200,6 +209,7 @@ class PenstockTrainerMixin(_Base):
             PenstockError: Whatever else loading and saving raise.
         """
         self.check_penstock()
+        fitting.try_out(self)
         if isinstance(resume_from_checkpoint, os.PathLike):
             resume_from_checkpoint = os.fspath(resume_from_checkpoint)
         if resume_from_checkpoint is True:
@@ -207,6 +217,7 @@ class PenstockTrainerMixin(_Base):
         path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         if path is not None and os.path.isdir(path):
             _check_resumable(path)
+            fitting.warn_of_order()
         self._penstock_rng = None
         with self._penstock.running(path):
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -229,12 +240,25 @@ class PenstockTrainerMixin(_Base):
         return path
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self._penstock.resumed and self.state.global_step >= self.state.max_steps:
-            # Killed after its last save: the Trainer would find out after one more step.
-            self.control.should_training_stop = True
+        if self._was_over():
             return
         self._note_random()
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The batches of a step; none where the run that is resumed had done all its steps."""
+        # Trainers before 5.3 have no `_run_epoch`.
+        return ([], None) if self._was_over() else super().get_batch_samples(*args, **kwargs)
+
+    def _was_over(self) -> bool:
+        """Whether a run goes on that was killed after its last save; ends it then.
+
+        The Trainer would find out after one more step.
+        """
+        saves = self._penstock
+        if saves.resumed and self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = saves.is_over = True
+        return saves.is_over
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not is_checkpoint(resume_from_checkpoint) or parts.has_adapters(self.model):
@@ -263,22 +287,40 @@ class PenstockTrainerMixin(_Base):
         self._note_random()
 
     def _load_best_model(self) -> None:
-        best = self.state.best_model_checkpoint
-        if best is None or not is_checkpoint(best) or parts.has_adapters(self.model):
+        best = self._settle_best()
+        if best is None:
+            # Its save failed, which was a warning.
+            return
+        if not is_checkpoint(best) or parts.has_adapters(self.model):
             super()._load_best_model()
         else:
             parts.restore_weights(best, self.model, self.penstock_settings)
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        saves = self._penstock
-        saves.wait()
-        # Where its save failed, and training went on, the best one before it.
-        best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
+        self._finish(self._get_output_dir(trial))
+        return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _sorted_checkpoints(self, output_dir: str | None = None, *_: Any, **__: Any) -> list[str]:
+        """The checkpoints that a Trainer before 5.3 would delete: none, as `Saves` does."""
+        if output_dir is not None and not self._penstock.staging:
+            # It asks at the end of the training, and has no `_finalize_training`.
+            self._finish(output_dir)
+        return []
+
+    def _finish(self, directory: str) -> None:
+        """Waits for the last save, and leaves the best checkpoint alone where one is to stay."""
+        best = self._settle_best()
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            for found in run.find(self._get_output_dir(trial)):
+            for found in run.find(directory):
                 if os.path.realpath(found.path) != os.path.realpath(best):
                     run.remove(found.path)
-        return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _settle_best(self) -> str | None:
+        """The best checkpoint; where its save failed, and training went on, the one before it."""
+        saves = self._penstock
+        saves.wait()
+        best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
+        return best
 
     @property
     def _penstock(self) -> Saves:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from transformers.trainer_utils import _is_peft_model
 
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
@@ -73,7 +73,9 @@ def weights(model: Any) -> dict[str, Any]:
 
 def has_adapters(model: Any) -> bool:
     """Whether PEFT saves and loads the weights that are trained."""
-    return bool(_is_peft_model(model))  # type: ignore[no-untyped-call]
+    # A model that PEFT has wrapped is there only where PEFT was imported.
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel | peft.PeftMixedModel)
 
 
 def restore_weights(path: str, model: Any, settings: Settings) -> None:

@@ -46,6 +46,7 @@ class Saves:
     Attributes:
         staging: Where the trainer writes small files while a save is put together; None else.
         resumed: The checkpoint that the training under way goes on from.
+        is_over: Whether it has no step to do, as the run that it goes on with had done all.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,6 +55,7 @@ class Saves:
         self._last: str | None = None
         self.staging: str | None = None
         self.resumed: str | None = None
+        self.is_over = False
         self._best: str | None = None
 
     @contextlib.contextmanager
@@ -68,6 +70,7 @@ class Saves:
         """
         self.resumed = self._last = resumed
         self._best = None
+        self.is_over = False
         try:
             yield
         except BaseException as error:
@@ -207,7 +210,10 @@ def files_in(directory: str) -> dict[str, bytes]:
 
 
 def _is_empty(name: str, content: bytes) -> bool:
-    """Whether it is a file of safetensors without a tensor."""
+    """Whether it is a file of weights without a tensor."""
+    if name == "pytorch_model.bin":
+        # With save_safetensors=False, before transformers 5.
+        return True
     if not name.endswith(".safetensors"):
         return False
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
