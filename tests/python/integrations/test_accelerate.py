@@ -26,6 +26,7 @@ from torch import nn
 import forks
 import penstock
 from conftest import mounted, slow
+from penstock.integrations import versions
 from penstock.integrations.accelerate import enable
 from penstock.integrations.first_rank import from_first
 
@@ -453,11 +454,50 @@ def test_what_is_not_supported_is_refused(monkeypatch):
         enable(other)
 
 
-@pytest.mark.slow
-def test_untested_versions_are_refused(monkeypatch):
-    monkeypatch.setattr("penstock.integrations.versions.version", lambda _: "1.16.0")
-    with pytest.raises(penstock.MissingDependencyError, match=r"1\.16\.0"):
-        enable(Run(penstock=False).accelerator)
+@pytest.fixture
+def newer(monkeypatch):
+    """An Accelerate of tomorrow, which nobody has tried."""
+    found = versions.version
+    monkeypatch.setattr(
+        versions, "version", lambda name: "99.0" if name == "accelerate" else found(name)
+    )
+    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(versions, "_self_checked", set())
+
+
+def test_a_newer_version_is_taken_after_a_tiny_state_has_come_back(tmp_path, newer):
+    with pytest.warns(versions.NewerVersionWarning, match=r"99\.0 is newer"):
+        run = Run(tmp_path, background=True)
+    before = torch.get_rng_state()
+    path = run.accelerator.save_state()
+    assert versions._self_checked == {"accelerate"}
+    assert torch.equal(torch.get_rng_state(), before)
+    run.accelerator.load_state(path)
+    assert checkpoints(tmp_path) == ["checkpoint_0"]
+
+
+def test_a_newer_version_in_which_something_does_not_come_back_is_refused(
+    tmp_path, monkeypatch, newer
+):
+    run = Run(tmp_path)
+    saves = type(run.accelerator.save_state.__self__)
+    monkeypatch.setattr(saves, "_load", lambda *_: None)
+    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.* came back otherwise"):
+        run.accelerator.save_state()
+    assert not (tmp_path / "checkpoints").exists() or checkpoints(tmp_path) == []
+
+
+def test_what_has_moved_is_named_and_older_versions_are_refused(monkeypatch):
+    other = Run(penstock=False).accelerator
+    del other._custom_objects
+    monkeypatch.delattr(accelerate.Accelerator, "save_iteration")
+    with pytest.raises(penstock.MissingDependencyError) as caught:
+        enable(other)
+    assert "_custom_objects" in str(caught.value)
+    assert "save_iteration" in str(caught.value)
+    monkeypatch.setattr(versions, "version", lambda _: "1.5.2")
+    with pytest.raises(penstock.MissingDependencyError, match=r"from 1\.6 on, and 1\.5\.2 is"):
+        enable(other)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from penstock.errors import (
     PenstockWarning,
     UnsupportedStateError,
 )
-from penstock.integrations.accelerate import directories
+from penstock.integrations.accelerate import directories, fitting
 from penstock.integrations.accelerate.loader import Loader
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
@@ -77,11 +77,13 @@ def enable(
         The accelerator itself.
 
     Raises:
-        MissingDependencyError: The version of Accelerate is one that was not tried.
+        MissingDependencyError: Accelerate is too old, or something of it has moved; the message
+            names what has.
         UnsupportedStateError: It trains in a way whose state it does not have itself.
         ValueError: Arguments that do not go together, or it is enabled already.
     """
-    check_version("accelerate", "1.15", "1.15")
+    check_version("accelerate", "1.6", "1.15")
+    fitting.check_accelerator(accelerator)
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)
@@ -111,6 +113,8 @@ def _check(accelerator: Any) -> None:
 class _Saves:
     """The methods that take the place of an accelerator's."""
 
+    _is_trial = False
+
     def __init__(
         self,
         accelerator: Any,
@@ -128,6 +132,12 @@ class _Saves:
         self._saver = Saver(options=options)
         self._warned: set[int] = set()
 
+    def _of(self, accelerator: Any) -> _Saves:
+        """The same for the accelerator of a trial, and by default settings."""
+        saves = _Saves(accelerator, False, False, (), False, self._options, {})
+        saves._is_trial = True
+        return saves
+
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **further: Any
     ) -> Path:
@@ -139,6 +149,8 @@ class _Saves:
         _refuse(further, "save_state")
         project = self._accelerator.project_configuration
         path = self._destination(output_dir)
+        if not self._is_trial:
+            fitting.try_out(self._accelerator, os.path.dirname(path), self._of)
         self._warn()
         training = self._training(self._kept_by_us(path))
         limit = project.total_limit if project.automatic_checkpoint_naming else None
@@ -190,7 +202,10 @@ class _Saves:
             self._load(path)
         else:
             directories.check(path, accelerator)
-            type(accelerator).load_state(accelerator, path, load_kwargs, **further)
+            if load_kwargs is not None:
+                # Which Accelerate has since 1.8.
+                further["load_kwargs"] = load_kwargs
+            type(accelerator).load_state(accelerator, path, **further)
         number = directories.number_of(path)
         if accelerator.project_configuration.automatic_checkpoint_naming and number is not None:
             # The next one is saved under a name of its own: theirs would refuse to save it.
