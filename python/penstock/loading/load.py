@@ -20,7 +20,7 @@ from penstock.loading.partial import loadable
 from penstock.loading.target import NEW
 from penstock.loading.targets import Targets
 from penstock.loading.view import View, view
-from penstock.process import own_rank, own_size
+from penstock.process import own_rank, own_size, placement
 from penstock.reports import LoadReport
 from penstock.state import tree
 from penstock.state.build import Builder
@@ -132,6 +132,9 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
     )
     size = own_size() if world_size is None else world_size
     rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+    if rank is None and (placed := placement()) is not None:
+        # A job whose processes have not joined a group yet: one of them is enough to tell it.
+        rank = placed.rank
     if size != report.world_size and not rank:
         loaded.warnings.append(_told_ranks(report.path, report.world_size, size))
     return training
