@@ -81,7 +81,8 @@ def fit(one, module=None, data=None, validation=None, ckpt_path=None, **options)
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", module="torchdata")
         warnings.filterwarnings("ignore", message=".*num_workers.*|.*not empty.*|.*logging int.*")
-        one.fit(module, data or loader(), validation, ckpt_path=ckpt_path, **options)
+        data = loader() if data is None else data
+        one.fit(module, data, validation, ckpt_path=ckpt_path, **options)
     return module
 
 

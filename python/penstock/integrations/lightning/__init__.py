@@ -16,7 +16,11 @@ Example:
 
 from penstock.integrations.versions import check_version
 
-check_version("lightning", "2.6.6", "2.6")
+check_version("lightning", "2.5", "2.6")
+
+from penstock.integrations.lightning import fitting  # noqa: E402
+
+fitting.check()
 
 from penstock.integrations.lightning import doors  # noqa: E402
 from penstock.integrations.lightning.checkpoint_io import PenstockIO  # noqa: E402

@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from penstock import Saver
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations import raw
-from penstock.integrations.lightning import directories, loading
+from penstock.integrations.lightning import directories, fitting, loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +58,8 @@ class PenstockIO(CheckpointIO):
             see `penstock.save`.
 
     Raises:
+        MissingDependencyError: Lightning is newer than was tried, and a state of a trial run did
+            not come back.
         ValueError: An argument is out of range.
 
     Example:
@@ -84,6 +86,7 @@ class PenstockIO(CheckpointIO):
     ) -> None:
         if if_failed not in ("raise", "warn"):
             raise ValueError(f"if_failed={if_failed!r}: must be one of 'raise', 'warn'")
+        fitting.try_out(PenstockIO)
         self.async_save = async_save
         self.raw = (raw,) if isinstance(raw, str) else tuple(raw)
         self.trust = trust

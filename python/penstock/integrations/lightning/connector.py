@@ -11,8 +11,13 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,12 +28,14 @@ from penstock.errors import (
     PenstockWarning,
     StateMismatchError,
 )
-from penstock.integrations.lightning import newest, place
+from penstock.integrations.lightning import loading, newest, place
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
 from penstock.loading.tied import check_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lightning.fabric.utilities.types import _PATH
 
 _SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
@@ -45,6 +52,8 @@ class Connector(_CheckpointConnector):
     """Lightning's connector, with `PenstockIO` in mind."""
 
     _place: place.Place | None = None
+    _given_schedulers: Sequence[Any] = ()
+    """The schedulers that `configure_optimizers` has made."""
     _others: tuple[str, ...] = ()
     """What to go back to where the chosen checkpoint turns out to be damaged."""
 
@@ -104,7 +113,7 @@ class Connector(_CheckpointConnector):
         place.Place.uninstall(self.trainer)
         io = io_of(self.trainer)
         if io is None:
-            super().resume_start(checkpoint_path, weights_only)
+            super().resume_start(checkpoint_path, **loading.weights_only_of(weights_only))
             return
         self._check_strategy()
         io.is_running = True
@@ -114,7 +123,10 @@ class Connector(_CheckpointConnector):
         paths = (first, *others)
         for path in paths:
             error = self._load(path, weights_only)
-            if strategy.reduce_boolean_decision(error is None):
+            # Without a group nobody answers, and one alone never counts as all of them.
+            is_alone = not dist.is_available() or not dist.is_initialized()
+            is_good = error is None
+            if is_good if is_alone else strategy.reduce_boolean_decision(is_good):
                 break
             told = f"{path} is damaged, as another rank has found"
             error = error or CorruptCheckpointError(told, path=str(path))
@@ -126,7 +138,7 @@ class Connector(_CheckpointConnector):
 
     def _load(self, path: Any, weights_only: bool | None) -> CorruptCheckpointError | None:
         try:
-            super().resume_start(path, weights_only)
+            super().resume_start(path, **loading.weights_only_of(weights_only))
         except CorruptCheckpointError as error:
             return error
         return None
@@ -183,7 +195,8 @@ class Connector(_CheckpointConnector):
         }
         for key, (name, mine) in given.items() if io_of(trainer) is not None else ():
             saved = self._loaded_checkpoint.get(key)
-            if saved is not None and len(saved) != len(mine):
+            added = self._added_by_callbacks() if key == "lr_schedulers" else 0
+            if saved is not None and len(mine) not in (len(saved), len(saved) - added):
                 raise StateMismatchError(
                     f"{self._ckpt_path} holds the states of {len(saved)} {name}, and "
                     f"configure_optimizers has made {len(mine)}: make those of the run that "
@@ -193,6 +206,25 @@ class Connector(_CheckpointConnector):
                 )
         super().restore_optimizers_and_schedulers()
 
+    def _added_by_callbacks(self) -> int:
+        """How many of the schedulers that were saved are none of `configure_optimizers`.
+
+        Those that a callback puts in their place, or beside them, it makes and restores itself.
+        """
+        trainer: Any = self.trainer
+        own = self._loaded_checkpoint.get(place.KEY) or {}
+        if "added_schedulers" in own:
+            return int(own["added_schedulers"])
+        # It was saved by Lightning, or by a Penstock that did not count them.
+        averages = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
+        return int(any(one._scheduler_state is not None for one in averages))
+
+    def restore_training_state(self) -> None:
+        """Brings all but the model to where it was; each run calls it, even one that begins."""
+        super().restore_training_state()
+        # Callbacks add theirs later, when training has begun.
+        self._given_schedulers = list(self.trainer.lr_scheduler_configs)
+
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Puts a checkpoint together, with what Lightning leaves out."""
         own = None
@@ -200,5 +232,8 @@ class Connector(_CheckpointConnector):
             is_together = isinstance(self.trainer.strategy, ShardedCheckpoints)
             # First: loaders and hooks that are asked for their state may draw random numbers.
             own = place.capture(self.trainer, is_together=is_together)
+            given = [id(one) for one in self._given_schedulers]
+            added = [one for one in self.trainer.lr_scheduler_configs if id(one) not in given]
+            own["added_schedulers"] = len(added)
         checkpoint = super().dump_checkpoint(weights_only)
         return checkpoint if own is None else checkpoint | {place.KEY: own}

@@ -9,7 +9,7 @@ import lightning.pytorch.core.saving
 import lightning.pytorch.trainer.trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from penstock.integrations.lightning import checkpoint_io, loading
+from penstock.integrations.lightning import checkpoint_io, cli, loading, loggers
 from penstock.integrations.lightning.connector import Connector, io_of
 from penstock.integrations.lightning.requeue import SignalConnector
 
@@ -26,6 +26,8 @@ def install() -> None:
     _trainer._SignalConnector = SignalConnector
     _saving.pl_load = _load_for_module
     ModelCheckpoint._link_checkpoint = staticmethod(_link)  # type: ignore[method-assign]
+    cli.install()
+    loggers.install()
 
 
 def _load_for_module(
@@ -35,7 +37,8 @@ def _load_for_module(
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
         checkpoint_io.wait_for_all()
         return loading.read(path, map_location, weights_only)
-    return _load(path, map_location=map_location, weights_only=weights_only, **further)
+    further |= loading.weights_only_of(weights_only)
+    return _load(path, map_location=map_location, **further)
 
 
 def _link(trainer: Any, filepath: str, linkpath: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _load
 
 import penstock
 from penstock.errors import CorruptCheckpointError
@@ -15,6 +17,9 @@ from penstock.integrations import raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_HAS_CHOICE = "weights_only" in inspect.signature(TorchCheckpointIO.load_checkpoint).parameters
+_OR_CHOSEN = ", or with weights_only=False," if _HAS_CHOICE else ""
 
 
 def read(
@@ -44,7 +49,15 @@ def read(
         moved: dict[str, Any] = _moved(state, _mover(map_location))
         return moved
     check_whole(where)
-    return TorchCheckpointIO().load_checkpoint(where, map_location, weights_only)
+    if weights_only is None:
+        return TorchCheckpointIO().load_checkpoint(where, map_location)
+    # Its plug-in passes the choice on since 2.6.
+    return _load(where, map_location, weights_only)  # type: ignore[no-any-return]
+
+
+def weights_only_of(chosen: bool | None) -> dict[str, bool]:
+    """The argument ``weights_only`` where it was chosen: most of Lightning has it since 2.6."""
+    return {} if chosen is None else {"weights_only": chosen}
 
 
 def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -
         state,
         "",
         trust=trust or weights_only is False,
-        remedy=f"load {path} with PenstockIO(trust=True), or with weights_only=False,",
+        remedy=f"load {path} with PenstockIO(trust=True){_OR_CHOSEN}",
     )
     return found
 

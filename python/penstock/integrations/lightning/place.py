@@ -11,7 +11,9 @@ draw from the random states: they are restored when it is there.
 - In the middle of an epoch the iterators were made before the save, so this is after they are made
   anew.
 - At the last batch the rest of the epoch comes first. Then loaders are brought to the end of the
-  old epoch, and Lightning begins the next one.
+  old epoch, and Lightning begins the next one. It asks loaders for an iterator when a run begins
+  as well, which an epoch without batches does not use: a stream would lose the batch that is
+  fetched ahead. So it is given the iterator of nothing there.
 - After the end of an epoch, only that is left to do.
 """
 
@@ -34,6 +36,8 @@ from penstock import Training
 from penstock.errors import PenstockWarning
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import lightning.pytorch as pl
 
 KEY = "penstock"
@@ -158,7 +162,7 @@ class Place:
     def uninstall(trainer: pl.Trainer) -> None:
         """Leaves the loops as Lightning made them."""
         fit_loop: Any = trainer.fit_loop
-        for name in ("_load_combined_loader_states", "on_advance_start"):
+        for name in ("_load_combined_loader_states", "on_advance_start", "setup_data"):
             vars(fit_loop).pop(name, None)
         for name in ("on_run_start", "advance"):
             vars(fit_loop.epoch_loop).pop(name, None)
@@ -177,18 +181,33 @@ class Place:
 
     def _set_up_data(self, trainer: pl.Trainer, *, has_plateau_step: bool) -> None:
         fit_loop: Any = trainer.fit_loop
+        set_up = fit_loop.setup_data
+        waiting: list[Any] = []
+
+        def setup_data() -> None:
+            set_up()
+            if waiting:
+                fit_loop._combined_loader.flattened = waiting[:]
+                waiting.clear()
 
         def load_combined_loader_states() -> None:
-            if self._positioned is None:
+            is_first = self._positioned is None
+            if is_first:
                 # The first of all that a loop does.
                 self._restore_metrics(trainer)
                 if has_plateau_step and self._metrics is not None:
                     fit_loop.epoch_loop.update_lr_schedulers(
                         "epoch", update_plateau_schedulers=True
                     )
-            self._position(fit_loop)
             fit_loop._combined_loader_states_to_load = []
+            if is_first and self._is_at_last_batch:
+                combined = fit_loop._combined_loader
+                waiting[:] = self._positioned = list(combined.flattened)
+                combined.flattened = [_Waiting(loader) for loader in waiting]
+            else:
+                self._position(fit_loop)
 
+        fit_loop.setup_data = setup_data
         fit_loop._load_combined_loader_states = load_combined_loader_states
 
     def _begin_epochs(
@@ -216,10 +235,12 @@ class Place:
             is_new_epoch = self._is_at_last_batch and not is_finishing
             if is_new_epoch:
                 self._position(fit_loop)
-                if fit_loop.is_resuming:
-                    # Lightning has made the iterator already, before it was here.
-                    iter(data_fetcher)
+            # A fetcher's iterator is the loaders themselves, which have another one each time.
+            iterator = data_fetcher.combined_loader._iterator
             begin_epoch(data_fetcher)
+            if is_new_epoch and data_fetcher.combined_loader._iterator is iterator:
+                # Lightning takes that of `setup_data` for it where a run is resumed.
+                iter(data_fetcher)
             if not is_finishing:
                 self.uninstall(trainer)
             if is_new_epoch:
@@ -251,7 +272,8 @@ class Place:
                 combined._load_state_dicts(self._loaders)
             for loader in loaders:
                 is_kept = getattr(loader, "persistent_workers", False)
-                if self._is_at_last_batch and (is_kept or (self._loaders and self._has_begun)):
+                is_at_end = self._loaders and self._has_begun and isinstance(loader, _Stateful)
+                if self._is_at_last_batch and (is_kept or is_at_end):
                     # It is at its end now. What iterates over it next begins an epoch. Samplers
                     # that are generators take their place when they are asked for something.
                     next(iter(loader), None)
@@ -271,25 +293,49 @@ class Place:
             Training().load_state_dict({"rng": self._random})
 
 
+class _Waiting:
+    """A loader whose epoch has not begun: of its length, and without a batch.
+
+    Args:
+        loader: The loader that takes its place then.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
 def _own(saved: dict[str, Any] | None, path: str) -> dict[str, Any]:
     """What was saved of this rank."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if saved is None:
-        warnings.warn(
+        _warn_once(
+            rank,
             f"{path} holds no random states, which Lightning does not save: this run draws other "
             "numbers than the one that saved it would have drawn",
-            PenstockWarning,
-            stacklevel=1,
         )
         return {}
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     states = saved["states"]
     own: dict[str, Any] = states[rank % len(states)]
     if saved["ranks"] == size:
         return own
-    warnings.warn(
+    _warn_once(
+        rank,
         f"{path} holds the random states of {saved['ranks']} ranks, and there are {size}: they "
         "draw other numbers than those would have drawn",
-        PenstockWarning,
-        stacklevel=1,
     )
     return {"rng": own["rng"]}
+
+
+def _warn_once(rank: int, message: str) -> None:
+    """Warns of something that all ranks see, from the first one."""
+    if rank == 0:
+        warnings.warn(message, PenstockWarning, stacklevel=1)

@@ -110,7 +110,7 @@ class ShardedCheckpoints(ParallelStrategy):
         io.wait()
         path = self.broadcast(directories.absolute(checkpoint_path))
         if not is_checkpoint(path):
-            return super().load_checkpoint(path, weights_only)
+            return super().load_checkpoint(path, **loading.weights_only_of(weights_only))
         module = self.lightning_module
         assert module is not None
         model, options = self._sharded(), StateDictOptions(strict=module.strict_loading)

@@ -1,0 +1,189 @@
+"""Places of Lightning that look for a checkpoint's file and find a directory."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from torch.utils.data import DataLoader, TensorDataset
+
+import penstock
+from integrations.lightnings import Module, fit, trainer
+from penstock.integrations.lightning import PenstockIO, loggers
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning|torchdata|mlflow|wandb|pydantic")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield
+
+
+def trained(directory, logger, *, async_save, **saves):
+    """Trains two epochs, of which each is saved, and returns the callback that did."""
+    saves = {"save_top_k": -1, "filename": "{epoch}"} | saves
+    callback = ModelCheckpoint(dirpath=directory / "checkpoints", **saves)
+    io = PenstockIO(async_save=async_save)
+    options = {"logger": logger, "callbacks": [callback]}
+    fit(trainer(directory, io, epochs=2, **options))
+    return callback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize("log_model", [True, "all"])
+def test_mlflow_has_each_checkpoint_whole(tmp_path, monkeypatch, log_model, async_save):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = f"sqlite:///{tmp_path}/runs.db"
+    logger = MLFlowLogger(
+        "run", tracking_uri=address, artifact_location=f"{tmp_path}/artifacts", log_model=log_model
+    )
+    trained(tmp_path, logger, async_save=async_save)
+    client = mlflow.MlflowClient(address)
+    for name in ("epoch=0", "epoch=1"):
+        path = client.download_artifacts(logger.run_id, f"{name}/{name}.ckpt", str(tmp_path))
+        assert penstock.verify(path)
+        kept = penstock.load(tmp_path / "checkpoints" / f"{name}.ckpt")["state_dict"]
+        found = Module.load_from_checkpoint(path).state_dict()
+        assert all(torch.equal(found[key], kept[key]) for key in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_model", [True, "all"])
+def test_wandb_has_each_checkpoint_whole(tmp_path, monkeypatch, log_model):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    uploaded = []
+    logger = WandbLogger(
+        "run", save_dir=str(tmp_path), offline=True, log_model=log_model, project="penstock"
+    )
+    log = logger.experiment.log_artifact
+
+    def noted(artifact, aliases):
+        uploaded.append((artifact, aliases))
+        return log(artifact, aliases=aliases)
+
+    monkeypatch.setattr(logger.experiment, "log_artifact", noted)
+    try:
+        trained(tmp_path, logger, async_save=True, monitor="loss")
+    finally:
+        wandb.finish()
+    assert len(uploaded) == 2
+    assert sorted(aliases for _, aliases in uploaded) == [["latest"], ["latest", "best"]]
+    for artifact, _ in uploaded:
+        name = artifact.metadata["original_filename"]
+        saved = tmp_path / "checkpoints" / name
+        sizes = {f"model.ckpt/{one.name}": one.stat().st_size for one in saved.iterdir()}
+        entries = artifact.manifest.entries
+        assert {path: entry.size for path, entry in entries.items()} == sizes
+
+
+def test_neptune_says_that_it_uploads_none(tmp_path):
+    class NeptuneLogger:
+        _log_model_checkpoints = True
+
+        def after_save_checkpoint(self, callback):
+            raise AssertionError("it takes files only")
+
+    loggers._install_neptune(NeptuneLogger)
+    loggers._install_neptune(NeptuneLogger)
+    path = tmp_path / "last.ckpt"
+    penstock.save(path, {"step": 1})
+    callback = types.SimpleNamespace(last_model_path=str(path), current_score=None)
+    with pytest.warns(penstock.PenstockWarning, match="none is uploaded"):
+        NeptuneLogger().after_save_checkpoint(callback)
+
+
+class Scaled(lightning.LightningModule):
+    """A model whose outputs depend on an argument."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.save_hyperparameters()
+        self.scale = scale
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+
+    def test_step(self, batch, index):
+        self.log("scale", self.scale)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(2, 1)))
+
+    test_dataloader = train_dataloader
+
+
+class Odd(Scaled):
+    """One that keeps nothing of its arguments."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__(scale)
+        self._hparams.clear()
+        self._hparams_initial.clear()
+
+
+def commanded(*words, directory, kind=Scaled):
+    """Runs a command of `LightningCLI` by Penstock, and returns what it made."""
+    from lightning.pytorch.cli import LightningCLI
+
+    defaults = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "default_root_dir": str(directory),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "plugins": [PenstockIO()],
+        "callbacks": [ModelCheckpoint(dirpath=directory, filename="one")],
+    }
+    return LightningCLI(
+        kind,
+        Data,
+        args=list(map(str, words)),
+        trainer_defaults=defaults,
+        save_config_callback=None,
+    )
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "fit"])
+def test_a_command_builds_the_model_that_a_checkpoint_was_saved_of(tmp_path, monkeypatch, command):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    if not hasattr(LightningCLI, "_parse_ckpt_path"):
+        pytest.skip("this version of Lightning reads no hyper-parameters of a checkpoint")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(Scaled, "validation_step", Scaled.test_step, raising=False)
+    monkeypatch.setattr(Data, "val_dataloader", Data.train_dataloader, raising=False)
+    commanded("fit", "--model.scale=7", directory=tmp_path)
+    path = tmp_path / "one.ckpt"
+    assert path.is_dir()
+    cli = commanded(command, f"--ckpt_path={path}", directory=tmp_path)
+    assert cli.model.scale == 7
+    assert str(cli.config[command].ckpt_path) == str(path)
+
+
+def test_a_command_takes_a_checkpoint_without_hyper_parameters(tmp_path, monkeypatch):
+    pytest.importorskip("jsonargparse")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    commanded("fit", "--model.scale=7", directory=tmp_path, kind=Odd)
+    path = tmp_path / "one.ckpt"
+    assert "hyper_parameters" not in penstock.load(path)
+    cli = commanded("test", f"--ckpt_path={path}", directory=tmp_path, kind=Odd)
+    assert cli.model.scale == 1
