@@ -236,4 +236,19 @@ class Connector(_CheckpointConnector):
             added = [one for one in self.trainer.lr_scheduler_configs if id(one) not in given]
             own["added_schedulers"] = len(added)
         checkpoint = super().dump_checkpoint(weights_only)
-        return checkpoint if own is None else checkpoint | {place.KEY: own}
+        if own is None:
+            return checkpoint
+        _leave_functions_out(checkpoint)
+        return checkpoint | {place.KEY: own}
+
+
+def _leave_functions_out(checkpoint: dict[str, Any]) -> None:
+    """Leaves a function out that an older PyTorch has in the state of `SWALR`.
+
+    It follows from the argument ``anneal_strategy``: a scheduler has it when it is made.
+    """
+    callbacks = [one for one in checkpoint["callbacks"].values() if isinstance(one, dict)]
+    states = [*checkpoint["lr_schedulers"], *(one.get("scheduler_state") for one in callbacks)]
+    for state in states:
+        if isinstance(state, dict) and callable(state.get("anneal_func")):
+            del state["anneal_func"]
