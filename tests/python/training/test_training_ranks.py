@@ -356,3 +356,21 @@ def fail_between_the_rounds(root, is_resumed):
 def test_who_fails_after_a_step_is_found_is_not_waited_for(jobs, disk_path, is_resumed):
     found = jobs.of(2).call(fail_between_the_rounds, disk_path, is_resumed)
     assert found == [KeyboardInterrupt, penstock.RankError]
+
+
+def save_random_states(path):
+    penstock.save(path, penstock.Training())
+
+
+def test_one_process_warns_of_another_number_of_ranks_before_all_have_a_group(
+    jobs, disk_path, monkeypatch
+):
+    jobs.of(2).call(save_random_states, disk_path / "ckpt")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            penstock.load(disk_path / "ckpt", into=penstock.Training())
+        messages = [str(one.message) for one in told if "2 ranks saved it" in str(one.message)]
+        assert len(messages) == (rank == 0)

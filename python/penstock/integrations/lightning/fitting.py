@@ -1,7 +1,7 @@
 """Whether the Lightning that is installed is one that the plug-in fits.
 
-What the plug-in takes the place of is mostly private. All of it is looked up before any of it is
-replaced, so that what has moved is an error by its name.
+The plug-in replaces mostly private names. All of them are looked up before any is replaced, so that
+an error names each one that has moved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES = {
     f"{_PYTORCH}.utilities.exceptions": ("SIGTERMException",),
     f"{_PYTORCH}.utilities.seed": ("isolate_rng",),
 }
-"""What the plug-in imports, or puts another in the place of, by module."""
+"""Names that the plug-in imports or replaces, by module."""
 
 _trying_out = False
 
@@ -108,7 +108,7 @@ def _probe_loops(probe: Probe) -> None:
     loaders = probe.attribute(f"{_PYTORCH}.utilities.combined_loader", "CombinedLoader")
     for name in ("_state_dicts", "_load_state_dicts", "flattened"):
         probe.attribute(loaders, name)
-    # An instance's own attribute, which its length is asked of.
+    # It exists on instances only; the length of a loader uses it.
     probe.calls(probe.attribute(loaders, "__len__"), "_iterator")
 
 

@@ -34,7 +34,7 @@ _SETTINGS = (
     "save_weights_only",
     "_every_n_train_steps",
 )
-"""What Lightning notes of a callback beside a model that it uploads."""
+"""Settings of a callback that Lightning notes beside a model that it uploads."""
 
 _Found = tuple[float, str, Any, str]
 """A checkpoint to upload: when it was saved in seconds since 1970, its path, its score, a word."""
@@ -87,7 +87,7 @@ def _directories(callback: Any, logged: dict[str, float]) -> list[_Found]:
 
 
 def _upload(logger: WandbLogger, callback: Any) -> None:
-    """What `WandbLogger` does after a save: an artifact of each checkpoint, file or directory."""
+    """Uploads an artifact of each checkpoint, file or directory, after a save."""
     import wandb
 
     checkpoint_io.wait_for_all()

@@ -42,7 +42,7 @@ _OVERRIDDEN = {
     "save_model": ("output_dir", "_internal_call"),
     "train": ("resume_from_checkpoint",),
 }
-"""What the mix-in has in the place of the Trainer's, with the parameters that both have."""
+"""Methods that the mix-in overrides, with the parameters that both have."""
 
 _OF_A_SAVE = (
     "_get_output_dir",
@@ -52,7 +52,7 @@ _OF_A_SAVE = (
     "_save_rng_state",
     "save_to_json",
 )
-"""What a save calls, in this order: the mix-in runs it and leaves out what it saves itself."""
+"""Methods that a save calls, in this order; the mix-in leaves out those whose part it saves."""
 
 _fitting: set[type] = set()
 
