@@ -16,6 +16,7 @@ Not for tests of what an interpreter does at its beginning, nor of one without P
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -345,7 +346,9 @@ if __name__ == "__main__":
     # A signal for all of the foreground is none for the server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _name in sys.argv[2:]:
-        __import__(_name)
+        # Only for speed: the program that needs a module which is missing here says so itself.
+        with contextlib.suppress(ModuleNotFoundError):
+            __import__(_name)
     # Forks share what is there, and do not have it copied and taken apart at their end.
     gc.collect()
     gc.freeze()
