@@ -156,7 +156,7 @@ def _warn(path: str, error: Exception) -> None:
 
 def _delete(path: str) -> None:
     if os.path.islink(path):
-        # What it leads to lies elsewhere, where somebody keeps it.
+        # Its target lies elsewhere, where somebody keeps it.
         os.unlink(path)
     elif is_checkpoint(path) or not is_theirs(path):
         remove_checkpoint(path)

@@ -76,7 +76,7 @@ def remove(path: str, instead: str | None) -> None:
         # A reader finds its files under its name.
         remove_checkpoint(path)
     else:
-        # What a kill leaves has a name that is no checkpoint's.
+        # A kill leaves it under a name that is no checkpoint's.
         aside = _put_aside(path)
         durable.sync(above)
         _clear(aside)

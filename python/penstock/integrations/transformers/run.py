@@ -174,7 +174,7 @@ def is_leftover(path: str) -> bool:
 def remove(path: str) -> None:
     """Deletes a checkpoint: its manifest first, so that what is left of it is never taken for one.
 
-    Of a link only the link goes. One that cannot be deleted, or that somebody reads, stays, with
+    Links are not followed. A checkpoint that cannot be deleted, or that somebody reads, stays, with
     a `PenstockWarning`.
     """
     try:
