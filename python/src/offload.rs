@@ -313,7 +313,11 @@ impl Files {
     fn add(&mut self, file: Py<DataFile>, offset: u64, len: u64) -> usize {
         let page = page_bytes();
         // Nothing is written for no bytes, as by pwrite: the file stays as long as it is.
-        let end = if len == 0 { 0 } else { offset.saturating_add(len) };
+        let end = if len == 0 {
+            0
+        } else {
+            offset.saturating_add(len)
+        };
         let has_edges = !offset.is_multiple_of(page) || !len.is_multiple_of(page);
         let index = *self.known.entry(file.as_ptr().addr()).or_insert_with(|| {
             self.files.push((file, 0, false));
