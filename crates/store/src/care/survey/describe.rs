@@ -308,7 +308,7 @@ fn tensors_of(
             name,
             dtype: dtype.to_owned(),
             // A part names the types that earlier versions had no name for.
-            stored: (!dtype::is_natural(dtype)).then(|| Stored {
+            stored: (!dtype::is_natural(dtype)).then_some(Stored {
                 dtype: tensor.dtype,
                 shape: tensor.shape,
             }),
