@@ -7,8 +7,10 @@ asked to copy instead.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch.distributed.checkpoint import state_dict_saver
 
 if TYPE_CHECKING:
@@ -29,12 +31,29 @@ def copies_first(writer: Writer) -> Writer:
 
 def _stage(self: object, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A copy of the state on the host."""
-    # Only here: they are private, and where PyTorch copies itself nobody needs them.
-    from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+    copied: dict[str, Any] = _copied(state_dict, {})
+    return copied
 
-    copy = _create_cpu_state_dict(state_dict)
-    _copy_state_dict(state_dict, copy, type_check=False)
-    return copy
+
+def _copied(value: Any, known: dict[int, Any]) -> Any:
+    """A copy of a value; of a tensor that occurs twice, one.
+
+    Not by PyTorch's own functions of these versions, which leave a `DTensor` of the host as it is.
+
+    Args:
+        value: What is copied.
+        known: The copies of tensors, by their ids.
+    """
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            found = value.detach()
+            known[id(value)] = found.clone() if found.device.type == "cpu" else found.cpu()
+        return known[id(value)]
+    if isinstance(value, dict):
+        return {key: _copied(child, known) for key, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(child, known) for child in value)
+    return copy.deepcopy(value)
 
 
 def _synchronize_staging(self: object) -> None:
