@@ -26,10 +26,6 @@ NEWER = {
         "penstock.integrations.dcp.door",
     ),
     "torch.distributed.checkpoint.staging.StagingOptions": ("penstock.integrations.dcp.staging",),
-    "torch.distributed.checkpoint._hf_utils.CUSTOM_METADATA_KEY": ("penstock.converting.dcp",),
-    "torch.distributed.checkpoint._hf_utils.SAVED_OFFSETS_KEY": ("penstock.converting.dcp",),
-    "torch.serialization.get_unsafe_globals_in_checkpoint": ("penstock.converting.pickles",),
-    "torch.serialization.safe_globals": ("penstock.converting.pickles",),
 }
 
 LOOK = """
