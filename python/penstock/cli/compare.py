@@ -15,6 +15,7 @@ import penstock
 from penstock.cli.elements import Difference, Kind, difference, kind
 from penstock.loading.opened import OpenCheckpoint
 from penstock.state import tree
+from penstock.state.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -165,7 +166,8 @@ def _positions(path: str) -> dict[str, int]:
     try:
         with checkpoint.reading():
             checkpoint.look(0, allow_partial=True)
-            return {name: index for index, (name, _) in enumerate(tree.leaves(checkpoint.root))}
+            leaves = tree.leaves(plain(checkpoint.root))
+            return {name: index for index, (name, _) in enumerate(leaves)}
     finally:
         checkpoint.release()
 

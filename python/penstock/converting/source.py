@@ -63,7 +63,8 @@ def _of_directory(path: str, names: set[str]) -> Kind | None:
     # It may have DeepSpeed save beside it.
     if accelerate.is_accelerate(names):
         return "accelerate"
-    if deepspeed.LATEST in names or deepspeed.is_tag(names):
+    is_above = deepspeed.LATEST in names or deepspeed.LATEST_UNIVERSAL in names
+    if is_above or deepspeed.is_tag(names):
         return "deepspeed"
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         raise _of_safetensors(path)

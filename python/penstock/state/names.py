@@ -31,6 +31,7 @@ EMPTY = "\\"
 
 _SPECIAL = re.compile(r"[\\*?\[]")
 _ESCAPE = re.compile(r"\\(.|$)", re.DOTALL)
+_KEY_ESCAPE = re.compile(r"\\(ud[89a-f][0-9a-f]{2}|.|$)", re.DOTALL)
 _LITERAL = "\\*?["
 _STRUCTURAL = "\ud800"
 """Stands for the backslash of an escape that is no character of a key; no name has it."""
@@ -54,7 +55,12 @@ def unescaped(name: str) -> str:
         >>> print(unescaped(r"w\[0].a\.b"))
         w[0].a.b
     """
-    return _ESCAPE.sub(r"\1", name) if "\\" in name else name
+    return _KEY_ESCAPE.sub(_unescape, name) if "\\" in name else name
+
+
+def _unescape(found: re.Match[str]) -> str:
+    text = found.group(1)
+    return chr(int(text[1:], 16)) if len(text) > 1 else text
 
 
 def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str]:

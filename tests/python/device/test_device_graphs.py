@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from contextlib import ExitStack
@@ -320,7 +319,7 @@ def test_damage_comes_in_its_turn(gpu, table, graph):
         file.seek(segment.offset + 80 * 4 * WIDTH + 9)
         file.write(b"\xff\0damage\0\xff")
     # Times tell of the change as well: then nobody would look at the bytes.
-    opened._marks = {path: type(mark).of(os.stat(path)) for path, mark in opened._marks.items()}
+    opened._marks.accept(segment.path)
     with features.open(opened.source.path) as damaged:
         loader = loader_of(damaged, graph, shuffle=False)
         found = []
