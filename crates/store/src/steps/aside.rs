@@ -4,7 +4,7 @@
 //! is in the way of no load, no save and no retention, and whoever wants to see what is left of it
 //! takes it by its path. It is one rename, made durable before anything takes the place of the
 //! step: at every moment, and after any crash, the step is there by one name or by the other. Where the
-//! system does not rename the directory, its files are linked ([`crate::steps::layered`]).
+//! system does not rename the directory, its files are linked (`steps::layered`).
 //!
 //! Known to be damaged is what was read twice and does not match its digests, or what has lost a
 //! file. What this version, this user or this host cannot read may be good, and stays where it is;

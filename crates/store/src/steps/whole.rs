@@ -5,7 +5,7 @@
 //! protected; and its manifest first. A crash leaves an incomplete checkpoint, whose own files go last, so
 //! that it is still known for one.
 //!
-//! Where the lease is not seen by all, only what is provably dead goes ([`crate::steps::removal`]), and the
+//! Where the lease is not seen by all, only what is provably dead goes (`steps::removal`), and the
 //! other files only where no attempt has any beside them.
 
 use std::path::Path;
