@@ -78,7 +78,7 @@ def _remedy_for_subclass(value: Any) -> str | None:
 
 
 def _remedy_for_object(value: Any) -> str | None:
-    if callable(getattr(value, "state_dict", None)):
+    if not isinstance(value, type) and callable(getattr(value, "state_dict", None)):
         return "save its .state_dict() instead"
     if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return "code is never stored; leave it out and create it anew after loading"

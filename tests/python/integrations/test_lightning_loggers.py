@@ -52,7 +52,7 @@ def mlflow():
 @pytest.mark.parametrize(("log_model", "async_save"), [(True, False), ("all", True)])
 def test_mlflow_has_each_checkpoint_whole(tmp_path, monkeypatch, mlflow, log_model, async_save):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    address = f"sqlite:///{tmp_path}/runs.db"
+    address = (tmp_path / "runs").as_uri()
     logger = MLFlowLogger(
         "run", tracking_uri=address, artifact_location=f"{tmp_path}/artifacts", log_model=log_model
     )

@@ -152,7 +152,6 @@ class _Saves:
         if not self._is_trial:
             fitting.try_out(self._accelerator, os.path.dirname(path), self._of)
         self._warn()
-        training = self._training(self._kept_by_us(path))
         limit = project.total_limit if project.automatic_checkpoint_naming else None
 
         def after() -> None:
@@ -167,6 +166,7 @@ class _Saves:
             **self._further,
         }
         try:
+            training = self._training(self._kept_by_us(path))
             if self._background:
                 self._saver.save_async(path, training, lazy=self._lazy, after=after, **settings)
             else:
