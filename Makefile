@@ -98,7 +98,7 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 	$(VENV)/bin/penstock demo
 
 .PHONY: test
-test: test-rust test-python ## Run all tests but the slow ones: on two cores in about 14 minutes.
+test: test-rust test-python ## Run all tests but the slow ones: on two cores in about half an hour.
 
 # Without io_uring the engines are tested again, and that rows and the store work on what is left;
 # what these promise beyond that does not depend on who moves the bytes. For few tests all packages are

@@ -16,7 +16,7 @@ from penstock.found import of_git_lfs, unfetched
 
 _LENGTH_BYTES = 8
 SNIFFED_BYTES = 64
-"""What `begins_header` is given of a file."""
+"""Bytes of a file's start that `begins_header` looks at."""
 _BLANKS = b" \t\r\n"
 
 
@@ -40,7 +40,7 @@ class Described(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the header of a file says.
+    """The contents of a file's header.
 
     Attributes:
         tensors: By name, in the order of the header.

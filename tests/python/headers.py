@@ -12,7 +12,7 @@ POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
     b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
 )
-"""What Git LFS leaves in the place of a file."""
+"""The text that Git LFS leaves in the place of a file."""
 
 BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
@@ -30,7 +30,7 @@ FLOAT6 = ("F6_E2M3", "F6_E3M2")
 
 
 def entry(kind: str, shape: Any, begin: int, end: int, **more: Any) -> dict[str, Any]:
-    """What a header says of a tensor."""
+    """A tensor's entry in a header."""
     return {"dtype": kind, "shape": shape, "data_offsets": [begin, end], **more}
 
 

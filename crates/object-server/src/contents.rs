@@ -344,7 +344,7 @@ impl Contents {
         Ok(object)
     }
 
-    /// What is listed after a key, in order: at most so many objects and common prefixes, of what was there
+    /// Lists objects and common prefixes after a key, in order and at most so many, as they were
     /// before so many changes.
     pub(crate) fn list(
         &self,

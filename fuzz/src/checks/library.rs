@@ -20,7 +20,7 @@ pub fn same(input: &[u8]) {
         return;
     };
     agree(parse_header(&start, file_bytes), of_text(text, data_bytes));
-    // Of a file that is all there the library is asked as readers ask it.
+    // A whole file goes through the call that readers make.
     let parsed = parse_header(&start, start.len() as u64);
     agree(
         parsed,
@@ -30,7 +30,7 @@ pub fn same(input: &[u8]) {
     );
 }
 
-/// What the library reads from a header, where all of it fills the data.
+/// The metadata that the library reads from a header, where its tensors fill the data.
 fn of_text(text: &[u8], data_bytes: u64) -> Option<Metadata> {
     let metadata: Metadata = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     (metadata.data_len() as u64 == data_bytes).then_some(metadata)

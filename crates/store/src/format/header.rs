@@ -65,7 +65,7 @@ pub enum InvalidHeader {
     Damaged {
         /// The tensor that it is about.
         tensor: Option<String>,
-        /// What is wrong.
+        /// The reason.
         detail: String,
     },
     /// The safetensors library reads it, and this version does not.
@@ -73,7 +73,7 @@ pub enum InvalidHeader {
     Unsupported {
         /// The tensor that it is about.
         tensor: Option<String>,
-        /// What is not supported.
+        /// The unsupported property.
         detail: String,
     },
 }
@@ -426,7 +426,7 @@ mod tests {
     fn a_type_of_a_newer_library_is_no_damage() {
         let header = parse(&one(r#""F128""#, "[2]", 8), 8).unwrap();
         assert!(!header.tensors[0].1.is_known());
-        // What it does not say about the shape, its bytes still say about the file.
+        // The size of the data is checked all the same.
         parse(&one(r#""F128""#, "[2]", 8), 9).unwrap_err();
     }
 

@@ -79,7 +79,7 @@ pub(crate) fn id_of(file: &Path, path: &Path, files: &dyn Files) -> Result<Optio
     for _ in 0..2 {
         let text = match files.read(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            // What cannot be read this once is no reason to take it for nobody's.
+            // A manifest that cannot be read once is no reason to take it for nobody's.
             text => text.map_err(Error::storage("read", file))?,
         };
         match Manifest::parse(&text, path) {
