@@ -284,7 +284,7 @@ def test_the_parser_agrees_with_the_library(
         except penstock.CorruptCheckpointError:
             ours = None
     if ours is not None and any(one.kind not in BITS for one in ours.values()):
-        # Of a newer library.
+        # The type is one that only a newer library knows.
         assert theirs is None
         return
     assert (ours is None) == (theirs is None)

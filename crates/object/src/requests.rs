@@ -2,7 +2,7 @@
 //!
 //! The library sends each request once: it would repeat what its own transport calls broken, and no answer
 //! that is nonsense (a status line or a listing with a flipped bit, a part of an answer that is missing, 404
-//! for a listing). All these requests are repeated alike here, for as long as there is patience.
+//! for a listing). This module repeats all of them, until `patience` has passed.
 
 use std::collections::BTreeSet;
 use std::future::Future;

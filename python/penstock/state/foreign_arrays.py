@@ -19,7 +19,7 @@ def foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(value, "__dlpack__"):
         for convert in (np.from_dlpack, np.asarray):
             # The second takes what the first refuses: memory of a device, types that DLPack or
-            # NumPy does not have (bfloat16). What producers raise differs from one to another.
+            # NumPy does not have (bfloat16). Producers raise errors of different types.
             with contextlib.suppress(Exception):
                 array = convert(value)
                 return array if type(array) is np.ndarray and not array.dtype.hasobject else None
