@@ -42,7 +42,7 @@ RUST_PACKAGES := -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p pensto
 PYTEST_WORKERS := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
-# Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
+# Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see python/penstock_bench/README.md)
 BENCH_ARGS ?=
 # Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
 REFRAME_DIRECTORY ?= .cache/reframe
@@ -194,36 +194,36 @@ compat-new: wheel ## Show which newer versions the registry has than were tried,
 
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
-	$(VENV)/bin/python -m benches $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.save_load $(BENCH_ARGS)
 
 .PHONY: bench-training
 bench-training: $(VENV)/.bench $(NATIVE) ## Train and save: what training loses, with us and others.
-	$(VENV)/bin/python -m benches.training $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.training $(BENCH_ARGS)
 
 .PHONY: bench-ranks
 bench-ranks: $(VENV)/.bench $(NATIVE) ## Save and load with four ranks, and plan for thousands.
-	$(VENV)/bin/python -m benches.ranks $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.ranks $(BENCH_ARGS)
 
 .PHONY: bench-offload
 bench-offload: $(VENV)/.bench $(NATIVE) ## Move tensors from and to files: we, DeepSpeed (libaio-dev) and fio.
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
-		$(VENV)/bin/python -m benches.offload $(BENCH_ARGS)
+		$(VENV)/bin/python -m penstock_bench.suites.offload $(BENCH_ARGS)
 
 .PHONY: bench-optimizer
 bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storage: we, ZeRO-Infinity (libaio-dev) and fio.
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
-		$(VENV)/bin/python -m benches.optimizer $(BENCH_ARGS)
+		$(VENV)/bin/python -m penstock_bench.suites.optimizer $(BENCH_ARGS)
 
 .PHONY: bench-export
 bench-export: $(VENV)/.bench $(NATIVE) ## Make directories of models of checkpoints: by links, of pieces, and fio.
-	$(VENV)/bin/python -m benches.exporting $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.exporting $(BENCH_ARGS)
 
 # In an environment of its own: s3fs takes another boto3 than the peers of `make bench` have. Ours comes
 # as `maturin develop` has installed it, a path and metadata.
 .PHONY: bench-objects
 bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buckets and load from them: we, s3torchconnector, s3fs, Run:ai's streamer.
 	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
-	$(OBJECTS_VENV)/bin/python -m benches.objects $(BENCH_ARGS)
+	$(OBJECTS_VENV)/bin/python -m penstock_bench.suites.objects $(BENCH_ARGS)
 
 # Once more what `make test` shows on the driver for tests, by PyTorch and its kernels.
 .PHONY: test-gpu
@@ -234,21 +234,21 @@ test-gpu: $(VENV)/.gpu $(NATIVE) ## Run the tests that need a GPU: a minute.
 # that everything runs.
 .PHONY: gpu
 gpu: $(VENV)/.gpu $(NATIVE) ## Measure what is promised of GPUs on this machine's: a table and JSON, 20 minutes.
-	$(VENV)/bin/python -m benches.gpu $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.gpu $(BENCH_ARGS)
 
 .PHONY: bench-frameworks
 bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its own means and by the plug-in: how long training waits.
 	for name in lightning transformers accelerate deepspeed torchtitan ray jax dcp; do \
-		$(VENV)/bin/python -m benches.frameworks.$$name $(BENCH_ARGS) || exit; \
+		$(VENV)/bin/python -m penstock_bench.suites.frameworks.$$name $(BENCH_ARGS) || exit; \
 	done
 
 .PHONY: bench-updates
 bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
-	$(VENV)/bin/python -m benches.updates $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.updates $(BENCH_ARGS)
 
 .PHONY: bench-pyg
 bench-pyg: $(VENV)/.bench $(NATIVE) ## Train a graph network whose features are on storage: we, PyG over memmap, fio.
-	$(VENV)/bin/python -m benches.pyg $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.pyg $(BENCH_ARGS)
 
 .PHONY: bench-stream
 bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not fit: we, accelerate, airllm, DeepSpeed (libaio-dev).

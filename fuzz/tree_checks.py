@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError
-from penstock.loading.targets import Targets
-from penstock.loading.view import View, view
-from penstock.state import build, dtypes, references, tree
+from penstock.checkpoint.loading.load_plan import Targets
+from penstock.checkpoint.loading.view import View, view
+from penstock.checkpoint.state import build, references, tree
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from penstock._native import _Alias
@@ -136,7 +137,7 @@ def _fill(text: str, rows: list[references.Row]) -> None:
 
 
 class _TwoRanks:
-    """What `penstock.loading.view` sees: two ranks with a tree each, boxes of two tensors."""
+    """Input of `penstock.checkpoint.loading.view`: two ranks, a tree each, boxes of two tensors."""
 
     world_size = 2
     partial = None

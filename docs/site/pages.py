@@ -14,7 +14,7 @@ PLACES = {
     "CHANGELOG.md": "maintainers/changelog.md",
     "CONTRIBUTING.md": "maintainers/contributing.md",
     "README.md": "index.md",
-    "benches/README.md": "maintainers/benches.md",
+    "python/penstock_bench/README.md": "maintainers/benches.md",
     "docs/ARCHITECTURE.md": "maintainers/architecture.md",
     "docs/format.md": "maintainers/format.md",
     "examples/README.md": "examples/programs.md",

@@ -12,40 +12,48 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock import errors
+from penstock.common.native_threads import rest_at_exit
 from penstock.errors import *  # noqa: F403
-from penstock.native_threads import rest_at_exit
 
 if TYPE_CHECKING:
     from penstock import features as features
     from penstock import metrics as metrics
     from penstock import offload as offload
-    from penstock.checkpoint import inspect as inspect
-    from penstock.checkpoint import load as load
-    from penstock.checkpoint import save as save
-    from penstock.checkpoint import verify as verify
-    from penstock.converting.convert import Conversion as Conversion
-    from penstock.converting.convert import convert as convert
-    from penstock.exporting.adopt import import_model as import_model
-    from penstock.exporting.export import export as export
-    from penstock.exporting.report import ExportReport as ExportReport
-    from penstock.inspection import CheckpointInfo as CheckpointInfo
-    from penstock.inspection import MissingInfo as MissingInfo
-    from penstock.inspection import TensorInfo as TensorInfo
-    from penstock.mirroring.mirror import Mirror as Mirror
-    from penstock.mirroring.reports import MirrorReport as MirrorReport
-    from penstock.mirroring.reports import MirrorStatus as MirrorStatus
+    from penstock.checkpoint.api import inspect as inspect
+    from penstock.checkpoint.api import load as load
+    from penstock.checkpoint.api import save as save
+    from penstock.checkpoint.api import verify as verify
+    from penstock.checkpoint.converting.convert import Conversion as Conversion
+    from penstock.checkpoint.converting.convert import convert as convert
+    from penstock.checkpoint.exporting.adopt import import_model as import_model
+    from penstock.checkpoint.exporting.export import export as export
+    from penstock.checkpoint.exporting.report import ExportReport as ExportReport
+    from penstock.checkpoint.inspection import CheckpointInfo as CheckpointInfo
+    from penstock.checkpoint.inspection import MissingInfo as MissingInfo
+    from penstock.checkpoint.inspection import TensorInfo as TensorInfo
+    from penstock.checkpoint.mirroring.mirror import Mirror as Mirror
+    from penstock.checkpoint.mirroring.reports import MirrorReport as MirrorReport
+    from penstock.checkpoint.mirroring.reports import MirrorStatus as MirrorStatus
+    from penstock.checkpoint.preemption import Preemption as Preemption
+    from penstock.checkpoint.preemption import on_signal as on_signal
+    from penstock.checkpoint.recovery import Explanation as Explanation
+    from penstock.checkpoint.recovery import SalvageReport as SalvageReport
+    from penstock.checkpoint.recovery import TensorFate as TensorFate
+    from penstock.checkpoint.recovery import explain as explain
+    from penstock.checkpoint.recovery import salvage as salvage
+    from penstock.checkpoint.saver import Saver as Saver
+    from penstock.checkpoint.saving.guard import guard as guard
+    from penstock.checkpoint.saving.pending import PendingSave as PendingSave
+    from penstock.checkpoint.saving.pending import SaveProgress as SaveProgress
+    from penstock.checkpoint.state.register import register_type as register_type
+    from penstock.checkpoint.store import CheckpointStore as CheckpointStore
+    from penstock.checkpoint.training.training import Training as Training
+    from penstock.common.tracing import trace as trace
+    from penstock.io.remote import Credentials as Credentials
+    from penstock.io.remote import Remote as Remote
+    from penstock.io.remote import Token as Token
+    from penstock.io.remote import set_remote as set_remote
     from penstock.options import Options as Options
-    from penstock.preemption import Preemption as Preemption
-    from penstock.preemption import on_signal as on_signal
-    from penstock.recovery import Explanation as Explanation
-    from penstock.recovery import SalvageReport as SalvageReport
-    from penstock.recovery import TensorFate as TensorFate
-    from penstock.recovery import explain as explain
-    from penstock.recovery import salvage as salvage
-    from penstock.remote import Credentials as Credentials
-    from penstock.remote import Remote as Remote
-    from penstock.remote import Token as Token
-    from penstock.remote import set_remote as set_remote
     from penstock.reports import Fallback as Fallback
     from penstock.reports import LoadReport as LoadReport
     from penstock.reports import Problem as Problem
@@ -54,30 +62,22 @@ if TYPE_CHECKING:
     from penstock.reports import ScrubbedStep as ScrubbedStep
     from penstock.reports import ScrubReport as ScrubReport
     from penstock.reports import VerifyResult as VerifyResult
-    from penstock.saver import Saver as Saver
-    from penstock.saving.guard import guard as guard
-    from penstock.saving.pending import PendingSave as PendingSave
-    from penstock.saving.pending import SaveProgress as SaveProgress
-    from penstock.state.per_rank import PerRank as PerRank
-    from penstock.state.register import register_type as register_type
-    from penstock.store import CheckpointStore as CheckpointStore
-    from penstock.tracing import trace as trace
-    from penstock.training.training import Training as Training
+    from penstock.tensors.per_rank import PerRank as PerRank
 
     __version__: str
 
 _HOMES = {
-    "checkpoint": ("inspect", "load", "save", "verify"),
-    "converting.convert": ("Conversion", "convert"),
-    "exporting.adopt": ("import_model",),
-    "exporting.export": ("export",),
-    "exporting.report": ("ExportReport",),
-    "inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
-    "mirroring.mirror": ("Mirror",),
-    "mirroring.reports": ("MirrorReport", "MirrorStatus"),
+    "checkpoint.api": ("inspect", "load", "save", "verify"),
+    "checkpoint.converting.convert": ("Conversion", "convert"),
+    "checkpoint.exporting.adopt": ("import_model",),
+    "checkpoint.exporting.export": ("export",),
+    "checkpoint.exporting.report": ("ExportReport",),
+    "checkpoint.inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
+    "checkpoint.mirroring.mirror": ("Mirror",),
+    "checkpoint.mirroring.reports": ("MirrorReport", "MirrorStatus"),
     "options": ("Options",),
-    "preemption": ("Preemption", "on_signal"),
-    "recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
+    "checkpoint.preemption": ("Preemption", "on_signal"),
+    "checkpoint.recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
     "remote": ("Credentials", "Remote", "Token", "set_remote"),
     "reports": (
         "Fallback",
@@ -89,14 +89,14 @@ _HOMES = {
         "ScrubbedStep",
         "VerifyResult",
     ),
-    "saver": ("Saver",),
-    "saving.guard": ("guard",),
-    "saving.pending": ("PendingSave", "SaveProgress"),
-    "state.per_rank": ("PerRank",),
-    "state.register": ("register_type",),
-    "store": ("CheckpointStore",),
-    "tracing": ("trace",),
-    "training.training": ("Training",),
+    "checkpoint.saver": ("Saver",),
+    "checkpoint.saving.guard": ("guard",),
+    "checkpoint.saving.pending": ("PendingSave", "SaveProgress"),
+    "tensors.per_rank": ("PerRank",),
+    "checkpoint.state.register": ("register_type",),
+    "checkpoint.store": ("CheckpointStore",),
+    "common.tracing": ("trace",),
+    "checkpoint.training.training": ("Training",),
 }
 """Where names are from that are imported when they are asked for: most of them need NumPy, and who
 imports this package for one of its errors, or for the help of its command line, does not."""
@@ -131,4 +131,4 @@ rest_at_exit()
 
 if os.environ.get("PENSTOCK_TRACE", "").strip():
     # A trace that is asked for by the environment begins with the process.
-    importlib.import_module("penstock.tracing").start_from_environment()
+    importlib.import_module("penstock.common.tracing").start_from_environment()

@@ -9,13 +9,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.calls import events
+from penstock.checkpoint.loading.load import Loaded
+from penstock.checkpoint.mirroring.reports import MirrorReport
+from penstock.checkpoint.saving.pending import PendingSave
+from penstock.common import events
+from penstock.common.paths import local
 from penstock.errors import MissingDependencyError, PenstockError
-from penstock.loading.load import Loaded
-from penstock.mirroring.reports import MirrorReport
-from penstock.paths import local
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
-from penstock.saving.pending import PendingSave
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.registry import Collector
 
-    from penstock.calls.events import Call
+    from penstock.common.events import Call
     from penstock.reports import LoadReport
 
 __all__ = ["enable", "write_textfile"]

@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.option_kinds import Flag, Number, Word
+from penstock.common.paths import local
 from penstock.errors import OptionsError, StorageError, UnsupportedPathError
-from penstock.option_kinds import Flag, Number, Word
-from penstock.paths import local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

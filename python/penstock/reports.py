@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
-from penstock.file_names import FileNames
-from penstock.report_lines import aligned, counted, first_of, in_bytes, in_seconds
+from penstock.common.file_names import FileNames
+from penstock.common.report_lines import aligned, counted, first_of, in_bytes, in_seconds
 
 if TYPE_CHECKING:
-    from penstock.report_lines import Row
+    from penstock.common.report_lines import Row
 
 
 def _gb_per_second(nbytes: int, seconds: float) -> float:

@@ -90,7 +90,7 @@ fn state_row(step: u64, state: &StepState) -> StateRow {
 }
 
 /// Removes the directory of a checkpoint with all that is in it; see
-/// `penstock.saving.removal.remove_checkpoint`.
+/// `penstock.checkpoint.saving.removal.remove_checkpoint`.
 #[pyfunction]
 #[pyo3(signature = (path, *, force))]
 pub fn remove_checkpoint(py: Python<'_>, path: PathBuf, force: bool) -> PyResult<u64> {

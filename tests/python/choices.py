@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock
 from conftest import uring_refusal
-from penstock.option_kinds import Flag, Number, Word
+from penstock.common.option_kinds import Flag, Number, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import penstock
-from penstock.loading import matching
-from penstock.state.flatten import Flattener
-from penstock.state.memory import of_tensor
+from penstock.checkpoint.loading import matching
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.tensors.memory import of_tensor
 
 DRIVER = Path(__file__).resolve().parents[2] / "target/release/libpenstock_cuda_fake.so"
 VARIABLE = "PENSTOCK_CUDA_DRIVER"

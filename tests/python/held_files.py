@@ -13,8 +13,8 @@ import torch
 
 from compare import tensor_bytes
 from penstock import _native
-from penstock.state import dtypes
-from penstock.state.file_tensor import (
+from penstock.tensors import dtypes
+from penstock.tensors.file_tensor import (
     CHUNK_BYTES,
     FileBox,
     FileTarget,
@@ -22,12 +22,12 @@ from penstock.state.file_tensor import (
     Filler,
     HeldFile,
 )
-from penstock.state.memory import of_array, to_source
+from penstock.tensors.memory import of_array, to_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.state.file_tensor import ReadBoxes
+    from penstock.tensors.file_tensor import ReadBoxes
 
 PAGE_BYTES = 4096
 

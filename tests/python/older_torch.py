@@ -54,8 +54,8 @@ def complete() -> None:
     tensor: Any = torch.distributed.tensor
     if not hasattr(tensor, "DTensor"):
         # Before 2.5.
-        import penstock.layout.sharding
-        import penstock.state.torch_names  # noqa: F401  found as without this
+        import penstock.checkpoint.layout.sharding
+        import penstock.checkpoint.state.torch_names  # noqa: F401  found as without this
 
         _alias("torch.distributed.tensor", import_module("torch.distributed._tensor"))
         # Tests that need one are skipped.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READ_AS_FILES = ["CHANGELOG.md", "CONTRIBUTING.md", "README.md"]
-READ_AS_FILES += ["benches/README.md", "examples/README.md", "reframe/README.md"]
+READ_AS_FILES += ["python/penstock_bench/README.md", "examples/README.md", "reframe/README.md"]
 
 _FENCE = re.compile(r"^( {0,3})(`{3,}|~{3,})\s*(\S*)\s*(.*)$")
 _HIDDEN = re.compile(r"^<!-- (python|sh)$")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from penstock.state.dtypes import ITEM_BYTES
+from penstock.tensors.dtypes import ITEM_BYTES
 
 _UNPRINTABLE = re.compile(r"u?int[1-7]|bits.+|b?complex32|float4_.+")
 """PyTorch cannot print these, as a failure has to be shown; `test_round_trip` has them as well."""

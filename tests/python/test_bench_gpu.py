@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benches.gpu import report
-from benches.gpu.__main__ import GROUPS
-from benches.gpu.results import Results
-from benches.gpu.rows import ROWS
 from gpu import DRIVER, VARIABLE
+from penstock_bench.suites.gpu import report
+from penstock_bench.suites.gpu.__main__ import GROUPS
+from penstock_bench.suites.gpu.results import Results
+from penstock_bench.suites.gpu.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ OF_CUDA = {
 def make_gpu(*arguments, driver, **fake):
     variables = {f"PENSTOCK_FAKE_{name.upper()}": str(value) for name, value in fake.items()}
     return subprocess.run(
-        [sys.executable, "-m", "benches.gpu", *map(str, arguments)],
+        [sys.executable, "-m", "penstock_bench.suites.gpu", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -15,11 +15,19 @@ from click import ClickException
 from click.testing import CliRunner
 
 import penstock
-from benches.objects import __main__ as command
-from benches.objects import layout, results
-from benches.objects.contenders import CONNECTOR, FSSPEC, LOAD, PENSTOCK, SAVE, STREAMER
-from benches.objects.proxy import Limits, Pace, Proxy
-from benches.objects.results import (
+from compare import assert_same
+from penstock_bench.suites.objects import __main__ as command
+from penstock_bench.suites.objects import layout, results
+from penstock_bench.suites.objects.contenders import (
+    CONNECTOR,
+    FSSPEC,
+    LOAD,
+    PENSTOCK,
+    SAVE,
+    STREAMER,
+)
+from penstock_bench.suites.objects.proxy import Limits, Pace, Proxy
+from penstock_bench.suites.objects.results import (
     LARGE,
     LOCAL,
     MEMORY,
@@ -31,8 +39,7 @@ from benches.objects.results import (
     Results,
     Sample,
 )
-from benches.objects.server import program
-from compare import assert_same
+from penstock_bench.suites.objects.server import program
 
 CORES = sorted(os.sched_getaffinity(0))
 

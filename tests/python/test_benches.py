@@ -12,18 +12,18 @@ from click.testing import CliRunner
 
 pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=ImportError)
 
-from benches import process
-from benches.contenders import CONTENDERS
-from benches.pyg import __main__ as pyg_command
-from benches.pyg import results as pyg_results
-from benches.ranks import __main__ as ranks_command
-from benches.ranks import results as ranks_results
-from benches.training import __main__ as training_command
-from benches.training.loop import Timing
-from benches.training.results import Results, Sample, lost_seconds
-from benches.workplace import workplace
-from penstock.bench.turns import rotated
-from penstock.bench.writers import WRITERS
+from penstock_bench.harness import process
+from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.workplace import workplace
+from penstock_bench.peers.checkpoint import WRITERS
+from penstock_bench.peers.save_load import CONTENDERS
+from penstock_bench.suites.pyg import __main__ as pyg_command
+from penstock_bench.suites.pyg import results as pyg_results
+from penstock_bench.suites.ranks import __main__ as ranks_command
+from penstock_bench.suites.ranks import results as ranks_results
+from penstock_bench.suites.training import __main__ as training_command
+from penstock_bench.suites.training.loop import Timing
+from penstock_bench.suites.training.results import Results, Sample, lost_seconds
 from ranks import IMPORTS
 
 

@@ -20,9 +20,9 @@ import penstock
 from conftest import run_child
 from forge import Forgery
 from penstock import _native
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.scalars import COLLIDING_MAX
 from penstock.cli import cli
-from penstock.state.build import Builder
-from penstock.state.scalars import COLLIDING_MAX
 
 MODULUS = 2**61 - 1
 """Python hashes an integer as its remainder by this."""

@@ -21,7 +21,7 @@ from compare import assert_same
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from penstock.converting.storable import with_pickles  # noqa: E402
+from penstock.checkpoint.converting.storable import with_pickles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

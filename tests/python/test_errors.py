@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import _native, errors, metrics
-from penstock.state import references, scalars, tree
-from penstock.state.flatten import flatten
+from penstock.checkpoint.state import references, scalars, tree
+from penstock.checkpoint.state.flatten import flatten
 
 REFUSALS = (
     penstock.CorruptCheckpointError,

@@ -23,9 +23,9 @@ from transformers import (
 
 import penstock
 from compare import assert_same
+from penstock.checkpoint.exporting import placing
+from penstock.checkpoint.exporting.apart import box_of
 from penstock.cli import cli
-from penstock.exporting import placing
-from penstock.exporting.apart import box_of
 
 GROUPS = {"model": ""}
 

@@ -19,11 +19,11 @@ PACKAGE = Path(penstock.__file__).parent
 LIBRARIES = ("torch", "numpy")
 NEWER = {
     # Looked up where the version has it: named so that nothing else becomes an exception.
-    "torch.distributed.tensor.DTensor": ("penstock.state.torch_names",),
-    "torch.distributed.tensor.placement_types": ("penstock.state.torch_names",),
+    "torch.distributed.tensor.DTensor": ("penstock.checkpoint.state.torch_names",),
+    "torch.distributed.tensor.placement_types": ("penstock.checkpoint.state.torch_names",),
     "torch.distributed.checkpoint.staging.DefaultStager": (
         "penstock.integrations.dcp.staging",
-        "penstock.integrations.dcp.door",
+        "penstock.integrations.dcp.patches",
     ),
     "torch.distributed.checkpoint.staging.StagingOptions": ("penstock.integrations.dcp.staging",),
 }

@@ -28,8 +28,8 @@ import penstock
 from background import SLOWLY, held
 from conftest import REPOSITORY, mounted, run_child
 from damaged import damage, file_of
-from penstock.calls import events
-from penstock.saving.save import Save
+from penstock.checkpoint.saving.save import Save
+from penstock.common import events
 
 MIB = 1 << 20
 

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 
 import penstock
 from forge import Forgery
+from penstock.checkpoint.state import scalars
 from penstock.cli import cli
-from penstock.state import dtypes, scalars
+from penstock.tensors import dtypes
 
 LACKING = {
     "device of a backend that is not there": '{"$":"device","v":"npu:0"}',

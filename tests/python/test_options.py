@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import _native
-from penstock.option_kinds import Number, Word
+from penstock.common.option_kinds import Number, Word
 
 FIELDS = {field.name: field for field in dataclasses.fields(penstock.Options)}
 

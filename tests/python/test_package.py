@@ -89,7 +89,7 @@ def test_plug_ins_use_the_public_api_and_what_is_offered_to_them():
         "from penstock import _native",
         "from penstock._native import Job",
         "import penstock._native",
-        "def later():\n    from penstock.ranks.group import find",
+        "def later():\n    from penstock.checkpoint.ranks.group import find",
     ):
         assert refused(bad), bad
 

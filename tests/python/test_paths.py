@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 import penstock
 from conftest import run_child
-from penstock import _native, paths
+from penstock import _native
 from penstock.cli import cli
+from penstock.common import paths
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 URLS = ["hf://a/b", "file:///data/run", "a+b.c-1://x", "http://host/s3://bucket/run"]

@@ -14,8 +14,8 @@ import torch
 import penstock
 import penstock.features
 import places
+from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.doctor import examine
-from penstock.saving.removal import remove_checkpoint
 
 STEPS = (10, 20, 30, 40, 50)
 DAMAGED = 50

@@ -1,4 +1,4 @@
-"""What `penstock.saving` and `penstock.loading` offer to plug-ins: attempts, open checkpoints."""
+"""Rank saves and open checkpoints, as `penstock.checkpoint` offers them to plug-ins."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.loading.opened import BoxRead, OpenCheckpoint
-from penstock.saving.attempt import Groups, PartVote, RankAttempt
-from penstock.saving.groups import INDEX
-from penstock.state.memory import of_array, to_source
+from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
+from penstock.checkpoint.saving.groups import INDEX
+from penstock.checkpoint.saving.rank_save import Groups, PartVote, RankAttempt
+from penstock.tensors.memory import of_array, to_source
 
 OPTIONS = penstock.Options().to_native()
 TREE = {

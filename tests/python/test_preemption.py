@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock
-from penstock import preemption
-from penstock.ranks import stopping
-from penstock.saving.pending import PendingSave
+from penstock.checkpoint import preemption
+from penstock.checkpoint.ranks import stopping
+from penstock.checkpoint.saving.pending import PendingSave
 
 
 @pytest.fixture

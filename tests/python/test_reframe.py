@@ -12,7 +12,7 @@ from importlib import metadata
 import pytest
 
 from conftest import REPOSITORY
-from penstock.bench import fio
+from penstock_bench.harness import fio
 
 CHECKS = REPOSITORY / "reframe" / "checks"
 

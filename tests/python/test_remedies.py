@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 import penstock
 from conftest import REPOSITORY
+from penstock.checkpoint.loading.dcp_files import MARK
 from penstock.cli import cli
-from penstock.loading.dcp_files import MARK
 
 # What others have written.
 

@@ -15,7 +15,7 @@ import torch
 import penstock
 from compare import tensor_bytes
 from forge import Forgery
-from penstock.state.dtypes import ITEM_BYTES
+from penstock.tensors.dtypes import ITEM_BYTES
 
 # Types that safetensors names, and reads into PyTorch; the others go under a carrier.
 NAMED = (

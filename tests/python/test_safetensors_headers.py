@@ -19,10 +19,10 @@ import penstock
 from compare import tensor_bytes
 from headers import BITS, FLOAT6, POINTER, entry, write
 from penstock import features, offload
-from penstock.converting.safetensors_file import read_safetensors
-from penstock.offload.streaming.safetensors import weights_of
-from penstock.offload.streaming.stored import Stored
-from penstock.safetensors_files import read_header
+from penstock.checkpoint.converting.safetensors_file import read_safetensors
+from penstock.io.extents import Stored
+from penstock.io.safetensors_files import read_header
+from penstock.io.safetensors_header import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -96,7 +96,7 @@ def _run() -> int:
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     # It takes what prints tables, which the help does without.
-    from penstock.console import escaped
+    from penstock.common.console import escaped
 
     # Unlike Rich, click does not ask for it.
     has_colour = False if os.environ.get("NO_COLOR") else None

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.plain import plain
 from penstock.cli.elements import Difference, Kind, difference, kind
-from penstock.loading.opened import OpenCheckpoint
-from penstock.state import tree
-from penstock.state.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

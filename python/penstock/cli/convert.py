@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.checkpoint.converting.kinds import KINDS
 from penstock.cli.examples import example
-from penstock.console import PATH, PLACE, console, json_option, print_json, progress_bar, size
-from penstock.converting.kinds import KINDS
+from penstock.common.console import (
+    PATH,
+    PLACE,
+    console,
+    json_option,
+    print_json,
+    progress_bar,
+    size,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.converting.kinds import Kind
+    from penstock.checkpoint.converting.kinds import Kind
 
 NAMES_MAX = 10
 

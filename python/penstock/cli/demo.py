@@ -16,7 +16,7 @@ import penstock
 from penstock.cli import endings
 from penstock.cli.examples import example
 from penstock.cli.units import Finite
-from penstock.console import PATH, console
+from penstock.common.console import PATH, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

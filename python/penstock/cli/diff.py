@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     console,
     json_option,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.examples import example
-from penstock.console import PLACE, console, json_option, print_json, table
-from penstock.paths import absolute, of_bucket
+from penstock.common.console import PLACE, console, json_option, print_json, table
+from penstock.common.paths import absolute, of_bucket
 
 if TYPE_CHECKING:
     from penstock.doctor import Examination

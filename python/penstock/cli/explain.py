@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.console import console, size, summary_table, table
-from penstock.file_names import FileNames
+from penstock.common.console import console, size, summary_table, table
+from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

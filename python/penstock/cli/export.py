@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.checkpoint.exporting.report import REMEDY
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
-from penstock.console import PATH, PLACE, console, json_option, print_json, progress_bar, size
-from penstock.exporting.report import REMEDY
+from penstock.common.console import (
+    PATH,
+    PLACE,
+    console,
+    json_option,
+    print_json,
+    progress_bar,
+    size,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import click
 from penstock.cli.examples import example
 from penstock.cli.paths import check_directory
 from penstock.cli.units import BYTE_COUNT, Finite
-from penstock.console import PATH, console, escaped, json_option, print_json
+from penstock.common.console import PATH, console, escaped, json_option, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path

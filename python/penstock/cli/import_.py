@@ -8,7 +8,7 @@ import click
 
 import penstock
 from penstock.cli.examples import example
-from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+from penstock.common.console import PATH, console, json_option, print_json, progress_bar, size
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import penstock
 from penstock.cli.examples import example
 from penstock.cli.folding import Folded, fold
 from penstock.cli.paths import checkpoint_at
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     console,
     json_option,
@@ -25,7 +25,7 @@ from penstock.console import (
     summary_table,
     table,
 )
-from penstock.file_names import FileNames
+from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,7 +100,7 @@ def _select(
 ) -> dict[str, Any]:
     """Everything to show, restricted to the names asked for."""
     # It takes NumPy, which the help of all does without.
-    from penstock.state.names import matcher
+    from penstock.checkpoint.state.names import matcher
 
     matchers = [matcher(key) for key in keys]
 

@@ -12,7 +12,7 @@ import penstock
 from penstock import _native
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     REASON_CHARACTERS_MAX,
     console,
@@ -23,10 +23,10 @@ from penstock.console import (
     size,
     table,
 )
-from penstock.file_names import FileNames
+from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
-    from penstock.steps.rows import Mark, StepInfo
+    from penstock.checkpoint.steps.rows import Mark, StepInfo
 
 NUMBERS = ("step", "size", "tensors")
 STYLES = {

@@ -10,7 +10,7 @@ import penstock
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import RATE
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     console,
     json_option,
@@ -21,8 +21,8 @@ from penstock.console import (
 )
 
 if TYPE_CHECKING:
-    from penstock.calls.progress import Progress
-    from penstock.mirroring.once import StepCopies
+    from penstock.checkpoint.mirroring.copy_step import StepCopies
+    from penstock.common.progress import Progress
 
 STYLES = {"sent": "", "there": "dim", "not here": "dim", "failed": "red"}
 
@@ -68,7 +68,7 @@ def mirror(
     except penstock.UnsupportedPathError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
     # It imports NumPy, which a command that only helps does without.
-    from penstock.mirroring.once import compared
+    from penstock.checkpoint.mirroring.copy_step import compared
 
     found = compared(store.root, wanted)
     rows = [_row(copies) for copies in found]
@@ -103,7 +103,7 @@ def _copy(root: str, wanted: penstock.Mirror, row: dict[str, Any], update: Progr
         row["result"] = "there" if row["there"] == "complete" else "not here"
         return
     try:
-        from penstock.mirroring.once import mirror_step
+        from penstock.checkpoint.mirroring.copy_step import mirror_step
 
         report = mirror_step(root, row["step"], wanted, progress=update)
     except penstock.PenstockError as error:

@@ -7,8 +7,8 @@ import stat
 
 import penstock
 from penstock import _native
-from penstock.found import is_directory, is_there
-from penstock.loading import foreign
+from penstock.checkpoint.loading import foreign
+from penstock.common.found import is_directory, is_there
 
 _WHAT = {
     stat.S_IFREG: "a file",

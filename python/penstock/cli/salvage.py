@@ -9,7 +9,7 @@ import click
 import penstock
 from penstock.cli.examples import example
 from penstock.cli.paths import check_directory
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     console,
     json_option,
@@ -19,7 +19,7 @@ from penstock.console import (
     size,
     summary_table,
 )
-from penstock.file_names import FileNames
+from penstock.common.file_names import FileNames
 
 ROWS_MAX = 40
 

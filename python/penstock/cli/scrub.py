@@ -13,7 +13,7 @@ from penstock import _native
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import AGE, RATE
-from penstock.console import (
+from penstock.common.console import (
     PLACE,
     REASON_CHARACTERS_MAX,
     console,
@@ -23,7 +23,7 @@ from penstock.console import (
     size,
     table,
 )
-from penstock.file_names import FileNames
+from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
     import penstock

@@ -6,7 +6,7 @@ import click
 
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
-from penstock.console import PLACE, console, json_option, print_json
+from penstock.common.console import PLACE, console, json_option, print_json
 
 JSON_KEYS = """\b
 JSON: root, step, path (where the step is now).

@@ -7,7 +7,7 @@ import click
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import AGE
-from penstock.console import PLACE, console, json_option, print_json, size, table
+from penstock.common.console import PLACE, console, json_option, print_json, size, table
 
 JSON_KEYS = """\b
 JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path

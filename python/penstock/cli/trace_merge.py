@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.examples import example
-from penstock.console import PATH, console
-from penstock.tracing import recorded
+from penstock.common.console import PATH, console
+from penstock.common.tracing import recorded
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.examples import example
-from penstock.console import PATH, console, json_option, print_json, size, table
-from penstock.tracing import recorded, summary
+from penstock.common.console import PATH, console, json_option, print_json, size, table
+from penstock.common.tracing import recorded, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from penstock.tracing.recorded import Request, Trace
+    from penstock.common.tracing.recorded import Request, Trace
 
 _MOMENTS = 20
 _SLOWEST = 5

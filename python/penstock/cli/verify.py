@@ -11,11 +11,19 @@ import penstock
 from penstock.cli import explain
 from penstock.cli.examples import example
 from penstock.cli.paths import check_directory, is_store
-from penstock.console import PLACE, console, json_option, print_json, progress_bar, size, table
-from penstock.file_names import FileNames
+from penstock.common.console import (
+    PLACE,
+    console,
+    json_option,
+    print_json,
+    progress_bar,
+    size,
+    table,
+)
+from penstock.common.file_names import FileNames
 
 if TYPE_CHECKING:
-    from penstock.steps.rows import StepInfo
+    from penstock.checkpoint.steps.rows import StepInfo
 
 PROBLEMS_MAX = 40
 """Of a checkpoint, what somebody may read."""

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from penstock.cli import endings
-from penstock.console import console
+from penstock.common.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from penstock.console import console, size, table
+from penstock.common.console import console, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.console import size
+from penstock.common.console import size
 from penstock.demo.crash import Kill, SaveKiller
 from penstock.demo.narrator import ClaimError, Narrator
 from penstock.demo.run import Run, TrainingProcess

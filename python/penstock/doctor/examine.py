@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.common.paths import of_bucket, tidy
 from penstock.doctor import bucket, gpu, measured, storage, system
 from penstock.doctor.findings import Finding
-from penstock.paths import of_bucket, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,11 +15,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.common.machine import gpus
+from penstock.common.machine.facts import transport
+from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
-from penstock.machine import gpus
-from penstock.machine.facts import transport
-from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
+from penstock.common.machine import gpus
 from penstock.doctor import gds
 from penstock.doctor.findings import Finding
 from penstock.errors import DeviceError
-from penstock.machine import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

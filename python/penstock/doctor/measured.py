@@ -8,13 +8,13 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import _native
-from penstock.bench.cases import KIB, MIB, Case, Method
-from penstock.bench.running import BenchError, run
+from penstock.common.machine.facts import rotates, transport
+from penstock.common.machine.gpus import LANE_GB_PER_SECOND
+from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
-from penstock.machine.facts import rotates, transport
-from penstock.machine.gpus import LANE_GB_PER_SECOND
-from penstock.machine.kernel import read
+from penstock_bench.suites.io.cases import KIB, MIB, Case, Method
+from penstock_bench.suites.io.running import BenchError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

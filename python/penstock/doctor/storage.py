@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from penstock import _native
+from penstock.common.machine.cgroups import cgroup_directories
+from penstock.common.machine.facts import mount_of, rotates, transport
+from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
-from penstock.machine.cgroups import cgroup_directories
-from penstock.machine.facts import mount_of, rotates, transport
-from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.loading.copying import bump_versions, copy_elements
 from penstock.features.pending import PendingRows
 from penstock.features.results import target_of
-from penstock.loading.copying import bump_versions, copy_elements
-from penstock.state import dtypes
-from penstock.state.devices import DirectPlaces, current_streams, open_place
-from penstock.state.memory import of_tensor
+from penstock.tensors import dtypes
+from penstock.tensors.devices import DirectPlaces, current_streams, open_place
+from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

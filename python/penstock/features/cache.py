@@ -7,7 +7,7 @@ import threading
 from typing import Any, Literal, get_args
 
 from penstock import _native
-from penstock.option_kinds import Number
+from penstock.common.option_kinds import Number
 
 Policy = Literal["sieve", "s3fifo", "static", "none"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.features.elements import name_of
-from penstock.features.form import Form
-from penstock.state import dtypes
+from penstock.features.row_format import Form
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.features.rows import Rows
-from penstock.state import dtypes
-from penstock.state.devices import open_place, pinned
+from penstock.tensors import dtypes
+from penstock.tensors.devices import open_place, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.features.columns import Columns
     from penstock.features.results import Results
-    from penstock.state.devices import Place
+    from penstock.tensors.devices import Place
 
 
 class Delivery:

@@ -9,11 +9,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock import _native
+from penstock.checkpoint.loading.copying import bump_versions
+from penstock.common.option_kinds import Number
 from penstock.errors import DeviceError
-from penstock.loading.copying import bump_versions
-from penstock.option_kinds import Number
-from penstock.state import dtypes
-from penstock.state.devices import DirectPlaces, check_known, current_streams
+from penstock.tensors import dtypes
+from penstock.tensors.devices import DirectPlaces, check_known, current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

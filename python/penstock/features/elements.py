@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 
 def name_of(dtype: Any) -> str:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
+from penstock.common.option_kinds import Number
 from penstock.errors import CorruptCheckpointError, PenstockError
 from penstock.features.batches import Batches, on_host
-from penstock.features.coming import Coming
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
-from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
+from penstock.features.lookahead import Coming
+from penstock.features.prefetch import ForeseenRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
-from penstock.offload.streaming.file_mark import REASONS, Change, FileMarks
-from penstock.offload.tensor_io import for_rows
-from penstock.option_kinds import Number
+from penstock.io.file_marks import REASONS, Change, FileMarks
+from penstock.io.tensor_io import for_rows
 from penstock.reports import Fallback
-from penstock.state.devices import device_of
+from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.features.cache import Cache
     from penstock.features.pending import PendingRows
     from penstock.features.source import Source
-    from penstock.offload.tensor_io import TensorIO
+    from penstock.io.tensor_io import TensorIO
 
 WINDOW = Number(0, 1 << 20, "batches")
 _PIN_BYTES = 16 << 20

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.lib import format as npy
 
+from penstock.common.found import check_fetched
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.features.elements import item_bytes_of
 from penstock.features.row_tensor import RowTensor
-from penstock.found import check_fetched
-from penstock.offload.streaming.safetensors import header_of, weights_of
-from penstock.offload.streaming.stored import Run, Stored
-from penstock.safetensors_files import SNIFFED_BYTES, begins_header
-from penstock.state import dtypes
+from penstock.io.extents import Run, Stored
+from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+from penstock.io.safetensors_header import header_of, weights_of
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
 
-    from penstock.offload.streaming.stored import Composed
+    from penstock.io.extents import Composed
 
 _INDEX = ".safetensors.index.json"
 _INDEX_BYTES_MAX = 100_000_000

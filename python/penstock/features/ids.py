@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from penstock._native import _Array

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.features.cache import Cache
-    from penstock.offload.tensor_io import TensorIO
+    from penstock.io.tensor_io import TensorIO
 
 
 def open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias
 
-from penstock.features.note import BLOCK_BYTES
+from penstock.features.table_metadata import BLOCK_BYTES
 
 Align: TypeAlias = Literal["auto"] | bool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TransferError
-from penstock.offload.bells import bell_of_loop
+from penstock.io.notifier import bell_of_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

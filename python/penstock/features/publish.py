@@ -8,18 +8,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.calls.arguments import to_native
+from penstock.checkpoint.loading.foreign import check_no_store
+from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import StorageError
-from penstock.loading.foreign import check_no_store
-from penstock.offload.tensor_io import TensorIO
+from penstock.io.arguments import to_native
+from penstock.io.tensor_io import TensorIO
 from penstock.reports import Fallback
-from penstock.state.flatten import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.checkpoint.state.flattened import Flattened
     from penstock.options import Options
-    from penstock.state.flattened import Flattened
 
 _RANK = 0
 _SHARD = 99

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 By = Literal["degree", "counts", "reverse_pagerank"]
 

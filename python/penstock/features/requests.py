@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.common.option_kinds import Number
 from penstock.errors import UnsupportedStateError
-from penstock.option_kinds import Number
 
 GAP = Number(0, 1 << 30, "bytes", is_open=False)
 GAP_BYTES = 16 << 10

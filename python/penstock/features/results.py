@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock import _native
 from penstock.errors import StorageError
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ import numpy as np
 from penstock.errors import UnsupportedStateError
 from penstock.features.elements import name_of
 from penstock.features.row_tensor import sizes_of
-from penstock.state import dtypes
-from penstock.state.memory import of_tensor
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

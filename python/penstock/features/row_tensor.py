@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.offload.streaming.stored import Run
+    from penstock.io.extents import Run
 
 _SIZE_MAX = (1 << 48) - 1
 """Of any dimension: caches number rows with so many bits."""

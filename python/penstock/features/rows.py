@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.features.batches import on_host
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from penstock.features.columns import Columns

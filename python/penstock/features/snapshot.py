@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.calls.arguments import encode_metadata
-from penstock.calls.progress import shown
-from penstock.features.form import Form
-from penstock.features.note import MEMBER, Note, checks_name
+from penstock.common.progress import shown
 from penstock.features.publish import publish
 from penstock.features.results import target_of
+from penstock.features.row_format import Form
+from penstock.features.table_metadata import MEMBER, Note, checks_name
+from penstock.io.arguments import encode_metadata
 from penstock.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.calls.progress import Progress
+    from penstock.common.progress import Progress
     from penstock.features.columns import Columns
-    from penstock.offload.tensor_io import TensorIO
+    from penstock.io.tensor_io import TensorIO
     from penstock.reports import Fallback
 
 

@@ -9,7 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.calls.arguments import decode_local_path
+from penstock.checkpoint.loading.foreign import as_table
+from penstock.checkpoint.state.names import escaped
+from penstock.checkpoint.steps.newest import is_penstock
+from penstock.common.found import check_fetched
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -18,16 +21,13 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.features import foreign
+from penstock.features.checkpoint_table import KeptTables
 from penstock.features.elements import name_of
-from penstock.features.kept import KeptTables
-from penstock.features.note import BLOCK_BYTES
 from penstock.features.row_tensor import sizes_of
-from penstock.found import check_fetched
-from penstock.loading.foreign import as_table
-from penstock.offload.streaming.file_mark import FileMark
-from penstock.offload.streaming.stored import Run
-from penstock.state.names import escaped
-from penstock.steps.newest import is_penstock
+from penstock.features.table_metadata import BLOCK_BYTES
+from penstock.io.arguments import decode_local_path
+from penstock.io.extents import Run
+from penstock.io.file_marks import FileMark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

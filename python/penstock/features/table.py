@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
-from penstock.calls.arguments import decode_local_path
+from penstock.common.option_kinds import Number
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
@@ -29,9 +29,9 @@ from penstock.features.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.features.table_reports import FoldReport, TableStats
-from penstock.offload.tensor_io import for_rows
-from penstock.option_kinds import Number
-from penstock.state.devices import device_of
+from penstock.io.arguments import decode_local_path
+from penstock.io.tensor_io import for_rows
+from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.calls.progress import Progress
+    from penstock.common.progress import Progress
     from penstock.features.cache import Cache
     from penstock.features.ids import Ids
     from penstock.features.snapshot import SnapshotReport
-    from penstock.offload.tensor_io import TensorIO
+    from penstock.io.tensor_io import TensorIO
     from penstock.options import Options
 
 _ROWS = Number(1, (1 << 48) - 1, "rows", is_open=False)

@@ -14,19 +14,19 @@ import numpy as np
 
 from penstock import _native
 from penstock.errors import StorageError
-from penstock.features.note import BLOCK_BYTES
-from penstock.offload.arrays import to_write_from
-from penstock.offload.buffers import Buffers
-from penstock.offload.optim.digests import combined
+from penstock.features.table_metadata import BLOCK_BYTES
+from penstock.io.arrays import to_write_from
+from penstock.io.buffers import Buffers
+from penstock.io.digests import combined
 from penstock.offload.optim.files import sync
-from penstock.state.dtypes import header_entry
-from penstock.state.file_tensor import CHUNK_BYTES
+from penstock.tensors.dtypes import header_entry
+from penstock.tensors.file_tensor import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from penstock.offload.tensor_io import TensorIO
-    from penstock.offload.transfer import TransferReport
+    from penstock.io.tensor_io import TensorIO
+    from penstock.io.transfer import TransferReport
     from penstock.reports import Fallback
 
     _Written: TypeAlias = tuple[list[int], bytes, TransferReport]

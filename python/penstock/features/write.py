@@ -7,12 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.calls.arguments import decode_local_path, encode_metadata
-from penstock.calls.progress import Progress, shown
-from penstock.features.form import Form
-from penstock.features.note import MEMBER, Note, checks_name
+from penstock.common.progress import Progress, shown
 from penstock.features.publish import publish
 from penstock.features.row_chunks import RowChunks
+from penstock.features.row_format import Form
+from penstock.features.table_metadata import MEMBER, Note, checks_name
+from penstock.io.arguments import decode_local_path, encode_metadata
 from penstock.options import Options
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.features.padding import Align
     from penstock.features.table_file import TableFile
-    from penstock.offload.tensor_io import TensorIO
+    from penstock.io.tensor_io import TensorIO
     from penstock.reports import Fallback
 
 

@@ -7,8 +7,8 @@ import fnmatch
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import UnsupportedStateError
-from penstock.state.flatten import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,14 +17,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from penstock.offload.buffers import Buffers
-from penstock.offload.data_file import DataFile
+from penstock.io.buffers import Buffers
+from penstock.io.data_file import DataFile
+from penstock.io.tensor_io import TensorIO
+from penstock.io.transfer import Transfer, TransferReport, wait_all
 from penstock.offload.streaming.budget import Budget
 from penstock.offload.streaming.expert_cache import ExpertsReport
 from penstock.offload.streaming.model import report, stream
 from penstock.offload.streaming.report import StreamReport
-from penstock.offload.tensor_io import TensorIO
-from penstock.offload.transfer import Transfer, TransferReport, wait_all
 
 if TYPE_CHECKING:
     from penstock.offload.optim.adamw import AdamW

@@ -10,9 +10,9 @@ import crew
 import numpy as np
 
 import penstock
-from penstock.bench import cache
-from penstock.bench.cases import tensor_sizes
 from penstock.cli.units import BYTES
+from penstock_bench.harness import cache
+from penstock_bench.suites.io.cases import tensor_sizes
 
 
 def main() -> None:

@@ -23,13 +23,17 @@ from click.testing import CliRunner
 
 import forks
 from conftest import mounted, supports_direct
-from penstock.bench import content, running, scaling, spawning
-from penstock.bench import team as team_module
-from penstock.bench.checkpoint import Rank
-from penstock.bench.compare import compare
-from penstock.bench.content import TensorSpec, rank_state
-from penstock.bench.models import MODELS, Model
-from penstock.bench.operations import (
+from penstock.cli import cli
+from penstock_bench.cli.checkpoint_table import print_results
+from penstock_bench.harness import spawning
+from penstock_bench.harness import team as team_module
+from penstock_bench.harness.team import LaunchError, Team, launched, store_at
+from penstock_bench.peers.checkpoint import WRITERS, torch_save
+from penstock_bench.peers.checkpoint.emulated import FastPersist
+from penstock_bench.results.compare import compare
+from penstock_bench.results.results import Results
+from penstock_bench.suites.checkpoint.checkpoint import Rank
+from penstock_bench.suites.checkpoint.operations import (
     Outcome,
     WriterError,
     load,
@@ -37,14 +41,12 @@ from penstock.bench.operations import (
     summed_up,
     together,
 )
-from penstock.bench.plan import Plan
-from penstock.bench.results import Results
-from penstock.bench.running import BenchError
-from penstock.bench.team import LaunchError, Team, launched, store_at
-from penstock.bench.writers import WRITERS, torch_save
-from penstock.bench.writers.emulated import FastPersist
-from penstock.cli import cli
-from penstock.cli.checkpoint_table import print_results
+from penstock_bench.suites.checkpoint.plan import Plan
+from penstock_bench.suites.io import running
+from penstock_bench.suites.io.running import BenchError
+from penstock_bench.workloads import content, scaling
+from penstock_bench.workloads.content import TensorSpec, rank_state
+from penstock_bench.workloads.models import MODELS, Model
 from ranks import Job, free_port
 
 INSTALLED = [name for name, entry in WRITERS.items() if entry.missing is None]

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from penstock import cli
-from penstock.bench import likeness
-from penstock.bench.cases import Case
-from penstock.bench.compare import MARGIN, compare, rounds_needed
-from penstock.bench.report import tables
-from penstock.bench.results import Measurement, Results, ResultsError, UnlikeError
-from penstock.cli import checkpoint_table
+from penstock_bench.cli import checkpoint_table
+from penstock_bench.report import tables
+from penstock_bench.results import likeness
+from penstock_bench.results.compare import MARGIN, compare, rounds_needed
+from penstock_bench.results.results import Measurement, Results, ResultsError, UnlikeError
+from penstock_bench.suites.io.cases import Case
 
 
 def results(rates, case=None):
@@ -436,7 +436,7 @@ def test_a_run_with_the_default_rounds_can_be_compared(tmp_path, monkeypatch):
         assert f"--rounds {least} or more" in found[0].reason
     asked = []
     # The attribute of that name is the command.
-    measured = importlib.import_module("penstock.cli.bench_io")
+    measured = importlib.import_module("penstock_bench.cli.bench_io")
     monkeypatch.setattr(measured, "_measure", lambda *call, **_: asked.append((call[1], call[3])))
     for more in ([], ["--depth", "1,2,4,8"]):
         arguments = ["bench", "io", str(tmp_path), "--size", "1M", "--json", *more]

@@ -12,9 +12,26 @@ import pytest
 from click.testing import CliRunner
 
 from penstock import _native, features
-from penstock.bench import fio, gathered, gathering, numbered, policies, random_reads
-from penstock.bench.gather import Gather
-from penstock.bench.gather_cases import (
+from penstock.cli import cli
+from penstock.common.machine.limits import LimitError
+from penstock_bench.harness import fio
+from penstock_bench.harness.once import once
+from penstock_bench.peers.gather import (
+    CALLS,
+    EXACT,
+    FORESEEING,
+    GATHERERS,
+    OURS,
+    RESIDENT,
+    SCAN,
+    UNCHECKED,
+    Entry,
+)
+from penstock_bench.peers.gather.base import KEY, Plain, Setting
+from penstock_bench.peers.gather.calls import Rules, planned
+from penstock_bench.results.results import Measurement, Results
+from penstock_bench.suites.gather import gathered, gathering, policies, random_reads
+from penstock_bench.suites.gather.cases import (
     ALL,
     BATCHES,
     BELADY,
@@ -29,25 +46,10 @@ from penstock.bench.gather_cases import (
     SIEVE,
     Plan,
 )
-from penstock.bench.gatherers import (
-    CALLS,
-    EXACT,
-    FORESEEING,
-    GATHERERS,
-    OURS,
-    RESIDENT,
-    SCAN,
-    UNCHECKED,
-    Entry,
-)
-from penstock.bench.gatherers.base import KEY, Plain, Setting
-from penstock.bench.gatherers.calls import Rules, planned
-from penstock.bench.once import once
-from penstock.bench.random_reads import Region
-from penstock.bench.results import Measurement, Results
-from penstock.bench.traces import Trace
-from penstock.cli import cli
-from penstock.machine.limits import LimitError
+from penstock_bench.suites.gather.gather import Gather
+from penstock_bench.suites.gather.random_reads import Region
+from penstock_bench.workloads import numbered
+from penstock_bench.workloads.traces import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,7 +201,9 @@ def test_others_bring_them_from_files_of_their_own(
         pytest.skip(missing)
     # Their libraries leave threads behind, and mind forks.
     jobs = job_of(by, setting, is_preparing=True), job_of(by, setting)
-    made, found = (once("penstock.bench.gathering", job, timeout_seconds=120) for job in jobs)
+    made, found = (
+        once("penstock_bench.suites.gather.gathering", job, timeout_seconds=120) for job in jobs
+    )
     assert made == {}
     assert found.get("rows") == ids.size, found
 
@@ -484,7 +488,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
     def refuse() -> None:
         raise LimitError("no groups here")
 
-    monkeypatch.setattr("penstock.machine.limits._made", refuse)
+    monkeypatch.setattr("penstock.common.machine.limits._made", refuse)
     monkeypatch.setattr(fio, "is_there", lambda: False)
     told = run(tmp_path, f"{SMALL} --case cached --by penstock --json")
     assert told.exit_code == 0, told.output

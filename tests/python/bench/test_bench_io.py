@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from penstock.bench import cases, fio, movers
-from penstock.bench.cases import Case
-from penstock.bench.results import Results, ResultsError
-from penstock.bench.running import BenchError, percentiles, run
 from penstock.cli import cli
 from penstock.integrations.deepspeed import environment
+from penstock_bench.harness import fio
+from penstock_bench.results.results import Results, ResultsError
+from penstock_bench.suites.io import cases, movers
+from penstock_bench.suites.io.cases import Case
+from penstock_bench.suites.io.running import BenchError, percentiles, run
 
 MIB = 1 << 20
 
@@ -163,7 +164,7 @@ def test_a_case_takes_a_block_for_each_thread_however_small_its_size(disk_path):
 
 
 def test_requests_in_flight_that_memory_has_no_room_for_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.bench.scaling.memory_bytes", lambda: 10**9)
+    monkeypatch.setattr("penstock_bench.workloads.scaling.memory_bytes", lambda: 10**9)
     arguments = [str(tmp_path), "--pattern", "write", "--size", "2G", "--block", "512M"]
     done = CliRunner().invoke(cli, ["bench", "io", *arguments])
     assert done.exit_code == 2

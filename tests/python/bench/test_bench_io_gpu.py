@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpu import DRIVER, VARIABLE
-from penstock.bench import cufile_stats, gpu_paths, movers
-from penstock.bench.cases import Case
-from penstock.bench.cufile_stats import CufileStats
 from penstock.cli import cli
+from penstock_bench.suites.io import cufile_stats, gpu_paths, movers
+from penstock_bench.suites.io.cases import Case
+from penstock_bench.suites.io.cufile_stats import CufileStats
 
 MIB = 1 << 20
 

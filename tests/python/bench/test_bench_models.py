@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.models import MODELS, Model, dlio_bytes, tensors
+from penstock_bench.workloads.models import MODELS, Model, dlio_bytes, tensors
 
 GIB = 1 << 30
 

@@ -14,15 +14,15 @@ from html.parser import HTMLParser
 import pytest
 
 from conftest import tell
-from penstock.bench import cases
-from penstock.bench.cases import Case
-from penstock.bench.report import write_report
-from penstock.bench.report.bars import BARS_MAX
-from penstock.bench.report.grids import grids
-from penstock.bench.report.palette import COLOURS, SERIES
-from penstock.bench.results import Measurement, Results
-from penstock.bench.running import run
-from penstock.machine import facts
+from penstock.common.machine import facts
+from penstock_bench.report import write_report
+from penstock_bench.report.bars import BARS_MAX
+from penstock_bench.report.grids import grids
+from penstock_bench.report.palette import COLOURS, SERIES
+from penstock_bench.results.results import Measurement, Results
+from penstock_bench.suites.io import cases
+from penstock_bench.suites.io.cases import Case
+from penstock_bench.suites.io.running import run
 
 MIB = 1 << 20
 

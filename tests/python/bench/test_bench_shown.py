@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from penstock.bench.headline import headlines
-from penstock.bench.percentiles import latencies
-from penstock.bench.report import write_report
-from penstock.bench.results import Measurement, Results
-from penstock.cli.bench_io import _print as print_io
-from penstock.cli.checkpoint_table import print_results
+from penstock_bench.cli.bench_io import _print as print_io
+from penstock_bench.cli.checkpoint_table import print_results
+from penstock_bench.report import write_report
+from penstock_bench.results.headline import headlines
+from penstock_bench.results.percentiles import latencies
+from penstock_bench.results.results import Measurement, Results
 
 SAVE, LOAD = "save, gpt2, 1 GB, 1 process", "load, gpt2, 1 GB, 1 process"
 

@@ -13,14 +13,14 @@ import torch
 from click.testing import CliRunner
 
 import forks
-from penstock.bench import generating, tokens
-from penstock.bench.generators import GENERATORS, OURS, RESIDENT
-from penstock.bench.generators.base import Setting
-from penstock.bench.results import Measurement, Results
-from penstock.bench.running import BenchError
-from penstock.bench.stream import SIZES, Stream, weight_bytes
 from penstock.cli import cli
-from penstock.machine.limits import LimitError, limited
+from penstock.common.machine.limits import LimitError, limited
+from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
+from penstock_bench.peers.stream.base import Setting
+from penstock_bench.results.results import Measurement, Results
+from penstock_bench.suites.io.running import BenchError
+from penstock_bench.suites.stream import generating, tokens
+from penstock_bench.suites.stream.stream import SIZES, Stream, weight_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,7 +219,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
     def refuse() -> None:
         raise LimitError("no groups here")
 
-    monkeypatch.setattr("penstock.machine.limits._made", refuse)
+    monkeypatch.setattr("penstock.common.machine.limits._made", refuse)
     monkeypatch.setattr(Stream, "_child", lambda *_: {})
     told = CliRunner().invoke(cli, f"bench stream {tmp_path} --model toy --by penstock")
     assert isinstance(told.exception, BenchError)
@@ -232,7 +232,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing transformers takes each process ten seconds.
     forking = forks.replacing(forks.ModelPopen)
-    monkeypatch.setattr("penstock.bench.once.subprocess", forking)
+    monkeypatch.setattr("penstock_bench.harness.once.subprocess", forking)
     told = CliRunner().invoke(
         cli,
         f"bench stream {tmp_path} --model toy --by resident,penstock --limit 3GB --rounds 1"

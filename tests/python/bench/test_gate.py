@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from benches import gate
-from penstock.bench.results import Results
+from penstock_bench.results.results import Results
+from penstock_bench.suites import gate
 
 MIB = 1 << 20
 

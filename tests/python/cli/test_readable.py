@@ -18,8 +18,8 @@ from click.testing import CliRunner
 import penstock
 from penstock.cli import cli
 from penstock.cli.folding import fold
-from penstock.console import console, table
-from penstock.file_names import FileNames
+from penstock.common.console import console, table
+from penstock.common.file_names import FileNames
 
 pytestmark = pytest.mark.quick
 

@@ -16,7 +16,7 @@ from archives import members, packed, patched, saved
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-from penstock.converting.pickles import Pickles  # noqa: E402
+from penstock.checkpoint.converting.pickles import Pickles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

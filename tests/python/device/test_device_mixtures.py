@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from computing import computing
 from gpu import same
 from penstock import offload
-from penstock.state import devices
+from penstock.tensors import devices
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ import penstock
 from gpu import same
 from offload.optim.training_of import MEMORY_BYTES, assert_equal_states, parameters
 from penstock import offload
-from penstock.state import devices
+from penstock.tensors import devices
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ import torch
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, layouts, same
-from penstock.state.devices import is_scattered
-from penstock.state.memory import of_tensor
+from penstock.tensors.devices import is_scattered
+from penstock.tensors.memory import of_tensor
 
 MIB = 1 << 20
 

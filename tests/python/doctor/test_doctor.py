@@ -18,9 +18,9 @@ import penstock
 from conftest import watch_refusal
 from penstock import _native
 from penstock.cli.doctor import _print
+from penstock.common.machine import facts
 from penstock.doctor import Examination, examine, measured, storage, system
 from penstock.doctor.findings import Finding
-from penstock.machine import facts
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: mounts, another user")
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from gpu import DRIVER, VARIABLE
+from penstock.common.machine import gpus
 from penstock.doctor import gds, gpu
-from penstock.machine import gpus
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import _native
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.features.source import Segment, Source
-from penstock.offload.streaming.file_mark import FileMark
+from penstock.io.file_marks import FileMark
 
 if TYPE_CHECKING:
     from pathlib import Path

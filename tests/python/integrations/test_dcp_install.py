@@ -34,8 +34,8 @@ from penstock.integrations.dcp import (
     StorageWriter,
     defaults,
     directory,
-    door,
     install,
+    patches,
     uninstall,
 )
 from ranks import Job, environments_of
@@ -199,13 +199,13 @@ class TestInstalling:
         monkeypatch.setattr(versions, "version", lambda _: "99.0.0")
         monkeypatch.setattr(versions, "_warned", set())
         monkeypatch.setattr(versions, "_self_checked", set())
-        try_out = door._try_out
+        try_out = patches._try_out
 
         def trying():
             tried.append(os.listdir(tmp_path))
             try_out()
 
-        monkeypatch.setattr(door, "_try_out", trying)
+        monkeypatch.setattr(patches, "_try_out", trying)
         with pytest.warns(versions.NewerVersionWarning, match=r"torch .* 99\.0\.0 is newer"):
             install()
         for step in (1, 2):
@@ -220,7 +220,7 @@ class TestInstalling:
         monkeypatch.setattr(versions, "version", lambda _: "99.0.0")
         monkeypatch.setattr(versions, "_warned", {"torch"})
         monkeypatch.setattr(versions, "_self_checked", set())
-        monkeypatch.setattr(door, "_try_out", fail)
+        monkeypatch.setattr(patches, "_try_out", fail)
         install()
         with pytest.raises(penstock.MissingDependencyError, match=r"came back as .*newer Penstock"):
             save(tmp_path / "a", 1)
@@ -346,7 +346,7 @@ class TestStaging:
     @needs_stager
     def test_memory_is_used_again_and_given_back(self):
         weight = torch.ones(1000)
-        stagers = door._stagers()
+        stagers = patches._stagers()
         first = stagers.lend()
         place = first.stage({"w": weight})["w"].data_ptr()
         busy = stagers.lend()
@@ -366,7 +366,7 @@ class TestStaging:
 
     @needs_stager
     def test_a_tensor_that_has_grown_is_copied_anew(self):
-        stagers = door._stagers()
+        stagers = patches._stagers()
         weight = torch.ones(10)
         for size in (10, 20, 5):
             lent = stagers.lend()
@@ -405,13 +405,13 @@ class TestDcpsOwn:
         save(path, 1)
         before = set(os.listdir(path))
         looked = []
-        commit = penstock.saving.attempt.RankAttempt.commit
+        commit = penstock.checkpoint.saving.rank_save.RankAttempt.commit
 
         def committing(self, *arguments, **further):
             looked.append((loaded(path), before <= set(os.listdir(path))))
             return commit(self, *arguments, **further)
 
-        monkeypatch.setattr(penstock.saving.attempt.RankAttempt, "commit", committing)
+        monkeypatch.setattr(penstock.checkpoint.saving.rank_save.RankAttempt, "commit", committing)
         with install():
             save(path, 2)
             assert looked == [(1, True)]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import penstock
 from integrations.lightnings import Module, equal, fit, trainer
 from penstock.integrations import versions
-from penstock.integrations.lightning import PenstockIO, connector, fitting, loggers, place
+from penstock.integrations.lightning import PenstockIO, connector, fitting, loggers, resume_position
 
 
 @pytest.fixture(autouse=True)
@@ -123,14 +123,14 @@ def test_a_whole_checkpoint_is_good_where_ranks_have_no_group_yet(tmp_path):
 
 def test_one_rank_warns_for_all(monkeypatch):
     saved = {"ranks": 4, "states": [{"rng": rank} for rank in range(4)]}
-    monkeypatch.setattr(place.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(place.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(resume_position.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(resume_position.dist, "get_world_size", lambda: 2)
     for rank in (0, 1):
-        monkeypatch.setattr(place.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(resume_position.dist, "get_rank", lambda rank=rank: rank)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            assert place._own(saved, "last.ckpt") == {"rng": rank}
-            assert place._own(None, "last.ckpt") == {}
+            assert resume_position._own(saved, "last.ckpt") == {"rng": rank}
+            assert resume_position._own(None, "last.ckpt") == {}
         assert len(told) == (2 if rank == 0 else 0)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.loading.opened import OpenCheckpoint
-from penstock.saving.removal import remove_checkpoint
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.saving.removal import remove_checkpoint
 
 
 def save(path):

@@ -21,15 +21,15 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
-from penstock.layout.boxes import Box, Cut, boxes
-from penstock.layout.fingerprints import device_digest, fingerprints
-from penstock.layout.sharding import Balance, Sharder, Sharding, is_balanced
-from penstock.layout.sharing import PIECE_BYTES_MIN, HeldBox, share_out
-from penstock.ranks.group import Ranks
-from penstock.ranks.mailbox import Mailbox
-from penstock.ranks.members import Members
-from penstock.saving.spread import spread
-from penstock.state.memory import of_tensor
+from penstock.checkpoint.layout.boxes import Box, Cut, boxes
+from penstock.checkpoint.layout.fingerprints import device_digest, fingerprints
+from penstock.checkpoint.layout.sharding import Balance, Sharder, Sharding, is_balanced
+from penstock.checkpoint.layout.sharing import PIECE_BYTES_MIN, HeldBox, share_out
+from penstock.checkpoint.ranks.group import Ranks
+from penstock.checkpoint.ranks.mailbox import Mailbox
+from penstock.checkpoint.ranks.members import Members
+from penstock.checkpoint.saving.sharded import spread
+from penstock.tensors.memory import of_tensor
 
 pytestmark = pytest.mark.skipif(
     _StridedShard is None, reason="PyTorch before 2.5 has no strided placement"
@@ -54,7 +54,7 @@ def as_rank(rank, size=RANKS):
 
 
 def cuts_of(placements, mesh, coordinate):
-    """As `penstock.layout.sharding` makes them of a `DTensor`."""
+    """As `penstock.checkpoint.layout.sharding` makes them of a `DTensor`."""
     return [
         Cut(placement.dim, pieces, index, getattr(placement, "split_factor", 1))
         for placement, pieces, index in zip(placements, mesh, coordinate, strict=True)
@@ -365,7 +365,7 @@ def test_plain_tensors_of_any_type_have_a_fingerprint(dtype, is_transposed):
 
 
 def test_a_digest_on_a_device_tells_every_place_and_every_bit(monkeypatch):
-    monkeypatch.setattr(penstock.layout.fingerprints, "_CHUNK_ITEMS", 1000)
+    monkeypatch.setattr(penstock.checkpoint.layout.fingerprints, "_CHUNK_ITEMS", 1000)
     words = WEIGHT.view(torch.int32)
     changed = [words]
     for place in (0, 999, 1000, 1001, 20_000, 39_999):
@@ -529,7 +529,7 @@ def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
 
 def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_order(monkeypatch):
     """Before 2.5 FSDP around tensor parallelism calls itself what it is not."""
-    monkeypatch.setattr("penstock.state.torch_names.SAYS_SHARD_ORDER", False)
+    monkeypatch.setattr("penstock.checkpoint.state.torch_names.SAYS_SHARD_ORDER", False)
     with as_rank(1, size=4):
         mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
         twice = distribute_tensor(torch.arange(8), mesh, [Shard(0), Shard(0)], src_data_rank=None)

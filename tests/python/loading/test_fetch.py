@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.loading.fetch import merged
+from penstock.checkpoint.loading.fetch import merged
 
 
 def read(bytes_read, *, is_direct):

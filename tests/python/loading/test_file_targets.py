@@ -11,7 +11,7 @@ import torch
 import penstock
 from compare import assert_same
 from held_files import Held, Target
-from penstock.state.file_tensor import FileTensor
+from penstock.tensors.file_tensor import FileTensor
 
 
 def values(seed=1):

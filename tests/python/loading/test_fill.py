@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import penstock
 from dtensors import STRIDED, distribute, values
 from penstock import _native
-from penstock.loading import matching
+from penstock.checkpoint.loading import matching
 
 MIB = 1 << 20
 

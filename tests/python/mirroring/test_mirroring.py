@@ -21,8 +21,8 @@ import pytest
 import penstock
 from conftest import run_child
 from damaged import file_of
-from penstock.mirroring import once
-from penstock.tracing import recorded, summary
+from penstock.checkpoint.mirroring import copy_step
+from penstock.common.tracing import recorded, summary
 
 URL = "s3://bucket/run"
 
@@ -208,8 +208,8 @@ def test_a_copy_that_cannot_be_read_this_once_is_not_called_another(bucket, stor
     store = stores()
     save(store, 1)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
-    monkeypatch.setattr(once, "_native", SimpleNamespace(Store=Denying))
-    copies = once.compared(store.root, penstock.Mirror(URL))
+    monkeypatch.setattr(copy_step, "_native", SimpleNamespace(Store=Denying))
+    copies = copy_step.compared(store.root, penstock.Mirror(URL))
     assert [(copy.here, copy.there) for copy in copies] == [("complete", "complete")]
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import penstock
 from penstock import offload
-from penstock.offload.streaming.stored import Joined, Run
+from penstock.io.extents import Joined, Run
 from threads import on_threads
 
 if TYPE_CHECKING:

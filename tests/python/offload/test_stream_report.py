@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 import penstock
 from penstock import offload
-from penstock.offload.streaming.passes import Pass, Passes
-from penstock.tracing import recorded
+from penstock.common.tracing import recorded
+from penstock.offload.streaming.forward_passes import Pass, Passes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from towers import Tower
 
 import penstock
 from penstock import offload
-from penstock.loading.opened import OpenCheckpoint
+from penstock.checkpoint.loading.opened import OpenCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

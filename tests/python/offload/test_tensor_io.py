@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.io.executors import Choice
+from penstock.io.tensor_io import for_rows
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
-from penstock.offload.executors import Choice
-from penstock.offload.tensor_io import for_rows
 from threads import on_threads
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, Layout, rank, sharded, values
-from penstock.layout.sharding import Balance, discord, is_balanced
-from penstock.ranks.members import Copy, Members
+from penstock.checkpoint.layout.sharding import Balance, discord, is_balanced
+from penstock.checkpoint.ranks.members import Copy, Members
 from ranks import IMPATIENT
 
 LAYOUTS = {

@@ -15,9 +15,9 @@ from torch.distributed.tensor import Shard
 import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, Layout, plain, rank, sharded, values
-from penstock.ranks.group import Ranks
-from penstock.ranks.round import Round
-from penstock.saving.save import Save
+from penstock.checkpoint.ranks.group import Ranks
+from penstock.checkpoint.ranks.round import Round
+from penstock.checkpoint.saving.save import Save
 from ranks import IMPATIENT, TIMEOUT_SECONDS, Job
 
 MIB = 1 << 20

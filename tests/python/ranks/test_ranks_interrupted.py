@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import penstock
 from dtensors import Layout, rank, sharded, values
-from penstock.ranks.round import Round
+from penstock.checkpoint.ranks.round import Round
 
 if TYPE_CHECKING:
     from typing import Any

@@ -21,8 +21,8 @@ from torch.distributed.tensor import Shard
 import penstock
 from compare import assert_same, tensor_bytes
 from dtensors import Layout, cleared, local_bytes, rank, sharded, values
-from penstock.ranks.round import Round
-from penstock.saving.save import Save
+from penstock.checkpoint.ranks.round import Round
+from penstock.checkpoint.saving.save import Save
 from ranks import IMPATIENT, Job
 
 LATE_SECONDS = 2

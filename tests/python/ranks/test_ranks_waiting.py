@@ -15,10 +15,10 @@ from torch.distributed.tensor import Shard
 
 import penstock
 from dtensors import Layout, rank, sharded
-from penstock.process import placement
-from penstock.ranks import exchange, mailbox, neighbours
-from penstock.ranks.exchange import Exchange
-from penstock.saving.save import Save
+from penstock.checkpoint.ranks import exchange, mailbox, node_ranks
+from penstock.checkpoint.ranks.exchange import Exchange
+from penstock.checkpoint.saving.save import Save
+from penstock.common.process import placement
 
 WRITE_SECONDS = 1
 """For so long the slow rank writes, while the others are past the time of a reminder."""
@@ -314,7 +314,7 @@ def count_here(path, machine, variables):
         for name, value in variables.items():
             patch.setenv(name, value)
         if machine is not None:
-            patch.setattr(neighbours, "_machine", lambda: f"machine {machine[rank()]}")
+            patch.setattr(node_ranks, "_machine", lambda: f"machine {machine[rank()]}")
         patch.setattr(penstock._native, "Arena", Arena)
         patch.setattr(penstock._native, "Job", job)
         group = dist.new_group()

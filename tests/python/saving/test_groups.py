@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import penstock
 from compare import assert_same
-from penstock.saving.wrappers import final_names
+from penstock.checkpoint.saving.wrappers import final_names
 
 INDEX = "model.safetensors.index.json"
 GROUPS = {"model": ""}

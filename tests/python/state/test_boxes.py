@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.state.boxes import Boxes
-from penstock.state.frozen import Frozen
+from penstock.tensors.frozen import Frozen
+from penstock.tensors.marks import Boxes
 
 
 def in_pieces(array, rows):

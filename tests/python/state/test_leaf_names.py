@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import features, offload
+from penstock.checkpoint.state.names import escaped, is_wild, matcher, unescaped
 from penstock.cli import cli
-from penstock.state.names import escaped, is_wild, matcher, unescaped
 
 FAMILY = settings(
     max_examples=60,

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import penstock
 from compare import assert_same
+from penstock.checkpoint.state import registered
 from penstock.cli import cli
-from penstock.state import registered
 
 
 class Colour(enum.Enum):

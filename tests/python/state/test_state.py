@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.state.dtypes import ITEM_BYTES, torch_dtypes
-from penstock.state.flatten import flatten
+from penstock.checkpoint.state.flatten import flatten
+from penstock.tensors.dtypes import ITEM_BYTES, torch_dtypes
 
 
 @pytest.fixture(scope="module")

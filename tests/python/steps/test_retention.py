@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from conftest import mounted
-from penstock.loading.dcp_files import MARK, METADATA, drop_mark
-from penstock.saving.attempt import RankAttempt
+from penstock.checkpoint.loading.dcp_files import MARK, METADATA, drop_mark
+from penstock.checkpoint.saving.rank_save import RankAttempt
 
 pytestmark = pytest.mark.quick
 

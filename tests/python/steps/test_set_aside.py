@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.checkpoint.loading import load as loading
+from penstock.checkpoint.saving.destination import Destination
 from penstock.cli.ls import ls
-from penstock.loading import load as loading
-from penstock.saving.destination import Destination
 
 
 def state_of(step):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import tracing
-from penstock.tracing import recorded, summary
+from penstock.common import tracing
+from penstock.common.tracing import recorded, summary
 from threads import on_threads
 
 MIB = 1 << 20
@@ -245,7 +245,7 @@ def test_forked_children_may_trace_while_their_parent_does(tmp_path):
                 child = os.fork()
                 if not child:
                     with penstock.trace({str(tmp_path)!r} + f"/child{{attempt}}.json"):
-                        with penstock.tracing.span("in the child"):
+                        with penstock.common.tracing.span("in the child"):
                             pass
                     os._exit(0)
                 assert os.waitpid(child, 0)[1] == 0

@@ -12,8 +12,8 @@ import torch
 
 import penstock
 from held_files import Held, Target
-from penstock.loading.target import is_sharded
-from penstock.state.file_tensor import FileTensor
+from penstock.checkpoint.loading.target import is_sharded
+from penstock.tensors.file_tensor import FileTensor
 
 _NUMBERS = count()
 

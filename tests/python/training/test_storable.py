@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.state.check import check_storable
+from penstock.checkpoint.state.check import check_storable
 
 
 class Odd:

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 import penstock
 from compare import assert_same
 from conftest import run_child
-from penstock.loading import load as loading
+from penstock.checkpoint.loading import load as loading
 
 torch.set_num_threads(1)
 

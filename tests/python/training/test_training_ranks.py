@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
-from penstock.loading import copying, matching, targets
-from penstock.loading import load as loading
-from penstock.state import memory
-from penstock.steps.descent import Descent
-from penstock.training import filling
+from penstock.checkpoint.loading import copying, load_plan, matching
+from penstock.checkpoint.loading import load as loading
+from penstock.checkpoint.steps.fallback import Descent
+from penstock.checkpoint.training import filling
+from penstock.tensors import memory
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
 _meshes = {}
@@ -272,9 +272,9 @@ def written_by_a_refused_resume(root):
         return memory.of_tensor(tensor, name)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (matching, targets):
+        for module in (matching, load_plan):
             patch.setattr(module, "of_tensor", of_tensor)
-        for module in (copying, filling, targets):
+        for module in (copying, filling, load_plan):
             patch.setattr(module, "copy_elements", lambda value, _: written.append(value.device))
         patch.setattr(DTensor, "is_meta", False)
         with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.* groups in"):

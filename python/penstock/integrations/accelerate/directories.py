@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
+from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
     PenstockError,
     PenstockWarning,
 )
-from penstock.loading.foreign import is_checkpoint
-from penstock.loading.opened import MANIFEST, is_of_rank
-from penstock.saving import durable
-from penstock.saving.removal import remove_checkpoint
+from penstock.io import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

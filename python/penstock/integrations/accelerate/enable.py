@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock
 from penstock import Saver
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.saving.groups import Groups
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -20,15 +22,13 @@ from penstock.integrations.accelerate.loader import Loader
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
-from penstock.loading.foreign import is_checkpoint
-from penstock.saving.groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock import Training
+    from penstock.checkpoint.saving.groups import Files
     from penstock.options import Options
-    from penstock.saving.groups import Files
 
 _Accelerator = TypeVar("_Accelerator")
 

@@ -18,7 +18,7 @@ Example:
     (100, 6.0)
 """
 
-from penstock.integrations.dcp.door import install, uninstall
+from penstock.integrations.dcp.patches import install, uninstall
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import filesystem
 
+from penstock.checkpoint.loading.dcp_files import check_files
+from penstock.checkpoint.loading.opened import decode_path
 from penstock.errors import CheckpointExistsError
 from penstock.integrations.dcp import directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
-from penstock.loading.dcp_files import check_files
-from penstock.loading.opened import decode_path
 
 if TYPE_CHECKING:
     import os

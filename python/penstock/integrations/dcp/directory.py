@@ -16,9 +16,7 @@ import hashlib
 import os
 from typing import Any
 
-from penstock.errors import StorageError
-from penstock.integrations.dcp.layout import NOTE
-from penstock.loading.dcp_files import (
+from penstock.checkpoint.loading.dcp_files import (
     MARK,
     METADATA,
     check_finished,
@@ -26,9 +24,11 @@ from penstock.loading.dcp_files import (
     is_marked,
     metadata_of_ranks,
 )
-from penstock.loading.foreign import is_checkpoint
-from penstock.loading.opened import OpenCheckpoint
-from penstock.saving import durable
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.errors import StorageError
+from penstock.integrations.dcp.layout import NOTE
+from penstock.io import durable
 
 REPLACED = "replaced"
 """The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""

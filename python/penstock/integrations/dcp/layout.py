@@ -16,12 +16,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.checkpoint.state.references import is_composite
+from penstock.checkpoint.state.scalars import TreeError, label
+from penstock.checkpoint.state.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
 from penstock.errors import UnsupportedStateError
-from penstock.state.build import Builder
-from penstock.state.flatten import Flattener
-from penstock.state.references import is_composite
-from penstock.state.scalars import TreeError, label
-from penstock.state.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -23,15 +23,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from penstock.checkpoint.loading.copying import bump_versions
+from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
+from penstock.checkpoint.loading.partial import is_missing
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.references import is_composite
+from penstock.checkpoint.state.scalars import TreeError, integers, member
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
-from penstock.loading.copying import bump_versions
-from penstock.loading.opened import BoxRead, OpenCheckpoint
-from penstock.loading.partial import is_missing
-from penstock.state import dtypes, tree
-from penstock.state.memory import CPU, of_tensor
-from penstock.state.references import is_composite
-from penstock.state.scalars import TreeError, integers, member
+from penstock.tensors import dtypes
+from penstock.tensors.memory import CPU, of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from penstock.loading.opened import StoredTensor
-    from penstock.state.memory import Memory
-    from penstock.state.tree import Node
+    from penstock.checkpoint.loading.opened import StoredTensor
+    from penstock.checkpoint.state.tree import Node
+    from penstock.tensors.memory import Memory
 
 BOUNCE_BYTES_MAX = 1 << 30
 """Memory for what cannot be read into its place; a single tensor may take more."""

@@ -12,16 +12,16 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from penstock.checkpoint.state.composites import Parts, take_apart
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.checkpoint.state.refusals import refusal
+from penstock.checkpoint.state.tree import unique_names
 from penstock.errors import UnsupportedStateError
-from penstock.state import dtypes
-from penstock.state.composites import Parts, take_apart
-from penstock.state.devices import DirectPlaces
-from penstock.state.file_tensor import FileTensor
-from penstock.state.flatten import Flattener
-from penstock.state.memory import of_tensor, to_source
-from penstock.state.per_rank import PerRank
-from penstock.state.refusals import refusal
-from penstock.state.tree import unique_names
+from penstock.tensors import dtypes
+from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.file_tensor import FileTensor
+from penstock.tensors.memory import of_tensor, to_source
+from penstock.tensors.per_rank import PerRank
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import (
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         WriteItem,
     )
 
-    from penstock.state.memory import GlobalBox, Memory, TensorSource
-    from penstock.state.tree import Node
+    from penstock.checkpoint.state.tree import Node
+    from penstock.tensors.memory import GlobalBox, Memory, TensorSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,9 @@ import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.errors import UnsupportedStateError
-from penstock.integrations.dcp import layout
-from penstock.integrations.dcp.copying import copies_first
-from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
-from penstock.integrations.dcp.paths import is_ours
-from penstock.loading.foreign import check_no_store
-from penstock.saving.attempt import (
+from penstock.checkpoint.loading.foreign import check_no_store
+from penstock.checkpoint.saving.destination import warn
+from penstock.checkpoint.saving.rank_save import (
     Groups,
     RankAttempt,
     check_in_group,
@@ -40,7 +36,11 @@ from penstock.saving.attempt import (
     read_files,
     to_native,
 )
-from penstock.saving.destination import warn
+from penstock.errors import UnsupportedStateError
+from penstock.integrations.dcp import layout
+from penstock.integrations.dcp.copying import copies_first
+from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
+from penstock.integrations.dcp.paths import is_ours
 
 if TYPE_CHECKING:
     import os
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
+    from penstock.checkpoint.saving.groups import Files
+    from penstock.checkpoint.saving.rank_save import PartVote
+    from penstock.checkpoint.state.tree import Node
     from penstock.options import Options
-    from penstock.saving.attempt import PartVote
-    from penstock.saving.groups import Files
-    from penstock.state.memory import TensorSource
-    from penstock.state.tree import Node
+    from penstock.tensors.memory import TensorSource
 
 
 @dataclass(frozen=True, slots=True)

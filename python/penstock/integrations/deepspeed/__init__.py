@@ -13,7 +13,7 @@ locked, and a warning says so.
 Checkpoints are the business of `penstock.integrations.deepspeed.checkpoint_engine`.
 """
 
-from penstock.integrations.deepspeed.hook import install
+from penstock.integrations.deepspeed.patches import install
 from penstock.integrations.deepspeed.variables import environment
 
 __all__ = ["environment", "install"]

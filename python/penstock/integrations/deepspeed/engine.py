@@ -14,6 +14,7 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 
 import penstock
 from penstock import Saver, Training
+from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import (
     PenstockWarning,
     StateMismatchError,
@@ -22,11 +23,10 @@ from penstock.errors import (
 )
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.files import Files
-from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.saving.pending import PendingSave
     from penstock.options import Options
-    from penstock.saving.pending import PendingSave
 
 
 @dataclass(frozen=True, slots=True)

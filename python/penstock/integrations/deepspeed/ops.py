@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.checkpoint.loading.copying import bytes_of, copy_elements
 from penstock.errors import PenstockError, PenstockWarning, StateMismatchError
 from penstock.integrations.deepspeed import pinned
 from penstock.integrations.deepspeed.variables import is_strict
-from penstock.loading.copying import bytes_of, copy_elements
 from penstock.offload import TensorIO, Transfer
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -17,8 +18,7 @@ from penstock.errors import (
 )
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import values
-from penstock.loading.foreign import is_checkpoint
-from penstock.saving import durable
+from penstock.io import durable
 
 if TYPE_CHECKING:
     from penstock.options import Options

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from penstock import CheckpointStore
+from penstock.checkpoint.saving.waiting import Waiting
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -21,8 +22,7 @@ from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
 from penstock.integrations.jax.trees import to_state
-from penstock.saving.waiting import Waiting
-from penstock.state.frozen import Frozen
+from penstock.tensors.frozen import Frozen
 
 if TYPE_CHECKING:
     import os

@@ -9,6 +9,9 @@ import numpy as np
 from jax import tree_util
 from jax.sharding import Sharding
 
+from penstock.checkpoint.state.references import is_data
+from penstock.checkpoint.state.scalars import TreeError
+from penstock.checkpoint.state.tree import LEVELS_MAX, ROOT, SKIPPED, branches
 from penstock.errors import StateMismatchError
 from penstock.integrations.jax.leaves import ArrayLeaf, KeyLeaf, Leaf, NumpyLeaf, ValueLeaf
 from penstock.integrations.jax.trees import (
@@ -19,14 +22,11 @@ from penstock.integrations.jax.trees import (
     named,
     unknown_generator,
 )
-from penstock.state import dtypes
-from penstock.state.references import is_data
-from penstock.state.scalars import TreeError
-from penstock.state.tree import LEVELS_MAX, ROOT, SKIPPED, branches
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
-    from penstock.loading.opened import OpenCheckpoint, StoredTensor
-    from penstock.state.tree import Node
+    from penstock.checkpoint.loading.opened import OpenCheckpoint, StoredTensor
+    from penstock.checkpoint.state.tree import Node
 
 _REPORTED_MAX = 10
 

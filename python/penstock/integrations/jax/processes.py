@@ -26,10 +26,8 @@ import numpy as np
 from jax._src.distributed import global_state
 
 from penstock import SaveReport
-from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
-from penstock.integrations.jax.trees import to_state
-from penstock.loading.foreign import check_no_store
-from penstock.saving.attempt import (
+from penstock.checkpoint.loading.foreign import check_no_store
+from penstock.checkpoint.saving.rank_save import (
     PartVote,
     RankAttempt,
     absolute,
@@ -38,15 +36,17 @@ from penstock.saving.attempt import (
     encode_metadata,
     to_native,
 )
-from penstock.state.flatten import Flattener
-from penstock.state.tree import ROOT
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.checkpoint.state.tree import ROOT
+from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
+from penstock.integrations.jax.trees import to_state
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
     from penstock import Options
-    from penstock.state.memory import TensorSource
+    from penstock.tensors.memory import TensorSource
 
 _ANSWER_SECONDS = 600
 """For how long processes wait for each other where they load."""

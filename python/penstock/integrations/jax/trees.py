@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from penstock.checkpoint.state.scalars import label
+from penstock.checkpoint.state.tree import ROOT
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.state.boxes import Boxes
-from penstock.state.scalars import label
-from penstock.state.tree import ROOT
+from penstock.tensors.marks import Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

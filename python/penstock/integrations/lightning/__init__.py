@@ -22,14 +22,14 @@ from penstock.integrations.lightning import fitting  # noqa: E402
 
 fitting.check()
 
-from penstock.integrations.lightning import doors  # noqa: E402
+from penstock.integrations.lightning import patches  # noqa: E402
 from penstock.integrations.lightning.checkpoint_io import PenstockIO  # noqa: E402
 from penstock.integrations.lightning.strategies import (  # noqa: E402
     PenstockModelParallelStrategy,
     ShardedCheckpoints,
 )
 
-doors.install()
+patches.install()
 
 __all__ = [
     "PenstockIO",

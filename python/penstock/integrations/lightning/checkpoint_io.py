@@ -19,9 +19,9 @@ from penstock.integrations.lightning import directories, fitting, loading
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.checkpoint.saving.groups import Files
+    from penstock.checkpoint.saving.pending import PendingSave
     from penstock.options import Options
-    from penstock.saving.groups import Files
-    from penstock.saving.pending import PendingSave
 
 _REQUEUED = "hpc_ckpt"
 """How checkpoints are called after which a job is queued again at once."""

@@ -15,9 +15,9 @@ import lightning.pytorch.cli
 import torch
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import StateMismatchError
 from penstock.integrations.lightning import checkpoint_io, loading
-from penstock.loading.foreign import is_checkpoint
 
 _HYPER_PARAMETERS = "hyper_parameters"
 

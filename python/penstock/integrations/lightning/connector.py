@@ -22,16 +22,16 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
+from penstock.checkpoint.loading.tied import check_model
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
     StateMismatchError,
 )
-from penstock.integrations.lightning import loading, newest, place
+from penstock.integrations.lightning import loading, newest, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
-from penstock.loading.tied import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def io_of(trainer: Any) -> PenstockIO | None:
 class Connector(_CheckpointConnector):
     """Lightning's connector, with `PenstockIO` in mind."""
 
-    _place: place.Place | None = None
+    _place: resume_position.Place | None = None
     _given_schedulers: Sequence[Any] = ()
     """The schedulers that `configure_optimizers` has made."""
     _others: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Connector(_CheckpointConnector):
     ) -> None:
         """Loads a checkpoint; the one before it where one that was chosen here is damaged."""
         self._place = None
-        place.Place.uninstall(self.trainer)
+        resume_position.Place.uninstall(self.trainer)
         io = io_of(self.trainer)
         if io is None:
             super().resume_start(checkpoint_path, **loading.weights_only_of(weights_only))
@@ -134,7 +134,7 @@ class Connector(_CheckpointConnector):
                 raise error
             warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)
         if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
-            self._place = place.Place(self._loaded_checkpoint, str(path))
+            self._place = resume_position.Place(self._loaded_checkpoint, str(path))
 
     def _load(self, path: Any, weights_only: bool | None) -> CorruptCheckpointError | None:
         try:
@@ -212,7 +212,7 @@ class Connector(_CheckpointConnector):
         Those that a callback puts in their place, or beside them, it makes and restores itself.
         """
         trainer: Any = self.trainer
-        own = self._loaded_checkpoint.get(place.KEY) or {}
+        own = self._loaded_checkpoint.get(resume_position.KEY) or {}
         if "added_schedulers" in own:
             return int(own["added_schedulers"])
         # It was saved by Lightning, or by a Penstock that did not count them.
@@ -231,7 +231,7 @@ class Connector(_CheckpointConnector):
         if io_of(self.trainer) is not None and not weights_only:
             is_together = isinstance(self.trainer.strategy, ShardedCheckpoints)
             # First: loaders and hooks that are asked for their state may draw random numbers.
-            own = place.capture(self.trainer, is_together=is_together)
+            own = resume_position.capture(self.trainer, is_together=is_together)
             given = [id(one) for one in self._given_schedulers]
             added = [one for one in self.trainer.lr_scheduler_configs if id(one) not in given]
             own["added_schedulers"] = len(added)
@@ -239,7 +239,7 @@ class Connector(_CheckpointConnector):
         if own is None:
             return checkpoint
         _leave_functions_out(checkpoint)
-        return checkpoint | {place.KEY: own}
+        return checkpoint | {resume_position.KEY: own}
 
 
 def _leave_functions_out(checkpoint: dict[str, Any]) -> None:

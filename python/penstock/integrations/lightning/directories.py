@@ -13,11 +13,11 @@ import os
 import uuid
 from pathlib import Path
 
+from penstock.checkpoint.loading.foreign import describe, is_checkpoint
+from penstock.checkpoint.loading.opened import decode_local_path
+from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import PenstockError
-from penstock.loading.foreign import describe, is_checkpoint
-from penstock.loading.opened import decode_local_path
-from penstock.saving import durable
-from penstock.saving.removal import remove_checkpoint
+from penstock.io import durable
 
 SUFFIX = ".ckpt"
 """What the names of Lightning's checkpoints end with."""

@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.state.tree import branches
 from penstock.errors import PenstockWarning, StateMismatchError
-from penstock.integrations.lightning import directories, loading, place
+from penstock.integrations.lightning import directories, loading, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
-from penstock.loading.foreign import is_checkpoint
-from penstock.loading.target import NEW
-from penstock.state.live import LiveState
-from penstock.state.tree import branches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
     from torch.optim import Optimizer
 
-    from penstock.loading.view import View
-    from penstock.state.tree import Node
+    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.state.tree import Node
 
 _MODEL = "state_dict"
 _OPTIMIZERS = "optimizer_states"
@@ -86,7 +86,7 @@ class ShardedCheckpoints(ParallelStrategy):
         if storage_options is not None:
             raise TypeError("storage_options are none of PenstockIO's")
         module = self.lightning_module
-        if module is not None and place.is_alone(module.trainer):
+        if module is not None and resume_position.is_alone(module.trainer):
             # Those that are still training would never come, and this one would hang.
             warnings.warn(
                 f"{filepath} is not saved: it takes all ranks, and this one is alone, with an "

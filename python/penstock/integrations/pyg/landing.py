@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.state.devices import open_place
+from penstock.tensors.devices import open_place
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -15,7 +15,7 @@ from penstock.integrations.pyg.epoch import Epoch, Place
 from penstock.integrations.pyg.landing import Landing
 from penstock.integrations.pyg.order import Order
 from penstock.integrations.pyg.sampler import NeighborSampler
-from penstock.state.devices import device_of
+from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray.train
 
 import penstock
+from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -20,7 +21,6 @@ from penstock.errors import (
 )
 from penstock.integrations.ray.reporting import register
 from penstock.integrations.ray.run import NOTE, current
-from penstock.saving.removal import remove_checkpoint
 
 if TYPE_CHECKING:
     import os

@@ -17,15 +17,15 @@ from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 
 import penstock
+from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.opened import decode_local_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
-from penstock.loading.dcp_files import METADATA, is_marked
-from penstock.loading.foreign import is_checkpoint
-from penstock.loading.opened import decode_local_path
 
 if TYPE_CHECKING:
-    from penstock.saving.pending import PendingSave
+    from penstock.checkpoint.saving.pending import PendingSave
 
 _STEP = "step"
 _NAME = re.compile(rf"{_STEP}-(0|[1-9]\d*)")

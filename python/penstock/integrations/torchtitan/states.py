@@ -13,19 +13,19 @@ import torch
 from torchtitan.components.checkpointer import DATALOADER, MODEL, OPTIMIZER
 
 import penstock
+from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.state.references import reference
+from penstock.checkpoint.state.tree import SKIPPED, branches
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.torchtitan import places
-from penstock.loading.target import NEW
-from penstock.state.dtypes import torch_dtype
-from penstock.state.live import LiveState
-from penstock.state.references import reference
-from penstock.state.tree import SKIPPED, branches
+from penstock.tensors.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.loading.view import View
-    from penstock.state.tree import Node
+    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.state.tree import Node
 
 RANDOM = "rng"
 """What the states of random generators are called, as a `penstock.Training` calls them."""

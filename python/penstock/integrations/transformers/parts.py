@@ -10,9 +10,9 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 
 import penstock
+from penstock.checkpoint.saving.guard import guard_all
+from penstock.checkpoint.state.names import escaped
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.saving.guard import guard_all
-from penstock.state.names import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Collection

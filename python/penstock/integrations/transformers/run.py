@@ -12,10 +12,10 @@ import warnings
 from typing import NamedTuple
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
+from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
-from penstock.loading.foreign import is_checkpoint
-from penstock.loading.opened import MANIFEST, is_of_rank
-from penstock.saving.removal import remove_checkpoint
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
+from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
 from penstock.integrations.transformers.run import lacking, rotate
-from penstock.loading.foreign import is_checkpoint
-from penstock.saving import durable
+from penstock.io import durable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

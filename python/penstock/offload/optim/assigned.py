@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import StateMismatchError
-from penstock.offload.optim.given import MASTER, local_of
-from penstock.state.file_tensor import FileTensor
+from penstock.offload.optim.load_state import MASTER, local_of
+from penstock.tensors.file_tensor import FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,17 +16,17 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.machine.facts import mount_of
 from penstock.errors import PenstockError, StorageError
-from penstock.machine.facts import mount_of
-from penstock.offload.optim.digests import chunk_digests, damaged, differing
+from penstock.io.digests import chunk_digests, damaged, differing
 from penstock.offload.optim.lock import Lock
-from penstock.state.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
+from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.offload.tensor_io import TensorIO
-    from penstock.state.file_tensor import FileTarget
+    from penstock.io.tensor_io import TensorIO
+    from penstock.tensors.file_tensor import FileTarget
 
 _SUFFIX = ".safetensors"
 _PROBE = "probe"

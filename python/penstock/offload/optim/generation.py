@@ -11,20 +11,20 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.calls.arguments import to_native
+from penstock.checkpoint.loading.load import Wanted, read
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.state.flatten import flatten
+from penstock.common.process import own_size
 from penstock.errors import StateMismatchError
-from penstock.loading.load import Wanted, read
-from penstock.loading.opened import OpenCheckpoint
-from penstock.offload.optim.relinked import relinked
-from penstock.process import own_size
-from penstock.state.flatten import flatten
+from penstock.io.arguments import to_native
+from penstock.offload.optim.adopt_links import relinked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock.offload.optim.layout import Segment
     from penstock.offload.optim.state import StoredState
-    from penstock.state.file_tensor import FileTensor
+    from penstock.tensors.file_tensor import FileTensor
 
 _STEPS_MAX = 1 << 53
 """Counts are floats."""

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.state.file_tensor import CHUNK_BYTES
+from penstock.tensors.file_tensor import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

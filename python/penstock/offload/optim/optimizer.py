@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.calls.arguments import decode_local_path
+from penstock.checkpoint.state.torch_names import DTensor
+from penstock.common.gc_paused import gc_paused
+from penstock.common.option_kinds import Number
+from penstock.common.process import own_rank
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
+from penstock.io.arguments import decode_local_path
 from penstock.offload.optim.assigned import STEP, assigned_moments, count, count_step, steps_made
-from penstock.offload.optim.gathering import PIECE_BYTES
 from penstock.offload.optim.generation import Generation
-from penstock.offload.optim.given import MASTER, local_of, taken_in
+from penstock.offload.optim.host_visit import Visit, check_devices, options_on_host
 from penstock.offload.optim.layout import Entry
+from penstock.offload.optim.load_state import MASTER, local_of, taken_in
 from penstock.offload.optim.shares import Live, assigned_of, shares_of
 from penstock.offload.optim.state import StoredState
-from penstock.offload.optim.visit import Visit, check_devices, options_on_host
-from penstock.option_kinds import Number
-from penstock.process import own_rank
-from penstock.state.gcpause import gc_paused
-from penstock.state.torch_names import DTensor
+from penstock.offload.optim.state_dict import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.offload.optim.chunk_pipeline import Task
     from penstock.offload.optim.files import StateFile
     from penstock.offload.optim.layout import Segment, Window
-    from penstock.offload.optim.passing import Task
     from penstock.offload.optim.shares import Shares
-    from penstock.state.file_tensor import FileTarget
+    from penstock.tensors.file_tensor import FileTarget
 
 MEMORY_BYTES = 256 << 20
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
@@ -360,7 +360,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """The state as PyTorch's optimizer has it, but with moments that stay in their files.
 
-        They are `penstock.state.file_tensor.FileTensor`: of this step for ever, whatever comes.
+        They are `penstock.tensors.file_tensor.FileTensor`: of this step for ever, whatever comes.
         `penstock.save` links their files; pickled they become tensors.
         """
         with self._turn:

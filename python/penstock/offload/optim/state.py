@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.common.tracing import span
+from penstock.offload.optim.chunk_pipeline import Passage, Task, smallest
 from penstock.offload.optim.files import StateFile, StateFiles, sync
-from penstock.offload.optim.incoming import Incoming, IncomingTarget
+from penstock.offload.optim.import_state import Incoming, IncomingTarget
 from penstock.offload.optim.layout import label, segments_of
-from penstock.offload.optim.passing import Passage, Task, smallest
-from penstock.state.file_tensor import FileTarget, FileTensor
-from penstock.tracing import span
+from penstock.tensors.file_tensor import FileTarget, FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

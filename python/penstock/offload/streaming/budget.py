@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from penstock.option_kinds import Number
+from penstock.common.option_kinds import Number
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,20 +6,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
+from penstock.checkpoint.loading.opened import CHUNK_BYTES, OpenCheckpoint
+from penstock.checkpoint.loading.placed import placed
+from penstock.checkpoint.state.names import escaped
+from penstock.checkpoint.steps.newest import open_newest
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.loading.opened import CHUNK_BYTES, OpenCheckpoint
-from penstock.loading.placed import placed
-from penstock.offload.streaming.file_mark import FileMark
-from penstock.offload.streaming.stored import Joined, Run, Stored, Weights
-from penstock.state import dtypes
-from penstock.state.memory import of_tensor
-from penstock.state.names import escaped
-from penstock.steps.newest import open_newest
+from penstock.io.extents import Joined, Run, Stored, Weights
+from penstock.io.file_marks import FileMark
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loading.placed import PlacedTensor
+    from penstock.checkpoint.loading.placed import PlacedTensor
 
 _SHOWN_MAX = 5
 

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.offload.streaming.stored import Arrangement, Composed, Piece, Stored
+from penstock.io.extents import Arrangement, Composed, Piece, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

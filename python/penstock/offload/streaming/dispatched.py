@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedStateError
-from penstock.offload.streaming.file_mark import FileMark
-from penstock.offload.streaming.safetensors import header_of
-from penstock.offload.streaming.stored import Stored, Weights
-from penstock.state import dtypes
+from penstock.io.extents import Stored, Weights
+from penstock.io.file_marks import FileMark
+from penstock.io.safetensors_header import header_of
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,9 +13,9 @@ import numpy as np
 
 from penstock.errors import DeviceError, PenstockError
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
-from penstock.offload.streaming.uses import Uses
+from penstock.offload.streaming.use_order import Uses
 from penstock.offload.streaming.weight_files import WeightFiles
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import torch
 
     from penstock import _native
+    from penstock.io.file_marks import FileMark
+    from penstock.io.tensor_io import TensorIO
+    from penstock.io.transfer import Transfer
     from penstock.offload.streaming.experts import Mixture, Slab
-    from penstock.offload.streaming.file_mark import FileMark
-    from penstock.offload.streaming.first_reads import FirstReads
-    from penstock.offload.tensor_io import TensorIO
-    from penstock.offload.transfer import Transfer
-    from penstock.state.devices import Place
+    from penstock.offload.streaming.verify_on_first_read import FirstReads
+    from penstock.tensors.devices import Place
 
 _HALF_LIFE_CALLS = 16
 """After so many calls of its layer a use of an expert counts half. Longer is better where routers

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.io.extents import Arrangement, Composed, Piece, Stored
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.shares import Slots
-from penstock.offload.streaming.stored import Arrangement, Composed, Piece, Stored
 from penstock.offload.streaming.units import PAGE_BYTES, Span, whole_pages
 
 if TYPE_CHECKING:

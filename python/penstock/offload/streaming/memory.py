@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.calls.arguments import decode_local_path
+from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.io.arguments import decode_local_path
+from penstock.io.extents import Stored
+from penstock.io.safetensors_header import weights_of
+from penstock.io.tensor_io import TensorIO
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
 from penstock.offload.streaming.checkpoint import weights_of_checkpoint
@@ -21,27 +25,23 @@ from penstock.offload.streaming.dispatched import (
 )
 from penstock.offload.streaming.expert_cache import ExpertCache
 from penstock.offload.streaming.experts import mixtures_of
-from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.report import StreamReport, report_of
 from penstock.offload.streaming.routing import route
-from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of
-from penstock.offload.streaming.stored import Stored
 from penstock.offload.streaming.streamer import Streamer
+from penstock.offload.streaming.unit_use import Use, check_is_whole, keep_as_it_is
 from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
-from penstock.offload.streaming.use import Use, check_is_whole, keep_as_it_is
-from penstock.offload.tensor_io import TensorIO
-from penstock.state import dtypes
-from penstock.state.devices import device_of
-from penstock.steps.newest import is_penstock
+from penstock.offload.streaming.verify_on_first_read import FirstReads
+from penstock.tensors import dtypes
+from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import torch
 
-    from penstock.offload.streaming.stored import Composed, Weights
+    from penstock.io.extents import Composed, Weights
 
 _STREAMER = "_penstock_streamer"
 

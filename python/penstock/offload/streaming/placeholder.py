@@ -6,7 +6,7 @@ import functools
 from typing import Any, NoReturn
 
 from penstock.errors import UnsupportedStateError
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 
 def placeholder(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:

@@ -10,33 +10,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import _native, tracing
+from penstock.common import tracing
 from penstock.errors import PenstockError, UnsupportedStateError
-from penstock.offload.streaming.bound import bind, check_untouched, placeholders_of, views_of
-from penstock.offload.streaming.calls import Calls
+from penstock.offload.streaming.bound_weights import (
+    bind,
+    check_untouched,
+    placeholders_of,
+    views_of,
+)
+from penstock.offload.streaming.forward_passes import Passes, Reads
 from penstock.offload.streaming.memory import Memory, on_device
-from penstock.offload.streaming.passes import Passes, Reads
+from penstock.offload.streaming.module_hooks import Calls
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
-from penstock.offload.streaming.uses import Uses
+from penstock.offload.streaming.use_order import Uses
 from penstock.offload.streaming.weight_files import WeightFiles
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from penstock.offload.streaming.calls import Call
+    from penstock import _native
+    from penstock.io.file_marks import FileMark
+    from penstock.io.tensor_io import TensorIO
+    from penstock.io.transfer import Transfer
     from penstock.offload.streaming.expert_cache import ExpertCache
-    from penstock.offload.streaming.file_mark import FileMark
-    from penstock.offload.streaming.first_reads import Around, FirstReads
+    from penstock.offload.streaming.module_hooks import Call
     from penstock.offload.streaming.ring import Claim
     from penstock.offload.streaming.shares import Shares
     from penstock.offload.streaming.units import Unit
-    from penstock.offload.tensor_io import TensorIO
-    from penstock.offload.transfer import Transfer
-    from penstock.state.devices import Place
+    from penstock.offload.streaming.verify_on_first_read import Around, FirstReads
+    from penstock.tensors.devices import Place
 
 _AROUND_MAX = 4
 """Of so many units at a time there is what lies around them, which takes memory, too."""

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateMismatchError, StorageError
-from penstock.offload.streaming.stored import Stored
+from penstock.io.extents import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from penstock.offload.streaming.stored import Composed, Run
+    from penstock.io.extents import Composed, Run
 
     Weight = Stored | Composed
 

@@ -14,14 +14,14 @@ from penstock.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from penstock.offload.streaming.stored import Stored
+from penstock.io.extents import Stored
 from penstock.offload.streaming.ties import tied
-from penstock.state import dtypes
+from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from penstock.offload.streaming.stored import Composed
+    from penstock.io.extents import Composed
 
     Weight = Stored | Composed
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.offload.streaming.stored import Stored
+    from penstock.io.extents import Stored
 
 PAGE_BYTES = 4096
 _GAP_BYTES_MAX = 256 << 10

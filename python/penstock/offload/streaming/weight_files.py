@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptCheckpointError, StorageError, TransferError
-from penstock.offload.streaming.file_mark import REASONS, Change, FileMarks
+from penstock.io.file_marks import REASONS, Change, FileMarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.offload.data_file import DataFile
-    from penstock.offload.streaming.file_mark import FileMark
-    from penstock.offload.streaming.first_reads import Around, FirstReads
+    from penstock.io.data_file import DataFile
+    from penstock.io.file_marks import FileMark
+    from penstock.io.tensor_io import TensorIO
+    from penstock.io.transfer import Transfer
     from penstock.offload.streaming.units import Span
-    from penstock.offload.tensor_io import TensorIO
-    from penstock.offload.transfer import Transfer
+    from penstock.offload.streaming.verify_on_first_read import Around, FirstReads
 
 _REMEDIES = {
     Change.TOUCHED: "make the model again",

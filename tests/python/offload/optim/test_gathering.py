@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.offload.optim.gathering import PIECE_BYTES, pieces
 from penstock.offload.optim.layout import Entry, Segment, segments_of
+from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 
 ENTRIES = st.lists(
     st.tuples(

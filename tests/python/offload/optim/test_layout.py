@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.offload.optim import layout
 from penstock.offload.optim.layout import LINE_BYTES, Entry, Segment
-from penstock.state.file_tensor import CHUNK_BYTES
+from penstock.tensors.file_tensor import CHUNK_BYTES
 
 ENTRIES = st.lists(
     st.tuples(

@@ -18,9 +18,9 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
-from penstock.loading import load
-from penstock.offload.optim import gathering
-from penstock.offload.tensor_io import TensorIO
+from penstock.checkpoint.loading import load
+from penstock.io.tensor_io import TensorIO
+from penstock.offload.optim import state_dict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,7 @@ def test_many_tensors_are_taken_over_at_once(tmp_path: Path, kind: str, writes: 
 def test_a_piece_is_bounded(
     tmp_path: Path, fills: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "PIECE_BYTES", 64 << 10)
+    monkeypatch.setattr(state_dict, "PIECE_BYTES", 64 << 10)
     ours = parameters()
     optimizer = offload.AdamW(ours, directory=tmp_path / "state", memory_bytes=MEMORY_BYTES)
     set_gradients(0, ours)
@@ -154,7 +154,7 @@ def test_states_of_several_steps_come_back_side_by_side(tmp_path: Path) -> None:
 def test_what_failed_in_its_middle_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "PIECE_BYTES", 64 << 10)
+    monkeypatch.setattr(state_dict, "PIECE_BYTES", 64 << 10)
     _, optimizer = made(tmp_path / "state")
     penstock.save(tmp_path / "checkpoint", optimizer.state_dict())
     state = optimizer.state_dict()

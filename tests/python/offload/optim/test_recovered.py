@@ -20,7 +20,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
-from penstock.offload.optim import files, generation, optimizer, relinked
+from penstock.offload.optim import adopt_links, files, generation, optimizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def begun(directory: Path, ours: list[Any], **options: Any) -> tuple[list[Any], 
 
 
 def test_files_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relinked, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(adopt_links, "_READ_BYTES", 1 << 20)
     ours, state = ended(tmp_path)
     before = inodes(tmp_path)
     again, one = begun(tmp_path, ours)

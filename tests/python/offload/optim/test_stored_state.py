@@ -26,7 +26,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
-from penstock.state.file_tensor import FileTensor
+from penstock.tensors.file_tensor import FileTensor
 
 
 def names(directory: Path) -> list[str]:

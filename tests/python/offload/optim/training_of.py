@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import offload
-from penstock.state.file_tensor import FileTensor
+from penstock.tensors.file_tensor import FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

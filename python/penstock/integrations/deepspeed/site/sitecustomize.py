@@ -21,7 +21,7 @@ def _run_next() -> None:
 
 def _install() -> None:
     try:
-        from penstock.integrations.deepspeed.hook import install_from_environment
+        from penstock.integrations.deepspeed.patches import install_from_environment
     except ImportError:
         # Another environment, which Penstock is not installed in.
         return

@@ -1,1 +1,0 @@
-"""What callers pass, see and are told of: arguments, progress, events."""

@@ -1,0 +1,1 @@
+"""Checkpoints: states saved, restored, verified, mirrored, converted and exported."""

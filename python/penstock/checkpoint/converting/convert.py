@@ -1,0 +1,261 @@
+"""`convert`: the checkpoint of another library, saved anew as one of Penstock's."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.api import save
+from penstock.checkpoint.converting.kinds import KINDS
+from penstock.common.report_lines import aligned, first_of, in_bytes, in_seconds
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    MissingDependencyError,
+    PenstockError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.io.arguments import check_step, decode_path, to_native
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.converting.kinds import Kind
+    from penstock.checkpoint.converting.pickles import Pickles
+    from penstock.common.progress import Progress
+    from penstock.options import Options
+
+_LIGHTNING = "pytorch-lightning_version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What was converted; ``str`` of it is a few lines for people.
+
+    Attributes:
+        path: The new checkpoint.
+        source: What it was made of.
+        kind: What that is: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"`` or
+            ``"accelerate"``.
+        step: The step that is recorded in the new one; None where nothing tells.
+        checkpoint_id: Identity of the new checkpoint.
+        tensors: How many were stored.
+        tensor_bytes: Bytes of their data.
+        bytes: Bytes of all files written.
+        trusted: Classes and functions that were called to unpickle what is not plain.
+        pickled: Dotted names of values that are stored as pickled bytes, as the format has no place
+            for them: `pickle.loads` of one gives it back.
+        seconds: Wall time of the whole call.
+    """
+
+    path: str
+    source: str
+    kind: str
+    step: int | None
+    checkpoint_id: str
+    tensors: int
+    tensor_bytes: int
+    bytes: int
+    trusted: tuple[str, ...]
+    pickled: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return aligned(
+            ("converted", f"{self.source} ({self.kind})"),
+            ("into", self.path),
+            ("step", "" if self.step is None else str(self.step)),
+            ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
+            ("wrote", f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)}"),
+            *first_of([("called", name) for name in self.trusted]),
+            *first_of([("pickled", name) for name in self.pickled]),
+        )
+
+
+def convert(
+    source: str | os.PathLike[str] | bytes,
+    path: str | os.PathLike[str] | bytes,
+    *,
+    kind: Kind | None = None,
+    trust: bool = False,
+    step: int | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> Conversion:
+    """Saves the checkpoint of another library anew, every tensor equal bit for bit.
+
+    The state is the one that its library has in memory: of a file of ``torch.save`` what
+    ``torch.load`` gives, of a directory of DCP its nested state dict with whole tensors, of
+    DeepSpeed and accelerate a dictionary of what is in each file, by its name. Tensors that share
+    memory in the source are tied in the new checkpoint. Files are mapped to memory, compressed ones
+    are unpacked into it; of DCP all tensors are held once.
+
+    Args:
+        source: A file or directory of ``torch.save``, Lightning, DCP, DeepSpeed (of one tag, or
+            above) or accelerate. It is not changed.
+        path: The new checkpoint's directory.
+        kind: What the source is; None to look.
+        trust: Unpickle more than tensors, containers and plain values, which runs what the writer
+            of the source has put there; and store what the format has no place for as pickled
+            bytes.
+        step: The step to record; None for the one that the source tells of.
+        overwrite: Replace a complete checkpoint at the path.
+        options: How bytes move; None for ``Options()``.
+        progress: True for a bar on standard error, or a function called with the bytes done and
+            the bytes in all.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the source, or something else.
+        IncompleteCheckpointError: The source is half-written; the message says what is missing.
+        CorruptCheckpointError: The source is cut or damaged.
+        UnsupportedStateError: The source is a pickle of more than tensors and plain values, or
+            holds a value that cannot be stored, and ``trust`` is False; or it is an archive of
+            TorchScript, NumPy or something else.
+        CheckpointExistsError: A complete checkpoint is at the path and ``overwrite`` is False.
+        MissingDependencyError: PyTorch is not installed, or a package whose classes the source
+            holds.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import penstock, tempfile, torch
+        >>> root = tempfile.mkdtemp()
+        >>> torch.save({"model": {"w": torch.ones(3)}, "epoch": 2}, root + "/model.pt")
+        >>> penstock.convert(root + "/model.pt", root + "/ckpt").kind
+        'torch'
+        >>> penstock.load(root + "/ckpt")
+        {'model': {'w': tensor([1., 1., 1.])}, 'epoch': 2}
+    """
+    began = time.perf_counter()
+    origin, where = decode_path(source), decode_path(path)
+    to_native(options)
+    step = None if step is None else check_step(step)
+    _check_apart(origin, where)
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
+    _check_torch()
+    # They take PyTorch.
+    from penstock.checkpoint.converting.pickles import Pickles
+
+    pickles = Pickles(bool(trust))
+    state, found = _looked_at(origin, kind, pickles)
+    state, pickled = _storable(origin, state, trust=pickles.trust)
+    known = step if step is not None else _step_of(state, found)
+    report = save(
+        where,
+        state,
+        overwrite=overwrite,
+        step=known,
+        metadata={"converted": {"from": found, "pickled": pickled}},
+        options=options,
+        progress=progress,
+        no_dist=True,
+    )
+    return Conversion(
+        path=where,
+        source=origin,
+        kind=found,
+        step=known,
+        checkpoint_id=report.checkpoint_id,
+        tensors=report.tensors,
+        tensor_bytes=report.tensor_bytes,
+        bytes=report.bytes,
+        trusted=tuple(sorted({name for names in pickles.trusted.values() for name in names})),
+        pickled=tuple(pickled),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _looked_at(path: str, kind: Kind | None, pickles: Pickles) -> tuple[Any, Kind]:
+    """The state at a path, and what kind of checkpoint that is."""
+    from penstock.checkpoint.converting.source import kind_of
+
+    try:
+        found = kind or kind_of(path)
+        state = _read(path, found, pickles)
+    except PenstockError:
+        raise
+    except OSError as error:
+        file = str(error.filename or path)
+        if isinstance(error, FileNotFoundError):
+            raise CheckpointNotFoundError(
+                f"{file}: there is nothing to convert; check the path", path=file
+            ) from error
+        raise StorageError(f"{file}: {error.strerror}", path=file, errno=error.errno) from error
+    if kind is None and found == "torch" and _is_lightning(state):
+        found = "lightning"
+    return state, found
+
+
+def _read(path: str, kind: Kind, pickles: Pickles) -> Any:
+    from penstock.checkpoint.converting.accelerate import read_accelerate
+    from penstock.checkpoint.converting.deepspeed import read_deepspeed
+    from penstock.checkpoint.converting.source import EXTRA
+
+    wants_file = kind == "torch"
+    if kind != "lightning" and os.path.isdir(path) == wants_file:
+        expected = "a file" if wants_file else "a directory"
+        raise CheckpointNotFoundError(f"{path}: {kind} checkpoints are {expected}", path=path)
+    if kind == "deepspeed":
+        return read_deepspeed(path, pickles)
+    if kind == "accelerate":
+        return read_accelerate(path, pickles)
+    if os.path.isdir(path):
+        # To import it takes seconds.
+        from penstock.checkpoint.converting.dcp import read_dcp
+
+        state = read_dcp(path, pickles)
+        # A strategy that saves in shards leaves what is no tensor in a file beside them.
+        return state if kind == "dcp" else {**state, **pickles.read(os.path.join(path, EXTRA))}
+    state = pickles.read(path)
+    if kind == "lightning" and not _is_lightning(state):
+        raise CheckpointNotFoundError(
+            f"{path}: this is no checkpoint of Lightning, as {_LIGHTNING!r} is missing: leave out "
+            "what it is, and it is looked at",
+            path=path,
+        )
+    return state
+
+
+def _storable(source: str, state: Any, *, trust: bool) -> tuple[Any, list[str]]:
+    from penstock.checkpoint.converting.storable import with_pickles
+
+    try:
+        return with_pickles(state, is_strict=not trust)
+    except UnsupportedStateError as error:
+        hint = "" if trust else "; or pass trust=True (--trust), and it is stored as pickled bytes"
+        raise UnsupportedStateError(f"{source}: {error}{hint}", key=error.key) from None
+
+
+def _is_lightning(state: Any) -> bool:
+    return isinstance(state, dict) and _LIGHTNING in state
+
+
+def _step_of(state: Any, kind: Kind) -> int | None:
+    from penstock.checkpoint.converting.deepspeed import step_of
+
+    found = None
+    if kind == "lightning":
+        found = state.get("global_step")
+    elif kind == "deepspeed":
+        found = step_of(state)
+    return found if type(found) is int and found >= 0 else None
+
+
+def _check_apart(source: str, path: str) -> None:
+    if os.path.realpath(source) == os.path.realpath(path):
+        raise CheckpointExistsError(
+            f"{path} is what is to be converted: choose another directory for the new checkpoint",
+            path=path,
+        )
+
+
+def _check_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "files of other libraries take PyTorch to read: pip install 'penstock[torch]'",
+            name="torch",
+        ) from error

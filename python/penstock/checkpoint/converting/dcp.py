@@ -1,0 +1,215 @@
+"""Directories of DCP's own format, read into the nested state that their metadata describes.
+
+Items are read here and not by DCP's reader, which compares no checksum and takes its classes of one
+version of PyTorch. Each is a file of ``torch.save`` within a file, or, where DCP was told to write
+``SerializationFormat.SAFETENSORS``, all tensors of a file are one of safetensors, at its end.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from penstock.checkpoint.converting.dcp_metadata import read_metadata
+from penstock.checkpoint.converting.safetensors_file import read_at
+from penstock.checkpoint.loading.dcp_files import (
+    METADATA,
+    check_files,
+    check_finished,
+    metadata_of_ranks,
+)
+from penstock.errors import (
+    CorruptCheckpointError,
+    MissingDependencyError,
+    UnsupportedStateError,
+)
+from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.checkpoint.converting.dcp_metadata import Metadata, Piece, Place, TensorEntry
+    from penstock.checkpoint.converting.pickles import Pickles
+
+_SHARDING = "DCP_SHARDING_INFO"
+_OFFSETS = "saved_offsets"
+"""How DCP notes in files of safetensors which piece of a tensor they hold."""
+
+
+def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
+    """The state, nested as it was, with whole tensors; all of it in memory.
+
+    Raises:
+        IncompleteCheckpointError: Files are missing or cut.
+        UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
+        CorruptCheckpointError: It is damaged.
+        MissingDependencyError: Its items are compressed, and what unpacks them is not installed.
+    """
+    names = os.listdir(path)
+    if METADATA not in names:
+        check_finished(path, names)
+        if metadata_of_ranks(names):
+            raise UnsupportedStateError(
+                f"{path}: its ranks have saved without each other (use_collectives=False): load it "
+                "with as many ranks by torch.distributed.checkpoint.load, and save that anew",
+                key=METADATA,
+            )
+    metadata = read_metadata(os.path.join(path, METADATA), pickles)
+    check_files(path, metadata.places)
+    items = _Items(path, metadata, pickles)
+    state: dict[str, Any] = {}
+    for name, entry in metadata.entries.items():
+        value = items.value(name) if entry is None else items.tensor(name, entry)
+        _put(state, metadata.paths.get(name, (name,)), value)
+    return state
+
+
+class _Items:
+    """Reads the items of a checkpoint."""
+
+    def __init__(self, path: str, metadata: Metadata, pickles: Pickles) -> None:
+        self._path = path
+        self._metadata = metadata
+        self._pickles = pickles
+        self._safetensors: dict[str, _Safetensors] = {}
+
+    def value(self, name: str) -> Any:
+        """A value that is no tensor."""
+        place = self._place(name, None)
+        return self._pickles.read_item(self._content(place), f"{self._path} ({name})")
+
+    def tensor(self, name: str, entry: TensorEntry) -> torch.Tensor:
+        """A whole tensor, put together of its pieces."""
+        written = sum(math.prod(piece.sizes) for piece in entry.pieces)
+        if written < math.prod(entry.size):
+            raise self._damaged(name, f"only {written} of its elements were written")
+        if len(entry.pieces) == 1 and entry.pieces[0].sizes == entry.size:
+            return self._piece(name, entry, entry.pieces[0]).contiguous()
+        whole = torch.empty(entry.size, dtype=entry.dtype)
+        for piece in entry.pieces:
+            target = whole
+            for dim, (begin, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+                if not 0 <= begin <= begin + size <= entry.size[dim]:
+                    raise self._damaged(name, f"its piece at {list(piece.offsets)} is beside it")
+                target = target.narrow(dim, begin, size)
+            target.copy_(self._piece(name, entry, piece))
+        return whole
+
+    def _piece(self, name: str, entry: TensorEntry, piece: Piece) -> torch.Tensor:
+        place = self._place(name, piece.offsets)
+        if self._is_safetensors(place):
+            found = self._of_safetensors(name, piece, place)
+        else:
+            what = f"{self._path} ({name})"
+            found = self._pickles.read_item(self._content(place), what)
+        if not isinstance(found, torch.Tensor):
+            raise self._damaged(name, f"it holds a {type(found).__name__}")
+        if (found.dtype, tuple(found.shape)) != (entry.dtype, piece.sizes):
+            raise self._damaged(name, f"it holds {list(found.shape)} of {found.dtype}")
+        return found.detach()
+
+    def _place(self, name: str, offsets: tuple[int, ...] | None) -> Place:
+        place = self._metadata.places.get((name, offsets))
+        if place is None:
+            raise self._damaged(name, "its metadata does not say where it lies")
+        return place
+
+    def _content(self, place: Place) -> io.BytesIO:
+        with open(os.path.join(self._path, place.relative_path), "rb") as file:
+            file.seek(place.offset)
+            content = io.BytesIO(file.read(place.length))
+        return _decoded(content, place, self._path) if place.transforms else content
+
+    def _is_safetensors(self, place: Place) -> bool:
+        if place.transforms:
+            return False
+        with open(os.path.join(self._path, place.relative_path), "rb") as file:
+            file.seek(place.offset)
+            # Of a tensor by torch.save there is a zip archive.
+            return begins_header(file.read(SNIFFED_BYTES))
+
+    def _of_safetensors(self, name: str, piece: Piece, place: Place) -> torch.Tensor:
+        path = os.path.join(self._path, place.relative_path)
+        found = self._safetensors.get(place.relative_path)
+        if found is None:
+            tensors, notes = read_at(path, place.offset)
+            try:
+                pieces = {
+                    key: tuple(one[_OFFSETS]) for key, one in json.loads(notes[_SHARDING]).items()
+                }
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise self._damaged(name, f"{_SHARDING} is missing or broken: {error}") from error
+            found = self._safetensors[place.relative_path] = _Safetensors(tensors, pieces)
+        offsets = found.pieces.get(name)
+        if offsets != piece.offsets or name not in found.tensors:
+            # By name: of a rank's pieces of one tensor the last is left.
+            raise CorruptCheckpointError(
+                f"{path}: the piece of {name} at {list(piece.offsets)} is missing: DCP has written "
+                f"the one at {list(offsets or ())} over it; take an earlier checkpoint",
+                path=path,
+            )
+        return found.tensors[name]
+
+    def _damaged(self, name: str, why: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            f"{self._path}: {name} is damaged: {why}", path=self._path, tensor=name
+        )
+
+
+class _Safetensors(NamedTuple):
+    """What a file has at its end.
+
+    Attributes:
+        tensors: Pieces, by names of tensors.
+        pieces: Where they begin in these.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    pieces: dict[str, tuple[int, ...]]
+
+
+def _decoded(content: io.BytesIO, place: Place, path: str) -> io.BytesIO:
+    """The bytes of an item that DCP has encoded, as by Zstandard.
+
+    Raises:
+        MissingDependencyError: What decodes them is not installed.
+    """
+    try:
+        # It came with PyTorch 2.7.
+        from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+        for extension in ExtensionRegistry().from_descriptor_list(place.transforms):
+            content = io.BytesIO(extension.transform_from(content).read(-1))  # type: ignore[attr-defined]
+    except (ImportError, ValueError) as error:
+        raise MissingDependencyError(
+            f"{path}: its items are encoded as {', '.join(place.transforms)}, which takes PyTorch "
+            f"2.7 or newer, and the package zstandard: {error}",
+            name="zstandard",
+        ) from error
+    return content
+
+
+def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
+    """Puts a value where it belongs in a nested state, whose numbers are places in lists."""
+    within: Any = state
+    for key, after in itertools.pairwise(path):
+        within = _reach(within, key, [] if type(after) is int else {})
+    _reach(within, path[-1], None)
+    within[path[-1]] = value
+
+
+def _reach(within: Any, key: str | int, default: Any) -> Any:
+    if isinstance(within, dict):
+        return within.setdefault(key, default)
+    if not isinstance(key, int):
+        raise TypeError(f"{key!r} is no place in a list")
+    within.extend([None] * (key + 1 - len(within)))
+    if within[key] is None:
+        within[key] = default
+    return within[key]

@@ -1,0 +1,212 @@
+"""The metadata of a checkpoint of DCP: its tensors, their pieces, and where each item lies.
+
+It is a pickle of DCP's own classes, which differ between versions of PyTorch. Here records stand
+for them, so that any version reads what any other wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from penstock.checkpoint.converting.pickles import calling, few, untrusted
+from penstock.checkpoint.converting.plain import Unpickler
+from penstock.common.found import of_git_lfs, unfetched
+from penstock.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.checkpoint.converting.pickles import Pickles
+
+Offsets: TypeAlias = tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """A box of a tensor.
+
+    Attributes:
+        offsets: Where it begins, in each dimension.
+        sizes: Its shape.
+    """
+
+    offsets: Offsets
+    sizes: tuple[int, ...]
+
+
+class TensorEntry(NamedTuple):
+    """A tensor.
+
+    Attributes:
+        dtype: Of its elements.
+        size: Its shape.
+        pieces: The boxes that were written.
+    """
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    pieces: list[Piece]
+
+
+class Place(NamedTuple):
+    """Where an item lies.
+
+    Attributes:
+        relative_path: The file, in the directory.
+        offset: Its first byte there.
+        length: Its bytes.
+        transforms: How these were encoded, such as ``"stream.zstd/1"``.
+    """
+
+    relative_path: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...]
+
+
+class Metadata(NamedTuple):
+    """The contents of a checkpoint.
+
+    Attributes:
+        entries: Tensors by their flat names; None for each other value.
+        places: Where their items lie, by name and offsets; None as offsets of a value.
+        paths: Where each flat name belongs in the nested state.
+    """
+
+    entries: dict[str, TensorEntry | None]
+    places: dict[tuple[str, Offsets | None], Place]
+    paths: dict[str, tuple[str | int, ...]]
+
+
+def read_metadata(file: str, pickles: Pickles) -> Metadata:
+    """The metadata in a file.
+
+    Raises:
+        UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
+        CorruptCheckpointError: It is cut or damaged.
+        CheckpointNotFoundError: It is a pointer of Git LFS.
+    """
+    with open(file, "rb") as opened:
+        content = opened.read()
+    if of_git_lfs(content):
+        raise unfetched(file)
+    others: set[str] = set()
+    unpickler = functools.partial(
+        Unpickler, load_storage=_no_storage, others=others, records=_RECORDS
+    )
+    try:
+        record = unpickler(io.BytesIO(content)).load()
+    except Exception as error:
+        # A pickle that is cut or changed raises anything, and so does one that takes other names.
+        if not others or isinstance(error, EOFError | pickle.UnpicklingError):
+            raise _damaged(file, error) from error
+    if others:
+        if not pickles.trust:
+            raise untrusted(file, few(others))
+        with calling(file, others):
+            record = unpickler(io.BytesIO(content), is_trusted=True).load()
+        pickles.trusted[file] = sorted(others)
+    try:
+        return _checked(record)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _damaged(file, error) from error
+
+
+def _checked(record: Any) -> Metadata:
+    is_record = isinstance(record, _Record)
+    if not is_record:
+        raise TypeError(f"it holds a {type(record).__name__}")
+    entries = {name: _entry(one) for name, one in record.state_dict_metadata.items()}
+    places = {
+        (index.fqn, _numbers(index.offset)): Place(
+            str(one.relative_path),
+            int(one.offset),
+            int(one.length),
+            tuple(getattr(one, "transform_descriptors", None) or ()),
+        )
+        for index, one in (record.storage_data or {}).items()
+    }
+    paths = record.planner_data if isinstance(record.planner_data, dict) else {}
+    return Metadata(entries, places, {name: tuple(path) for name, path in paths.items()})
+
+
+def _entry(record: Any) -> TensorEntry | None:
+    if not hasattr(record, "chunks"):
+        return None
+    pieces = [Piece(tuple(one.offsets), tuple(one.sizes)) for one in record.chunks]
+    return TensorEntry(record.properties.dtype, tuple(record.size), pieces)
+
+
+def _numbers(offsets: Any) -> Offsets | None:
+    return None if offsets is None else tuple(offsets)
+
+
+def _no_storage(pid: Any) -> Any:
+    raise pickle.UnpicklingError(f"no storage belongs here: {pid!r:.40}")
+
+
+def _damaged(file: str, error: Exception) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{file} is cut or damaged: {error}", path=file)
+
+
+class _Record:
+    """An object of the metadata, by its attributes."""
+
+    def __init__(self, *_arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class _Index(_Record):
+    """The key of an item."""
+
+    fqn: str
+    offset: torch.Size | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.fqn, self.offset))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Index) and (self.fqn, self.offset) == (other.fqn, other.offset)
+
+
+class _Properties(_Record):
+    """Properties of a tensor; its type comes first in every version of PyTorch."""
+
+    dtype: torch.dtype
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = state[0]
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SHARDED = "torch.distributed._shard"
+
+_RECORDS: dict[str, type] = {
+    **dict.fromkeys(
+        (
+            "pathlib.Path",
+            "pathlib.PosixPath",
+            "pathlib.PurePosixPath",
+            "pathlib._local.PosixPath",
+            f"{_SHARDED}.metadata.ShardMetadata",
+            f"{_SHARDED}.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+            "torch.distributed.checkpoint.filesystem._StorageInfo",
+            f"{_METADATA}.BytesStorageMetadata",
+            f"{_METADATA}.ChunkStorageMetadata",
+            f"{_METADATA}.Metadata",
+            f"{_METADATA}.StorageMeta",
+            f"{_METADATA}.TensorStorageMetadata",
+            f"{_METADATA}._MEM_FORMAT_ENCODING",
+        ),
+        _Record,
+    ),
+    f"{_METADATA}.MetadataIndex": _Index,
+    f"{_METADATA}.TensorProperties": _Properties,
+    f"{_SHARDED}.sharded_tensor.metadata.TensorProperties": _Properties,
+}
+"""The classes that metadata is made of, by version-independent records."""

@@ -1,0 +1,163 @@
+"""`Pickles`: what `torch.save` wrote, unpickled as far as it is trusted.
+
+Unpickling runs whatever the file says. So a file is read first by an `Unpickler` that makes
+tensors, containers and plain values only, and finds the names of everything else; these are called
+where the caller trusts the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import pickle
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.checkpoint.converting.archive import START, Archive, damaged
+from penstock.checkpoint.converting.legacy import Legacy
+from penstock.checkpoint.converting.plain import NotPlainError, Unpickler
+from penstock.common.found import POINTER_BYTES, of_git_lfs, unfetched
+from penstock.errors import (
+    MissingDependencyError,
+    PenstockError,
+    UnsupportedStateError,
+)
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+
+_NEWER = (AttributeError, ImportError, NotImplementedError, NotPlainError)
+"""Errors of names that a library of this version lacks, or that are not used plainly."""
+
+
+@dataclass(slots=True)
+class Pickles:
+    """Reads files of one checkpoint.
+
+    Attributes:
+        trust: Whether to call names that are not of plain values.
+        trusted: What was unpickled for that: files, and the names that were called.
+    """
+
+    trust: bool
+    trusted: dict[str, list[str]] = field(default_factory=dict)
+
+    def read(self, file: str) -> Any:
+        """What is in a file; its tensors are where they lie in it, mapped to memory.
+
+        Compressed archives, and files of PyTorch before 1.6, which are none, are read into memory.
+
+        Raises:
+            UnsupportedStateError: It takes names to unpickle it, and it is not trusted; or it is
+                an archive of something else.
+            CorruptCheckpointError: It is no such file, cut, or not what was written.
+            CheckpointNotFoundError: It is a pointer of Git LFS.
+            MissingDependencyError: A name that it takes is not to be had.
+            OSError: It cannot be read.
+        """
+        with open(file, "rb") as opened:
+            start = opened.read(POINTER_BYTES)
+            if of_git_lfs(start):
+                raise unfetched(file)
+            if not start.startswith(START):
+                return self._read(Legacy(opened, file), file)
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            data = torch.frombuffer(mapped, dtype=torch.uint8)
+            return self._read(Archive(opened, data, file), file)
+
+    def read_item(self, data: io.BytesIO, what: str) -> Any:
+        """The same of a file that is in memory, as of one item of DCP's.
+
+        Args:
+            data: Its bytes, which its tensors stay in.
+            what: What errors call it.
+        """
+        view = data.getbuffer()
+        if view[: len(START)] != START:
+            raise damaged(what, "it does not begin as one")
+        return self._read(Archive(data, torch.frombuffer(view, dtype=torch.uint8), what), what)
+
+    def _read(self, source: Archive | Legacy, what: str) -> Any:
+        others: set[str] = set()
+        try:
+            value = source.load(functools.partial(Unpickler, others=others))
+        except (PenstockError, OSError):
+            raise
+        except Exception as error:
+            # A pickle that was changed raises anything, and so does one that takes other names.
+            if _is_damaged(error, is_checked=source.has_sums, has_others=bool(others)):
+                raise damaged(what, error) from error
+            if isinstance(error, MemoryError):
+                raise
+            why = few(others) or f"{type(error).__name__}: {error}"
+        else:
+            if not others:
+                return value
+            why = few(others)
+        if not self.trust:
+            raise untrusted(what, why)
+        with calling(what, others):
+            value = source.load(functools.partial(Unpickler, others=others, is_trusted=True))
+        self.trusted[what] = sorted(others)
+        return value
+
+
+def _is_damaged(error: Exception, *, is_checked: bool, has_others: bool) -> bool:
+    """Whether a pickle is damaged, and not of a kind that is not known here."""
+    if isinstance(error, EOFError | pickle.UnpicklingError):
+        return True
+    return not (is_checked or has_others or isinstance(error, _NEWER))
+
+
+@contextlib.contextmanager
+def calling(what: str, names: set[str]) -> Iterator[None]:
+    """Lets errors of names that a pickle calls say what called them.
+
+    Raises:
+        MissingDependencyError: A name is not to be had.
+        UnsupportedStateError: What was called has failed.
+    """
+    try:
+        # Packages that are imported for it may print, and standard output is the caller's.
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (PenstockError, MemoryError):
+        raise
+    except (ImportError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"{what}: {few(names)}, which it takes to unpickle it, is not there ({error}): "
+            "install the package, or run where the code is that saved it",
+            name=_first(names),
+        ) from error
+    except Exception as error:
+        # The classes that it calls raise anything.
+        raise UnsupportedStateError(
+            f"{what}: unpickling it fails ({type(error).__name__}: {str(error)[:200]}): load it "
+            "with the versions that saved it, and pass its state to penstock.save",
+            key=_first(names),
+        ) from error
+
+
+def untrusted(what: str, why: str) -> UnsupportedStateError:
+    """The error for a pickle that only whoever trusts it may have."""
+    return UnsupportedStateError(
+        f"{what}: its pickle takes more than tensors, containers and plain values ({why}): "
+        "unpickling it runs what its writer has put there; if you trust them, pass trust=True "
+        "(--trust)",
+        key=why.partition(",")[0],
+    )
+
+
+def few(names: set[str]) -> str:
+    """The first of some names."""
+    first = ", ".join(sorted(names)[:3])
+    return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _first(names: set[str]) -> str:
+    return min(names, default="value")

@@ -1,0 +1,46 @@
+"""Files of safetensors, mapped to memory: accelerate keeps weights in them, DCP ends files so."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from penstock.io.safetensors_files import Described, dtype_of, read_header
+from penstock.tensors.dtypes import any_torch_dtype
+
+
+def read_safetensors(file: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file, by name.
+
+    Raises:
+        CheckpointNotFoundError: It is a pointer of Git LFS.
+        CorruptCheckpointError: It is none, or cut.
+        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
+    """
+    return read_at(file, 0)[0]
+
+
+def read_at(file: str, start: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, by name, and the notes of what begins somewhere in a file and ends with it.
+
+    Raises:
+        CheckpointNotFoundError: It is a pointer of Git LFS.
+        CorruptCheckpointError: It is none, or cut.
+        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
+    """
+    with open(file, "rb") as opened:
+        header = read_header(opened, file, start)
+    nbytes = os.path.getsize(file)
+    data = torch.from_file(file, shared=False, size=nbytes, dtype=torch.uint8)
+    found = {name: _tensor(data, file, name, one) for name, one in header.tensors.items()}
+    return found, header.metadata
+
+
+def _tensor(data: torch.Tensor, file: str, name: str, described: Described) -> torch.Tensor:
+    dtype = any_torch_dtype(dtype_of(file, name, described))
+    found = data[described.begin : described.end]
+    if found.data_ptr() % dtype.itemsize or found.storage_offset() % dtype.itemsize:
+        # Old writers began data wherever the header ended.
+        found = found.clone()
+    return found.view(dtype).reshape(described.shape)

@@ -1,0 +1,79 @@
+"""What a path holds that is to be converted."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from penstock.checkpoint.converting import accelerate, deepspeed
+from penstock.checkpoint.converting.kinds import KINDS, Kind
+from penstock.checkpoint.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
+from penstock.checkpoint.loading.foreign import describe, importing, is_checkpoint, steps_in
+from penstock.common.found import of_git_lfs, unfetched
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
+from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+
+EXTRA = "meta.pt"
+"""What Lightning puts beside the files of DCP where a strategy saves in shards."""
+
+
+def kind_of(path: str) -> Kind:
+    """The kind of checkpoint at a path; files of Lightning are files of ``torch.save`` like others.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing that `convert` reads.
+        CheckpointExistsError: It is a checkpoint of Penstock, or a store of them.
+        OSError: There is nothing, or the system does not let it be looked at.
+    """
+    mode = os.stat(path).st_mode
+    kind: Kind | None = None
+    if stat.S_ISDIR(mode):
+        kind = _of_directory(path, set(os.listdir(path)))
+    elif stat.S_ISREG(mode):
+        # A pipe would keep it waiting.
+        kind = _of_file(path)
+    if kind is None:
+        told = describe(path) or "holds nothing that penstock convert reads"
+        raise CheckpointNotFoundError(
+            f"{path} {told} (it converts {', '.join(KINDS)}; --from says which it is)", path=path
+        )
+    return kind
+
+
+def _of_file(path: str) -> Kind | None:
+    with open(path, "rb") as file:
+        start = file.read(SNIFFED_BYTES)
+    if of_git_lfs(start):
+        raise unfetched(path)
+    if path.endswith(".safetensors") or begins_header(start):
+        raise _of_safetensors(path)
+    # A zip archive, or a pickle as PyTorch before 1.6 wrote it.
+    return "torch" if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80" else None
+
+
+def _of_directory(path: str, names: set[str]) -> Kind | None:
+    if is_checkpoint(path) or steps_in(path):
+        raise CheckpointExistsError(
+            f"{path} is Penstock's already: penstock.load reads it as it is", path=path
+        )
+    if is_marked(path):
+        return None
+    if METADATA in names or data_files(names) or metadata_of_ranks(names):
+        return "lightning" if EXTRA in names else "dcp"
+    # It may have DeepSpeed save beside it.
+    if accelerate.is_accelerate(names):
+        return "accelerate"
+    is_above = deepspeed.LATEST in names or deepspeed.LATEST_UNIVERSAL in names
+    if is_above or deepspeed.is_tag(names):
+        return "deepspeed"
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        raise _of_safetensors(path)
+    return None
+
+
+def _of_safetensors(path: str) -> CheckpointNotFoundError:
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    return CheckpointNotFoundError(
+        f"{path} is of safetensors, which need not be converted: {importing(directory)}",
+        path=path,
+    )

@@ -1,0 +1,263 @@
+"""What of a checkpoint is exported, and what it is called then."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.checkpoint.saving.groups import IN_PLACE, Groups
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.names import unescaped
+from penstock.errors import StateMismatchError
+from penstock.tensors import dtypes
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.checkpoint.loading.opened import OpenCheckpoint, StoredTensor
+
+_RESERVED = "__metadata__"
+_KEYS = ("model", "module", "state_dict", "model_state_dict")
+"""What states call the model, where nobody says what it is."""
+
+
+class Weight(NamedTuple):
+    """A tensor that is exported.
+
+    Attributes:
+        name: What it is called then.
+        node: Of the checkpoint's tree.
+        dtype: Name of its type.
+        nbytes: Bytes of its elements.
+        is_window: Whether it is a part of another one's.
+        shape: Its sizes.
+        kind: Its type.
+        stored: What it is in the checkpoint, or is a part of.
+        start: Where in there it begins, along each dimension.
+        sizes: Its sizes in there: `shape`, and those of one that are left out of it.
+    """
+
+    name: str
+    node: dict[str, Any]
+    dtype: str
+    nbytes: int
+    is_window: bool
+    shape: tuple[int, ...]
+    kind: torch.dtype
+    stored: StoredTensor
+    start: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Shards(NamedTuple):
+    """Shards that are files of a model as they are.
+
+    Attributes:
+        files: Their names.
+        file_of: The file of each tensor, by its name in there.
+        dtypes: Names of the types of all.
+        total_bytes: Bytes of all tensors.
+    """
+
+    files: list[str]
+    file_of: dict[str, str]
+    dtypes: set[str]
+    total_bytes: int
+
+
+def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
+    """The group that is exported; None where a key tells what is, or nothing does.
+
+    Raises:
+        StateMismatchError: There is no such group.
+    """
+    found = {name for _, name, _ in checkpoint.native.grouped()}
+    if group is not None:
+        if group not in found:
+            told = ", ".join(map(repr, sorted(found))) or "none"
+            raise StateMismatchError(
+                f"{checkpoint.path} has no group {group!r}: it has {told}; "
+                "--key NAME exports what is below a key of the state",
+                path=checkpoint.path,
+            )
+        return group
+    return IN_PLACE if key is None and IN_PLACE in found else None
+
+
+def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
+    """The shards of a group, where they hold every tensor of it, each whole and under its type."""
+    tensors = checkpoint.native.tensors()
+    wholes = {index: (shape, start) for index, _, shape, start in checkpoint.native.boxes()}
+    carried = set(checkpoint.native.carried())
+    file_of: dict[str, str] = {}
+    kinds, total_bytes = set(), 0
+    for index, name, stored_name in checkpoint.native.grouped():
+        if name != group:
+            continue
+        _, dtype, shape, file, begin, end = tensors[index]
+        if index in wholes and tuple(wholes[index][0]) != tuple(shape):
+            return None
+        if stored_name in file_of or index in carried:
+            return None
+        file_of[stored_name] = file
+        kinds.add(dtype)
+        total_bytes += end - begin
+    used = set(file_of.values())
+    others = {row[3] for index, row in enumerate(tensors) if row[3] in used}
+    files = [name for name, _ in checkpoint.native.files() if name in others]
+    return Shards(files, file_of, kinds, total_bytes)
+
+
+def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> list[Weight]:
+    """The tensors of a group, or below a key of the state, each once, in its order.
+
+    Args:
+        checkpoint: Looked at.
+        group: Its name; what of it has no bytes of its own (windows, tensors that are tied to
+            others, or empty) is there too.
+        key: Dotted name; None for what is called as models are, or for the whole state.
+
+    Raises:
+        StateMismatchError: There are none, or two have one name then.
+    """
+    path = checkpoint.path
+    leaves = [
+        (name, checkpoint.tensor(node), node)
+        for name, node in tree.leaves(checkpoint.root)
+        if type(node) is dict and node.get("$") in ("tensor", "ndarray")
+    ]
+    known: dict[object, str] = {}
+    if group is not None:
+        known = _names_in(checkpoint, group)
+        key = _prefix(leaves, known)
+    elif key is None:
+        key = _key(checkpoint, [name for name, _, _ in leaves])
+    groups = Groups({} if key is None else {key: IN_PLACE})
+    members = groups.members(label for label, _, _ in leaves)
+    weights: list[Weight] = []
+    label_of: dict[str, str] = {}
+    seen: set[object] = set()
+    for label, stored, node in leaves:
+        window = None if stored.window is None else _hashable(stored.window)
+        member = members.get(label)
+        name = known.get(stored.of) if window is None else None
+        if name is None and member is not None:
+            name = plain_text(unescaped(member.name))
+        if name is None or (stored.of, window) in seen:
+            # Of tied tensors readers know that they are one and the same.
+            continue
+        seen.add((stored.of, window))
+        if name in label_of or name == _RESERVED:
+            other = label_of.get(name, name)
+            raise StateMismatchError(
+                f"{path}: {other} and {label} would both be called {name!r}: name a longer --key",
+                key=label,
+                path=path,
+            )
+        label_of[name] = label
+        shape = tuple(stored.shape if stored.window is None else stored.window[0])
+        kind = _kind(stored.dtype, shape, label, path)
+        nbytes = math.prod(shape) * kind.itemsize
+        start = (0,) * len(shape)
+        weights.append(
+            Weight(
+                name,
+                node,
+                stored.dtype,
+                nbytes,
+                window is not None,
+                shape,
+                kind,
+                stored,
+                start,
+                sizes=shape,
+            )
+        )
+    if not weights:
+        raise StateMismatchError(
+            f"{path} has no tensors below {key!r}: `penstock inspect` lists what it has",
+            key=key,
+            path=path,
+        )
+    return weights
+
+
+def _names_in(checkpoint: OpenCheckpoint, group: str) -> dict[object, str]:
+    """What tensors of a group are called in its shards, by what leaves refer to."""
+    wholes = {index: name for index, name, _, _ in checkpoint.native.boxes()}
+    found: dict[object, str] = {}
+    for index, name, stored in checkpoint.native.grouped():
+        if name == group:
+            of = wholes.get(index, index)
+            # Of several pieces of a rank, all but the first have a number behind the name.
+            found[of] = min(found.get(of, stored), stored, key=len)
+    return found
+
+
+def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str]) -> str | None:
+    """The dotted name that a group was made of, as far as its tensors tell."""
+    labels: dict[object, list[str]] = {}
+    for label, stored, _ in leaves:
+        if stored.window is None and stored.of in known:
+            labels.setdefault(stored.of, []).append(label)
+    above = [{one for label in each for one in _above(label)} for each in labels.values()]
+    every = [label for label, _, _ in leaves]
+    for prefix in sorted(set.intersection(*above) if above else (), key=len, reverse=True):
+        members = Groups({prefix: IN_PLACE}).members(every)
+        if all(
+            any(label in members and unescaped(members[label].name) == known[of] for label in each)
+            for of, each in labels.items()
+        ):
+            return prefix
+    return None
+
+
+def _above(label: str) -> list[str]:
+    """The dotted names that a leaf may be below."""
+    pieces = label.split(".")
+    return [".".join(pieces[:count]) for count in range(len(pieces))]
+
+
+def plain_text(name: str) -> str:
+    """A name as files can have it; `docs/format.md`, 6.4."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _key(checkpoint: OpenCheckpoint, names: list[str]) -> str:
+    """What is taken for the model where nobody says."""
+    top = {name.partition(".")[0] for name in names}
+    found = [key for key in _KEYS if key in top]
+    if len(found) == 1 and any(name.startswith(f"{found[0]}.") for name in names):
+        return found[0]
+    plain = next(tree.leaves(checkpoint.root), None)
+    if not found and plain is not None and _is_all_tensors(checkpoint):
+        return ""
+    raise StateMismatchError(
+        f"{checkpoint.path}: nothing tells which tensors are the model's: name them with --key; "
+        f"the state has {', '.join(sorted(top)[:20]) or 'no tensors'}",
+        path=checkpoint.path,
+    )
+
+
+def _is_all_tensors(checkpoint: OpenCheckpoint) -> bool:
+    return all(
+        type(node) is dict and node.get("$") in ("tensor", "ndarray")
+        for _, node in tree.leaves(checkpoint.root)
+    )
+
+
+def _hashable(window: Any) -> tuple[Any, ...]:
+    shape, strides, offset = window
+    return (tuple(shape), tuple(strides), offset)
+
+
+def _kind(dtype: str, shape: tuple[int, ...], label: str, path: str) -> torch.dtype:
+    known = dtypes.torch_dtypes().get(dtype)
+    if known is None or dtypes.header_entry(dtype, shape) is None:
+        raise StateMismatchError(
+            f"{path}: {label} has elements of type {dtype} in the shape {list(shape)}, which "
+            "safetensors has no name for: leave it out with a longer --key",
+            key=label,
+            path=path,
+        )
+    return known

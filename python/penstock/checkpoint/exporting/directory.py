@@ -1,0 +1,98 @@
+"""A directory that is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from penstock.errors import CheckpointExistsError, PenstockError, StorageError
+from penstock.io import durable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def appearing(path: str) -> Iterator[str]:
+    """A directory to fill, beside the one that it becomes when all is well, durably.
+
+    Args:
+        path: What it becomes; nothing may be there but an empty directory.
+
+    Raises:
+        CheckpointExistsError: Something is there.
+        StorageError: The operating system failed an operation.
+    """
+    _check_free(path)
+    parent = os.path.dirname(path)
+    filling = f"{path}.{uuid4().hex}.tmp"
+    with _told(filling):
+        os.makedirs(parent, exist_ok=True)
+        os.mkdir(filling)
+    try:
+        yield filling
+        with _told(path):
+            for entry in os.scandir(filling):
+                durable.sync(entry.path)
+            durable.sync(filling)
+            _check_free(path)
+            os.rename(filling, path)
+            durable.sync(parent)
+    except BaseException:
+        shutil.rmtree(filling, ignore_errors=True)
+        raise
+
+
+def _check_free(path: str) -> None:
+    with _told(path):
+        try:
+            is_free = not os.listdir(path)
+        except FileNotFoundError:
+            is_free = True
+    if not is_free:
+        raise CheckpointExistsError(
+            f"{path} is there and not empty: name a new directory, or remove it first", path=path
+        )
+
+
+def write(directory: str, name: str, content: bytes) -> None:
+    """Writes a file.
+
+    Raises:
+        StorageError: The operating system failed an operation.
+    """
+    path = os.path.join(directory, name)
+    with _told(path), open(path, "wb") as file:
+        file.write(content)
+
+
+def replace(directory: str, name: str, content: bytes) -> None:
+    """Puts a file in the place of the one of its name, durably and in one step.
+
+    Raises:
+        StorageError: The operating system failed an operation.
+    """
+    path = os.path.join(directory, name)
+    # Others may export here at the same time.
+    with _told(path):
+        durable.replace(path, content, beside=f"{path}.{uuid4().hex}.tmp")
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except PenstockError:
+        # Some of them are errors of the system's as well.
+        raise
+    except OSError as error:
+        number = error.errno or errno.EIO
+        where = error.filename or path
+        message = f"cannot write {where}: {error.strerror}"
+        if number == errno.ENOSPC:
+            message += ": make room, and try again"
+        raise StorageError(message, path=os.fsdecode(where), errno=number) from error

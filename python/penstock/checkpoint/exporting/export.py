@@ -1,0 +1,201 @@
+"""`export`: a checkpoint's model as a directory that others load."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.exporting import beside
+from penstock.checkpoint.exporting.chosen import group_of, shards_of, weights_of
+from penstock.checkpoint.exporting.directory import replace
+from penstock.checkpoint.exporting.job import CONFIG, Job, floats
+from penstock.checkpoint.exporting.models import Model
+from penstock.checkpoint.exporting.report import ExportReport
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
+from penstock.common.option_kinds import Number
+from penstock.common.progress import shown
+from penstock.errors import StateMismatchError
+from penstock.io.arguments import decode_local_path, decode_path, to_native
+from penstock.options import Options
+from penstock.tensors import dtypes
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.checkpoint.saving.groups import Files
+    from penstock.common.progress import Progress
+
+SHARD_BYTES = 5_000_000_000
+"""What `save_pretrained` of transformers puts into a file for long."""
+MEMORY_BYTES = 4 << 30
+_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
+
+
+def export(
+    path: str | os.PathLike[str] | bytes,
+    out: str | os.PathLike[str] | bytes | None = None,
+    *,
+    group: str | None = None,
+    key: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    unfuse: bool | None = None,
+    files: Files | None = None,
+    hard_link: bool = False,
+    check: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> ExportReport:
+    """Makes a directory of a checkpoint's model that ``from_pretrained`` and others load.
+
+    A group that was saved as one (``groups=`` of `penstock.save`), whole and in the wanted types,
+    is not read: where the file system shares blocks (XFS, btrfs), or with ``hard_link``, the
+    directory takes no room. Everything else is read, verified, put together from the pieces of all
+    ranks, converted, and written, a piece at a time.
+
+    Args:
+        path: The checkpoint's directory.
+        out: The directory to make; it appears whole or not at all. None for the checkpoint's own:
+            the index and the files that were saved beside the shards are put in their places again.
+        group: The group to export; None for the one named ``""``, if there is one.
+        key: Dotted name of what is exported, where it is no group; None for ``"model"`` and its
+            like, or for a state of tensors only.
+        dtype: Type for tensors of floating point; None for the one they have.
+        unfuse: Whether tensors that transformers fuses (experts) are taken apart, as they are
+            published and as vLLM wants them. None: where ``config.json`` is of such a model, and
+            transformers is installed. Then nothing is linked.
+        files: Small files to put beside; see `penstock.save`. None for those that were saved.
+        hard_link: Give the checkpoint's files a second name. Whoever changes the exported files in
+            place changes the checkpoint, which `penstock.verify` finds and nothing undoes.
+        check: Compare names with those of the model of ``config.json``, if transformers is there.
+        shard_bytes: Bytes of a file that is written, at most, but for larger tensors.
+        memory_bytes: For what is read and written at a time, of which 192 MiB are enough; more is
+            used where a row of a tensor takes it, or what is taken apart (``unfuse``) is no
+            block of the tensor that it is fused into.
+        options: How bytes move; None for ``Options()``.
+        progress: True for a bar on standard error, or a function of bytes done and in all.
+
+    Returns:
+        The directory's contents, how it was made, and whether ``config.json`` is missing, without
+        which ``from_pretrained`` refuses it.
+
+    Raises:
+        CheckpointExistsError: Something is at ``out``.
+        CheckpointNotFoundError: There is nothing at ``path``.
+        StateMismatchError: There is no such group or key, or ``config.json`` is of another model.
+        CorruptCheckpointError: What was read is damaged.
+        ValueError: An argument is out of range.
+        TypeError: An argument is of another type.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import penstock, tempfile, torch
+        >>> root = tempfile.mkdtemp()
+        >>> state = {"model": {"w": torch.ones(3)}, "step": 7}
+        >>> report = penstock.save(f"{root}/step-7", state)
+        >>> penstock.export(f"{root}/step-7", f"{root}/exported").files
+        ('model.safetensors',)
+    """
+    began = time.perf_counter()
+    if group is not None and key is not None:
+        raise ValueError("group and key: pass one of them")
+    _BYTES.check("shard_bytes", shard_bytes)
+    _BYTES.check("memory_bytes", memory_bytes)
+    choices = (group, key, dtype, unfuse, files)
+    if out is None and (hard_link or any(choice is not None for choice in choices)):
+        raise ValueError("out: name a directory to export to; in place nothing can be chosen")
+    # In place its files get other names.
+    where = decode_local_path(path) if out is None else decode_path(path)
+    target = None if out is None else os.path.abspath(decode_local_path(out))
+    settings = to_native(options)
+    checkpoint = OpenCheckpoint(where)
+    try:
+        if target is None:
+            return _in_place(checkpoint, began)
+        small = _beside(checkpoint) if files is None else dict(read_files(files))
+        model = Model.of(small.get(CONFIG)) if check or unfuse is not False else None
+        with checkpoint.reading():
+            checkpoint.look(0)
+        job = Job(
+            checkpoint=checkpoint,
+            out=target,
+            kind=None if dtype is None else _floating(dtype),
+            beside=small,
+            model=model if check else None,
+            fused=model if _unfuses(model, unfuse) else None,
+            settings=settings,
+            options=options or Options(),
+            shard_bytes=shard_bytes,
+            memory_bytes=memory_bytes,
+            began=began,
+        )
+        name = group_of(checkpoint, group, key)
+        with checkpoint.reading():
+            weights = weights_of(checkpoint, name, key)
+        shards = None if name is None else shards_of(checkpoint, name)
+        if shards is not None and job.takes(shards, weights):
+            made = job.link(shards, is_hard=hard_link)
+            if made is not None:
+                return made
+        with shown(progress, "exporting") as update:
+            return job.write(weights, update)
+    finally:
+        checkpoint.release()
+
+
+def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
+    """Puts the index and the files beside it in their places."""
+    path = checkpoint.path
+    small = _beside(checkpoint, with_index=True)
+    shards = shards_of(checkpoint, IN_PLACE)
+    if INDEX not in small or shards is None:
+        raise StateMismatchError(
+            f"{path} has no index of its own, or one that other readers would misread: save it "
+            "with groups={'model': ''}, or name a directory to export to",
+            path=path,
+        )
+    for name, content in small.items():
+        replace(path, name, content)
+    return ExportReport(
+        path=path,
+        tensors=len(shards.file_of),
+        tensor_bytes=shards.total_bytes,
+        bytes_written=0,
+        way="in place",
+        files=(*shards.files, *small),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _beside(checkpoint: OpenCheckpoint, *, with_index: bool = False) -> dict[str, bytes]:
+    """Small files that were saved with a checkpoint, by name.
+
+    Raises:
+        CorruptCheckpointError: One is missing, or not what was saved.
+    """
+    found = beside.read(checkpoint.path, checkpoint.id)
+    return {name: content for name, content in found.items() if with_index or name != INDEX}
+
+
+def _floating(dtype: torch.dtype | str) -> torch.dtype:
+    """A type to cast to.
+
+    Raises:
+        ValueError: It is no type of floating point that models have.
+    """
+    found = dtypes.torch_dtypes().get(dtype) if isinstance(dtype, str) else dtype
+    if found not in floats():
+        raise ValueError(f"dtype={dtype!r}: must be float16, bfloat16, float32 or float64")
+    return found
+
+
+def _unfuses(model: Model | None, unfuse: bool | None) -> bool:
+    if unfuse and model is None:
+        raise StateMismatchError(
+            "unfuse: only a config.json of a model that transformers knows tells what is fused: "
+            "pass it in files, with transformers installed"
+        )
+    return model is not None and unfuse is not False and (unfuse is True or model.is_fused)

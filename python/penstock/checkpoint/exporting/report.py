@@ -1,0 +1,53 @@
+"""`ExportReport`: what an export made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.common.report_lines import aligned, in_bytes, in_seconds
+
+_CONFIGS = ("config.json", "adapter_config.json")
+"""Files that say what model the weights are of: a whole one, or an adapter of one."""
+
+REMEDY = "from_pretrained needs it: give files= (--files), the directory of the base model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export made; ``str`` of it is a few lines for people.
+
+    Attributes:
+        path: The directory.
+        tensors: Tensors in it.
+        tensor_bytes: Bytes of their elements.
+        bytes_written: Bytes of data that were written for it: none where files got a second
+            name, or share the blocks of the checkpoint's.
+        way: ``"in place"``, ``"reflink"``, ``"hard link"``, or ``"copy"`` of what was read and
+            verified.
+        files: Names of all files, weights first.
+        seconds: How long it took.
+        missing: Names of files that ``from_pretrained`` needs and that are in none of `files`:
+            ``config.json`` where it was neither saved with the checkpoint nor given.
+    """
+
+    path: str
+    tensors: int
+    tensor_bytes: int
+    bytes_written: int
+    way: str
+    files: tuple[str, ...]
+    seconds: float
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files that `from_pretrained` needs and that are not there."""
+        return () if any(name in self.files for name in _CONFIGS) else _CONFIGS[:1]
+
+    def __str__(self) -> str:
+        return aligned(
+            ("exported", self.path),
+            ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
+            (self.way, f"{in_bytes(self.bytes_written)} written in {in_seconds(self.seconds)}"),
+            ("files", ", ".join(self.files)),
+            *(("missing", f"{name}: {REMEDY}") for name in self.missing),
+        )

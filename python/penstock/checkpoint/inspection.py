@@ -1,0 +1,376 @@
+"""`CheckpointInfo`: what is in a checkpoint, without reading its tensor data."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.checkpoint.loading.numbering import NO_FILE
+from penstock.checkpoint.loading.partial import is_missing
+from penstock.checkpoint.loading.view import may_share, view
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.plain import plain
+from penstock.checkpoint.state.references import is_data, reference
+from penstock.checkpoint.state.scalars import TreeError
+from penstock.checkpoint.state.tree import part_name
+from penstock.common.file_names import FileNames
+from penstock.common.report_lines import aligned, counted, first_of, in_bytes
+from penstock.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock._native import _MissingRow
+    from penstock.checkpoint.loading.view import View
+
+_NAME_CHARS_PER_CHAR = 256
+"""What the names of all leaves may take for a character of the tree: a file of kilobytes must not
+fill memory. A list of small numbers takes that much under a path of 500 characters."""
+
+_NAME_CHARS_MIN = 1 << 20
+"""What they may take whatever the tree."""
+
+
+class FileInfo(NamedTuple):
+    """One file of a checkpoint.
+
+    Attributes:
+        name: Its name inside the checkpoint's directory.
+        bytes: Its size.
+    """
+
+    name: str
+    bytes: int
+
+
+class PieceInfo(NamedTuple):
+    """A block of a tensor that many ranks have saved.
+
+    Attributes:
+        start: Index of its first element.
+        shape: Its dimensions.
+        file: The file that holds its bytes.
+        begin: Offset of its first byte in that file.
+        end: Offset of the byte after its last.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """One stored tensor or array.
+
+    Attributes:
+        name: Its name, which every call takes: dotted, and escaped where it has to be.
+        dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
+        shape: Its dimensions.
+        file: The file that holds its bytes; empty where there are pieces.
+        begin: Offset of its first byte in that file; 0 where there are pieces.
+        end: Offset of the byte after its last; its size where there are pieces.
+        rank: The rank whose own it is, where many saved together; None for what they share. Of
+            what only some share and one state has no place for, the first that stores some of it.
+        pieces: What it is put together from, if many ranks saved it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+    rank: int | None = None
+    pieces: tuple[PieceInfo, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of data."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingInfo:
+    """A tensor of the state that could not be salvaged, or the state of a rank but for tensors.
+
+    Attributes:
+        name: Its dotted name.
+        dtype: Its element type; empty for a rank's structure and plain values.
+        shape: Its dimensions.
+        reason: Why it is missing.
+        rank: The rank whose own it is, where many saved together; None for what they share.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    reason: str
+    rank: int | None = None
+
+    @classmethod
+    def of(cls, row: _MissingRow) -> MissingInfo:
+        """What the native module says of it."""
+        name, dtype, shape, reason, _, rank = row
+        return cls(name=name, dtype=dtype, shape=shape, reason=reason, rank=rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """What is in a checkpoint.
+
+    Attributes:
+        path: Its directory.
+        id: Identity of the save that wrote it.
+        step: The step it was saved as, if any.
+        created: When the save was committed, in UTC, as in ``"2026-01-01T00:00:00Z"``.
+        writer: The program that wrote it.
+        format_version: The version of the format it is written in.
+        world_size: How many ranks wrote it.
+        bytes: Bytes of all files.
+        tensor_bytes: Bytes of tensor data.
+        files: All files, the manifest first.
+        tensors: All stored tensors, in the order of the state; of what each rank has of its own,
+            that of every rank.
+        aliases: Further names of stored tensors and of views into them -> the tensor's name.
+        metadata: What `penstock.save` was given as ``metadata=``.
+        partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
+        source_id: Identity of that one, where it was known.
+        unverified: Whether nothing could be checked when it was salvaged.
+        missing: What could not be salvaged, further names included.
+    """
+
+    path: str
+    id: str
+    step: int | None
+    created: str
+    writer: str
+    format_version: int
+    world_size: int
+    bytes: int
+    tensor_bytes: int
+    files: tuple[FileInfo, ...]
+    tensors: tuple[TensorInfo, ...]
+    aliases: dict[str, str]
+    metadata: dict[str, Any]
+    partial: bool
+    source_id: str | None
+    unverified: bool
+    missing: tuple[MissingInfo, ...]
+    _tree: str = field(repr=False)
+
+    def __str__(self) -> str:
+        ranks = f" on {counted(self.world_size, 'rank')}" if self.world_size > 1 else ""
+        tensors = [f"{one.name}: {one.dtype} {one.shape}" for one in self.tensors]
+        names = FileNames(self.path, (one.reason for one in self.missing))
+        missing = [names.short(f"{one.name}: {one.reason}") for one in self.missing]
+        return aligned(
+            ("checkpoint", self.path + (", partial" if self.partial else "")),
+            ("step", "" if self.step is None else str(self.step)),
+            ("saved", f"{self.created} by {self.writer}{ranks}"),
+            ("files", f"{len(self.files):,}, {in_bytes(self.bytes)}"),
+            ("tensors", f"{len(self.tensors):,}, {in_bytes(self.tensor_bytes)}"),
+            ("metadata", json.dumps(self.metadata) if self.metadata else ""),
+            *first_of([("tensor", text) for text in tensors]),
+            *first_of([("missing", text) for text in missing]),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The plain leaves of the state by their names: everything but tensors and arrays.
+
+        Long byte strings, which are stored beside the tensors, are left out as well. Of values of
+        classes, and of tensors made of others, there is what is stored of them, as
+        ``penstock.load(path, plain=True)`` gives it.
+
+        Raises:
+            CorruptCheckpointError: The state's tree is malformed, or made so that the names of its
+                leaves take far more memory than itself.
+
+        Example:
+            >>> import penstock, tempfile
+            >>> path = tempfile.mkdtemp() + "/ckpt"
+            >>> report = penstock.save(path, {"step": 7, "lr": [0.1, 0.2]})
+            >>> penstock.inspect(path).values()
+            {'step': 7, 'lr.0': 0.1, 'lr.1': 0.2}
+        """
+        builder = Builder((), (), {})
+
+        def is_plain(node: tree.Node) -> bool:
+            return not is_data(node) and not is_missing(node)
+
+        with tree.reading(self.path, part_name(self.files)):
+            leaves = tree.named(plain(tree.parse(self._tree)), _name_chars_max(self._tree))
+            found = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
+        return dict(found)
+
+
+def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
+    """Everything that the checkpoint opened at a path says about itself."""
+    files = tuple(FileInfo(name, nbytes) for name, nbytes in checkpoint.files())
+    tensors, aliases = _tensors(checkpoint, path)
+    source_id, unverified = checkpoint.partial or (None, False)
+    return CheckpointInfo(
+        path=path,
+        id=checkpoint.id,
+        step=checkpoint.step,
+        created=checkpoint.created,
+        writer=checkpoint.writer,
+        format_version=checkpoint.format_version,
+        world_size=checkpoint.world_size,
+        bytes=sum(file.bytes for file in files),
+        tensor_bytes=checkpoint.nbytes,
+        files=files,
+        tensors=tensors,
+        aliases=aliases,
+        metadata=_metadata(checkpoint, path, files[0].name),
+        partial=checkpoint.partial is not None,
+        source_id=source_id,
+        unverified=unverified,
+        missing=tuple(map(MissingInfo.of, checkpoint.missing())),
+        _tree=checkpoint.tree,
+    )
+
+
+def _tensors(
+    checkpoint: _native.Checkpoint, path: str
+) -> tuple[tuple[TensorInfo, ...], dict[str, str]]:
+    """The tensors of a checkpoint, and further names of them."""
+    rows = checkpoint.tensors()
+    pieces: dict[str, list[PieceInfo]] = {}
+    boxes = set()
+    storing: dict[str, int] = {}
+    firsts = [first for first, _ in checkpoint.offsets()]
+
+    def rank_of(index: int) -> int:
+        return bisect.bisect_right(firsts, index) - 1
+
+    missing = {row[0] for row in checkpoint.missing() if row[4] == "shared"}
+    for index, whole, _, start in checkpoint.boxes():
+        _, _, shape, file, begin, end = rows[index]
+        boxes.add(index)
+        if whole in missing:
+            continue
+        pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
+        storing.setdefault(whole, rank_of(index))
+    is_alone = checkpoint.world_size == 1
+    named, aliases = _names_of_own(checkpoint)
+    own = [
+        TensorInfo(
+            name=named.get(index, row[0]),
+            dtype=row[1],
+            shape=row[2],
+            file=row[3],
+            begin=row[4],
+            end=row[5],
+            rank=None if is_alone else rank_of(index),
+        )
+        for index, row in enumerate(rows)
+        if index not in boxes
+    ]
+    if not may_share(checkpoint, has_boxes=bool(boxes)):
+        return tuple(own), aliases
+    with tree.reading(path, part_name(checkpoint.files())):
+        seen = view(checkpoint, 0)
+        shared, names = _shared(seen, pieces)
+    apart = _apart(seen, pieces, storing)
+    return (*shared, *apart, *own), {**aliases, **names}
+
+
+def _names_of_own(checkpoint: _native.Checkpoint) -> tuple[dict[int, str], dict[str, str]]:
+    """Names that trees have for what parts call otherwise, where they hold special characters.
+
+    Returns:
+        Index of a tensor -> its name; further names -> the name of the tensor.
+    """
+    rows, aliases = checkpoint.tensors(), checkpoint.aliases()
+    named: dict[int, str] = {}
+    further: dict[int, str] = {}
+    parsed: list[tuple[str, tree.Node]] = []
+    for rank, (first, first_alias) in enumerate(checkpoint.offsets()):
+        text = checkpoint.rank_tree(rank)
+        if text != tree.AS_FIRST or not parsed:
+            parsed = _data_leaves(text)
+        for name, leaf in parsed:
+            if type(index := leaf.get("i")) is int:
+                named.setdefault(first + index, name)
+            elif type(index := leaf.get("a")) is int:
+                further.setdefault(first_alias + index, name)
+    names = {
+        further.get(number, name): named.get(index, rows[index][0])
+        for number, (name, index, _) in enumerate(aliases)
+    }
+    return named, names
+
+
+def _data_leaves(text: str) -> list[tuple[str, dict[str, tree.Node]]]:
+    """The leaves of a tree that are tensors; none where it makes no sense, which a load says."""
+    try:
+        leaves = tree.named(tree.parse(text), _name_chars_max(text))
+    except TreeError:
+        return []
+    return [(name, leaf) for name, leaf in leaves if is_data(leaf)]
+
+
+def _name_chars_max(text: str) -> int:
+    return _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(text)
+
+
+def _shared(
+    seen: View, pieces: dict[str, list[PieceInfo]]
+) -> tuple[list[TensorInfo], dict[str, str]]:
+    """The tensors that are put together from pieces, as the state names them."""
+    found: dict[int, TensorInfo] = {}
+    aliases: dict[str, str] = {}
+    for name, leaf in tree.leaves(plain(seen.node)):
+        if not is_data(leaf):
+            continue
+        index, window = reference(leaf, seen.tensors, seen.aliases)
+        if index not in seen.wholes:
+            continue
+        if index in found or window is not None:
+            stored = found[index].name if index in found else seen.tensors[index][0]
+            aliases[name] = stored
+            continue
+        _, dtype, shape, file, begin, end = seen.tensors[index]
+        found[index] = TensorInfo(
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            file=file,
+            begin=begin,
+            end=end,
+            pieces=tuple(sorted(pieces.get(seen.wholes[index], ()))),
+        )
+    return list(found.values()), aliases
+
+
+def _apart(
+    seen: View, pieces: dict[str, list[PieceInfo]], storing: dict[str, int]
+) -> list[TensorInfo]:
+    """The tensors that are put together from pieces and not in the state, as parts name them."""
+    return [
+        TensorInfo(
+            name=name,
+            dtype=stored.dtype,
+            shape=stored.shape,
+            file=NO_FILE,
+            begin=0,
+            end=sum(piece.end - piece.begin for piece in pieces[name]),
+            rank=storing[name],
+            pieces=tuple(sorted(pieces[name])),
+        )
+        for name, stored in seen.unreached.items()
+    ]
+
+
+def _metadata(checkpoint: _native.Checkpoint, path: str, file: str) -> dict[str, Any]:
+    try:
+        return tree.parse_metadata(checkpoint.metadata)
+    except TreeError as error:
+        raise CorruptCheckpointError(
+            f"{path}/{file}: {error}; restore this checkpoint from a copy", path=path, file=file
+        ) from error

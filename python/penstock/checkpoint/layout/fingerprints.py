@@ -1,0 +1,87 @@
+"""Fingerprints of tensors: by these ranks find out whether they hold the same ones.
+
+A fingerprint covers name, type, shape and every element. Of host memory that costs as much as
+reading it; of another device as much as reading it there.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock import _native
+from penstock.tensors.memory import CPU, to_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.tensors.memory import Memory
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types whose elements are read as they are, by their size."""
+
+_CHUNK_ITEMS = 1 << 22
+"""Elements that are widened at once on a device."""
+
+_MULTIPLIER = 0x1E3779B97F4A7C15
+"""2⁶⁴ divided by the golden ratio, as for multiplicative hashing, without its highest bit."""
+
+
+def fingerprints(tensors: Sequence[tuple[str, Memory]]) -> list[int]:
+    """A 64-bit number for each tensor.
+
+    Args:
+        tensors: Names and memories of torch tensors.
+    """
+    digests: dict[int, int] = {}
+    on_host = [index for index, (_, memory) in enumerate(tensors) if memory.device == CPU]
+    sources = [to_source(tensors[index][1], tensors[index][0]) for index in on_host]
+    digests.update(zip(on_host, _native.digests(sources), strict=True))
+    beyond: dict[str, list[int]] = {}
+    for index, (_, memory) in enumerate(tensors):
+        if memory.device != CPU:
+            beyond.setdefault(memory.device, []).append(index)
+    for indices in beyond.values():
+        sums = [device_digest(tensors[index][1].owner.detach()) for index in indices]
+        # One wait for all of a device.
+        digests.update(zip(indices, torch.stack(sums).tolist(), strict=True))
+    return [_mark(*tensor, digests[index]) for index, tensor in enumerate(tensors)]
+
+
+def _mark(name: str, memory: Memory, digest: int) -> int:
+    text = f"{name}\0{memory.dtype}\0{tuple(memory.shape)}\0{digest}"
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def device_digest(tensor: torch.Tensor) -> torch.Tensor:
+    """A sum over the elements, each mixed with its place, modulo 2⁶⁴; still on the device.
+
+    Args:
+        tensor: Of any device, type and strides.
+
+    Returns:
+        One int64.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    # Not all types can be computed with; whole numbers can.
+    items = tensor.view(_BITS[tensor.element_size()]).reshape(-1)
+    # Halves, as a product keeps little of what is high in it.
+    items = items.view(torch.int32) if items.dtype is torch.int64 else items
+    places = torch.arange(1, min(len(items), _CHUNK_ITEMS) + 1, device=tensor.device)
+    places = _mixed(places)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for chunk in torch.split(items, _CHUNK_ITEMS):
+        total = total * _MULTIPLIER + _mixed(chunk.to(torch.int64) + places[: len(chunk)]).sum()
+    return total
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Other numbers, every bit of which follows from all bits of the first ones."""
+    for _ in range(2):
+        numbers = numbers * _MULTIPLIER
+        numbers ^= numbers >> 32
+    return numbers * _MULTIPLIER

@@ -1,0 +1,337 @@
+"""What each of many ranks writes of a state, decided by every rank for itself.
+
+A `DTensor` carries its mesh and placements, so each rank knows which *box* of the tensor it holds
+and which other ranks hold the same one, its *replicas*. Of replicas each box is written once: all
+who hold it share it out by the same rule (`sharing`), and so agree without a word. Of plain
+tensors, as `DistributedDataParallel` keeps them, ranks that hold the same ones are replicas.
+
+That every rank saw the same tensors is checked with one number, see `Balance`. Nothing here reads
+a tensor or talks to another rank.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.checkpoint.layout.boxes import Box, Cut, boxes
+from penstock.checkpoint.ranks.members import Copy, Members
+from penstock.errors import UnsupportedStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+_U64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a tensor lies on the ranks, seen from one of them.
+
+    Attributes:
+        shape: Sizes of the global tensor.
+        boxes: What this rank holds of it.
+        holders: Every rank that takes part in the tensor.
+        replicas: Those who hold the same boxes as this one.
+        token: Stands for the placements in hashes.
+        is_held: Whether this rank is one of the holders; some of them may hold no box.
+    """
+
+    shape: tuple[int, ...]
+    boxes: list[Box]
+    holders: Members
+    replicas: Members
+    token: bytes
+    is_held: bool = True
+
+
+def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box]:
+    """What this rank holds of a `DTensor`, whoever holds the rest.
+
+    Args:
+        tensor: The tensor.
+        local_shape: Sizes of what this rank holds in fact.
+        name: Its name, for messages.
+
+    Raises:
+        UnsupportedStateError: Its elements are partial sums, or lie in a way that is not known.
+    """
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or 0 in tensor.shape:
+        return []
+    found = boxes(tensor.shape, _cuts(tensor, tuple(mesh.shape), coordinate, name))
+    check_local(found, tensor, local_shape, name)
+    return found
+
+
+def check_local(
+    found: Sequence[Box], tensor: DTensor, local_shape: Sequence[int], name: str
+) -> None:
+    """Refuses a `DTensor` of which a rank does not hold what its placements say.
+
+    Such are made by FSDP over tensor parallelism, where sizes do not divide evenly. Memory is
+    reached by what the boxes say: past its end, if that were wrong.
+
+    Raises:
+        UnsupportedStateError: The rank's tensor has other sizes than its boxes together.
+    """
+    ends = [[at + size for at, size in zip(box.at, box.shape, strict=True)] for box in found]
+    said = tuple(map(max, zip(*ends, strict=True)))
+    if said != tuple(local_shape) if found else math.prod(local_shape):
+        raise UnsupportedStateError(
+            f"{name}: this DTensor holds {tuple(local_shape)} of {tuple(tensor.shape)}, which its "
+            f"placements {tensor.placements} do not say: .redistribute(…) it first",
+            key=name,
+        )
+
+
+def _cuts(
+    tensor: DTensor, mesh_shape: Sequence[int], coordinate: Sequence[int], name: str
+) -> list[Cut]:
+    """The cuts that lead to the boxes of the rank at a coordinate of the mesh."""
+    _check_order_is_known(tensor.placements, name)
+    placed = zip(tensor.placements, mesh_shape, coordinate, strict=True)
+    cuts = [_cut_of(placement, pieces, index, name) for placement, pieces, index in placed]
+    return _ordered([cut for cut in cuts if cut is not None], tensor, name)
+
+
+class _Layout(NamedTuple):
+    """What a mesh and placements come to, whatever the tensor's shape.
+
+    Attributes:
+        mesh: Held, so that no other mesh gets its id.
+        cuts: What leads to this rank's boxes; None for a rank outside of the mesh.
+        holders: The mesh's ranks.
+        replicas: Those of the same boxes.
+        token: Stands for the layout in hashes.
+    """
+
+    mesh: DeviceMesh
+    cuts: list[Cut] | None
+    holders: Members
+    replicas: Members
+    token: bytes
+
+
+class Sharder:
+    """Tells how the tensors of one state lie on the ranks.
+
+    Args:
+        rank: This rank's number in the group.
+        ranks: The group's global ranks, in its order.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+        self.rank = rank
+        self._number_of = {number: index for index, number in enumerate(ranks)}
+        self._interned: dict[bytes, Members] = {}
+        self._meshes: dict[tuple[Any, ...], _Layout] = {}
+        self._known: dict[tuple[Any, ...], Sharding] = {}
+
+    def plain(self, shape: Sequence[int], holders: Members) -> Sharding:
+        """How a plain tensor lies: whole, on every rank that has the same one."""
+        holders = self._interned.setdefault(holders.token, holders)
+        shape = tuple(shape)
+        zeros = (0,) * len(shape)
+        whole = [] if 0 in shape else [Box(zeros, shape, zeros)]
+        return Sharding(shape, whole, holders, holders, b"plain")
+
+    def sharded(self, tensor: DTensor, name: str) -> Sharding:
+        """How a `DTensor` lies.
+
+        Raises:
+            UnsupportedStateError: Its elements are partial sums, lie on ranks that do not save,
+                or in a way that is not known.
+        """
+        mesh, placements = tensor.device_mesh, tensor.placements
+        shape = tuple(tensor.shape)
+        key = (id(mesh), placements, shape, getattr(tensor._spec, "shard_order", None))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._describe(tensor, mesh, shape, name)
+        return known
+
+    def _describe(
+        self, tensor: DTensor, mesh: DeviceMesh, shape: tuple[int, ...], name: str
+    ) -> Sharding:
+        key = (id(mesh), tensor.placements, getattr(tensor._spec, "shard_order", None))
+        if key not in self._meshes:
+            self._meshes[key] = self._lay_out(tensor, mesh, name)
+        layout = self._meshes[key]
+        if layout.cuts is None:
+            return Sharding(shape, [], layout.holders, layout.holders, layout.token, is_held=False)
+        held = [] if 0 in shape else boxes(shape, layout.cuts)
+        return Sharding(shape, held, layout.holders, layout.replicas, layout.token)
+
+    def _lay_out(self, tensor: DTensor, mesh: DeviceMesh, name: str) -> _Layout:
+        layout = mesh.mesh.numpy(force=True)
+        try:
+            holders = self._members(layout.ravel().tolist())
+        except KeyError as error:
+            raise UnsupportedStateError(
+                f"{name}: its mesh has rank {error.args[0]}, which is not in the process group "
+                "that saves: save with a group that has every rank of the mesh",
+                key=name,
+            ) from None
+        order = blake2b(np.ascontiguousarray(layout).tobytes(), digest_size=8).digest()
+        token = order + f"{layout.shape} {tensor.placements}".encode()
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            return _Layout(mesh, None, holders, holders, token)
+        cuts = _cuts(tensor, layout.shape, coordinate, name)
+        where = tuple(
+            slice(None) if _replicates(placement) else index
+            for placement, index in zip(tensor.placements, coordinate, strict=True)
+        )
+        same = layout[where].ravel().tolist()
+        replicas = holders if len(same) == layout.size else self._members(same)
+        return _Layout(mesh, cuts, holders, replicas, token)
+
+    def _members(self, numbers: list[int]) -> Members:
+        """The members with these global ranks; the same object for the same ones."""
+        members = Members.of(self._number_of[number] for number in numbers)
+        return self._interned.setdefault(members.token, members)
+
+
+def _cut_of(placement: Any, pieces: int, index: int, name: str) -> Cut | None:
+    """The cut that a placement makes; None for one that replicates.
+
+    Raises:
+        UnsupportedStateError: It does neither.
+    """
+    if _replicates(placement):
+        return None
+    kind = type(placement).__name__
+    if kind == "Shard":
+        return Cut(placement.dim, pieces, index, 1)
+    if kind == "_StridedShard":
+        return Cut(placement.dim, pieces, index, int(placement.split_factor))
+    if placement.is_partial():
+        remedy = "it holds partial sums: .redistribute(…) it to Shard or Replicate first"
+    else:
+        remedy = f"the placement {placement} is not known: .redistribute(…) it first"
+    raise UnsupportedStateError(f"{name}: this DTensor cannot be stored: {remedy}", key=name)
+
+
+def _check_order_is_known(placements: Sequence[Any], name: str) -> None:
+    """Refuses two cuts of one dimension where PyTorch does not say which of them was made first.
+
+    FSDP around tensor parallelism cuts in the other order than the mesh has its dimensions. From
+    PyTorch 2.5 on the placement says so (``_StridedShard``); before, it is a ``Shard`` like any
+    other, and the boxes would be those of other rows.
+
+    Raises:
+        UnsupportedStateError: There are such.
+    """
+    dims = [placement.dim for placement in placements if type(placement).__name__ == "Shard"]
+    if len(set(dims)) < len(dims):
+        # Not earlier: it imports all of what `DTensor` stands on, and few tensors come here.
+        from penstock.checkpoint.state.torch_names import SAYS_SHARD_ORDER
+
+        if not SAYS_SHARD_ORDER:
+            raise UnsupportedStateError(
+                f"{name}: this DTensor is sharded twice along one dimension ({placements}), and "
+                "PyTorch before 2.5 does not say in which order: install 'torch>=2.5'",
+                key=name,
+            )
+
+
+def _replicates(placement: Any) -> bool:
+    return type(placement).__name__ == "Replicate"
+
+
+def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
+    """The cuts in the order in which they were made: from left to right.
+
+    PyTorch has no public way to ask a tensor whether it is another.
+    """
+    spec = tensor._spec
+    order = getattr(spec, "shard_order", None)
+    default = getattr(spec, "compute_default_shard_order", None)
+    if not order or default is None or order == default(tensor.placements):
+        return cuts
+    raise UnsupportedStateError(
+        f"{name}: this DTensor is sharded in an order of its own ({order}): .redistribute(…) it "
+        "to the default order first",
+        key=name,
+    )
+
+
+class Balance:
+    """One number by which ranks that each saw some tensors find out whether all saw the same.
+
+    Each rank adds a hash of every tensor that it holds; the lowest of a tensor's holders takes off
+    as many times that hash as there are holders. Over all ranks that comes to 0 (modulo 2⁶⁴) just
+    when each holder has the tensor, under the same name, with the same type, shape and placements.
+    What several ranks hold the same of is counted in the same way once more, with its elements.
+
+    Attributes:
+        copies: That, one by one.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.copies: list[Copy] = []
+        self._rank = rank
+        self._sum = 0
+
+    def add(self, name: str, dtype: str, sharding: Sharding) -> None:
+        """Counts a tensor in."""
+        text = f"{name}\0{dtype}\0{sharding.shape}\0".encode("utf-8", "surrogatepass")
+        holders = sharding.holders
+        self._count(text + sharding.token + holders.token, holders)
+
+    def add_copy(self, name: str, mark: int, device: str, replicas: Members) -> None:
+        """Counts in what replicas hold of a tensor."""
+        self.copies.append(Copy(name, replicas.leader, mark, device))
+        text = f"{name}\0{mark}\0".encode("utf-8", "surrogatepass")
+        self._count(text + replicas.token, replicas)
+
+    def _count(self, text: bytes, members: Members) -> None:
+        share = int.from_bytes(blake2b(text, digest_size=8).digest(), sys.byteorder)
+        if self._rank == members.leader:
+            share -= share * len(members.ranks)
+        self._sum = (self._sum + share) & _U64
+
+    @property
+    def sum(self) -> int:
+        """This rank's number: 64 bits."""
+        return self._sum
+
+
+class Discord(NamedTuple):
+    """Two ranks that do not hold the same of a tensor, as they should.
+
+    Attributes:
+        first: What the lower one holds.
+        second: What the other one holds.
+        rank: The other one.
+    """
+
+    first: Copy
+    second: Copy
+    rank: int
+
+
+def discord(copies: Iterable[Iterable[Copy]]) -> Discord | None:
+    """The first two copies that differ, out of those of all ranks in order; None for none."""
+    known: dict[tuple[str, int], Copy] = {}
+    for rank, held in enumerate(copies):
+        for copy in held:
+            first = known.setdefault((copy.name, copy.leader), copy)
+            if first.mark != copy.mark:
+                return Discord(first, copy, rank)
+    return None
+
+
+def is_balanced(sums: Iterable[int]) -> bool:
+    """Whether the numbers of all ranks say that each tensor is on all of its holders."""
+    return sum(sums) & _U64 == 0

@@ -1,0 +1,119 @@
+"""Reading the bytes of a view: stored tensors as they lie, wholes and boxes put together."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock import _native
+    from penstock._native import _Fill
+    from penstock.checkpoint.loading.device_tensors import DeviceTensors
+    from penstock.checkpoint.loading.load_plan import Targets
+    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.state.references import Place, Row
+    from penstock.common.progress import Progress
+
+_SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")
+"""What adds up in the reports of two reads."""
+
+
+class Fetched(NamedTuple):
+    """What was read.
+
+    Attributes:
+        places: Where each tensor's bytes are, of those that were not read into targets.
+        fields: Of the `LoadReport`.
+        is_whole: Whether every byte of every file was read.
+    """
+
+    places: dict[int, Place]
+    fields: dict[str, Any]
+    is_whole: bool
+
+
+def fetch(
+    checkpoint: _native.Checkpoint,
+    seen: View,
+    selection: set[int] | None,
+    targets: Targets | DeviceTensors,
+    *,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> Fetched:
+    """Reads tensors and boxes.
+
+    Args:
+        checkpoint: The checkpoint, open.
+        seen: The view of it that indices belong to.
+        selection: Indices of the tensors to read; None for everything in every file.
+        targets: Memory for some of them, and for boxes of others and of what is not selected.
+        options: How bytes move.
+        progress: Called with the bytes done and in all; anew for each of two reads.
+    """
+    stored = None if selection is None else sorted(selection - seen.wholes.keys())
+    requests = targets.requests()
+    places: dict[int, Place] = {}
+    for index in sorted(seen.wholes.keys() & (selection or set())):
+        if seen.tensors[index][5]:
+            memory, request = whole_request(seen.wholes[index], seen.tensors[index])
+            places[index] = (memory, 0)
+            requests.append(request)
+    reads = []
+    if stored or stored is None or not requests:
+        # Not held here: the frame of an error may be kept for long, and what it holds with it.
+        buffers, found, fields = checkpoint.load(
+            stored, targets.native(), options=options, progress=progress
+        )
+        reads.append(fields)
+        indices = range(len(seen.tensors)) if stored is None else stored
+        places |= {
+            index: (buffers[place[0]], place[1])
+            for index, place in zip(indices, found, strict=True)
+            if place is not None
+        }
+    if requests:
+        try:
+            reads.append(checkpoint.fill(requests, options=options, progress=progress))
+        finally:
+            requests.clear()
+    return Fetched(places, merged(reads), stored is None)
+
+
+def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill]:
+    """Memory for all of a tensor that has elements, and what the native module fills it by.
+
+    Args:
+        key: Its name in the parts, or the index of its entry.
+        row: What a view says of it.
+    """
+    _, _, shape, _, begin, end = row
+    memory = np.empty(end - begin, np.uint8)
+    item_bytes = memory.nbytes // math.prod(shape)
+    zeros = (0,) * len(shape)
+    return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
+
+
+def merged(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One report of several reads."""
+    return functools.reduce(_merged, reads)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    merged = {**one, **other}
+    merged |= {name: one[name] + other[name] for name in _SUMS}
+    merged["phases"] = {
+        name: one["phases"].get(name, 0.0) + other["phases"].get(name, 0.0)
+        for name in one["phases"] | other["phases"]
+    }
+    merged["fallbacks"] = list(dict.fromkeys(one["fallbacks"] + other["fallbacks"]))
+    # Only of what was read at all: of one that read nothing no file was opened.
+    moved = [read["direct_io"] for read in (one, other) if read["bytes_read"]]
+    merged["direct_io"] = bool(moved) and all(moved)
+    merged["staging_peak_bytes"] = max(one["staging_peak_bytes"], other["staging_peak_bytes"])
+    return merged

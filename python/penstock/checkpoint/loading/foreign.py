@@ -1,0 +1,214 @@
+"""What is at a path that holds no checkpoint: files and directories of others, and stores.
+
+Whoever comes from another library passes what that one wrote. The error tells what it is, and what
+makes a checkpoint of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
+from penstock.common.found import is_there, of_git_lfs
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
+from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OURS = b'{"format":"penstock-checkpoint"'
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+_RANDOM = re.compile(r"random_states_\d+\.pkl")
+"""What accelerate writes last."""
+
+
+@contextmanager
+def telling(path: str) -> Iterator[None]:
+    """Lets errors about a path that holds no checkpoint say what it holds.
+
+    Raises:
+        CheckpointNotFoundError: It holds something of others.
+    """
+    try:
+        yield
+    except (CheckpointNotFoundError, StorageError) as error:
+        if isinstance(error, StorageError) and error.errno != errno.ENOTDIR:
+            raise
+        told = describe(path)
+        if told is None:
+            raise
+        raise CheckpointNotFoundError(f"{path} {told}", path=path) from error
+
+
+def describe(path: str) -> str | None:
+    """What is at a path and what to do about it; None where nothing is known of it."""
+    try:
+        found = _native.look(path)
+        if found is not None and found[0] == "file":
+            return _file(path)
+        return _directory(path, set(_native.list_names(path)))
+    except OSError:
+        return None
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a directory holds the manifest of a checkpoint; others call files so, too."""
+    try:
+        return _native.read_start(os.path.join(path, _native.MANIFEST), len(_OURS)) == _OURS
+    except OSError:
+        return False
+
+
+def steps_in(path: str) -> list[str]:
+    """The complete steps of a store in a directory, by their names; empty where there are none."""
+    try:
+        found = sorted(filter(_is_step, _native.list_names(path)))
+    except OSError:
+        return []
+    return [name for name in found if is_checkpoint(os.path.join(path, name))]
+
+
+def check_no_store(path: str) -> None:
+    """Refuses to save a checkpoint where it would make a store one that cannot be opened.
+
+    Raises:
+        CheckpointExistsError: The directory is a store, or a table that changes.
+    """
+    # One look for all: in a bucket each is a request.
+    try:
+        names = _native.list_names(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return
+        # It may be one that can be entered and not listed.
+        head = os.path.join(path, _native.TABLE_HEAD)
+        names = [_native.TABLE_HEAD] if is_there(head) else []
+    if _native.TABLE_HEAD in names:
+        raise CheckpointExistsError(
+            f"{path} is a table (penstock.features.Table): save to a directory of its own",
+            path=path,
+        )
+    if any(map(_is_step, names)) and not is_checkpoint(path) and steps_in(path):
+        raise CheckpointExistsError(
+            f"{path} is a store of checkpoints, which could not be opened any more: "
+            f"CheckpointStore({path!r}).save(step, state) saves a step of it; or save to a new "
+            "directory",
+            path=path,
+        )
+
+
+def not_a_store(root: str) -> CheckpointNotFoundError:
+    """The error for a checkpoint that is opened as a store."""
+    above, name = os.path.split(root)
+    steps = steps_in(root)
+    if steps:
+        newest = os.path.join(root, steps[-1])
+        return CheckpointNotFoundError(
+            f"{root} is a store of {len(steps)} steps that a checkpoint was saved onto: "
+            f"penstock.load({root!r}) loads that one, and penstock.load({newest!r}) the newest "
+            "step; move what the checkpoint consists of (manifest.json, part-* and shard-*) to a "
+            "directory of its own, and the store can be opened",
+            path=root,
+        )
+    remedy = f"penstock.load({root!r}) loads it"
+    step = _native.parse_step(name)
+    if step is not None:
+        remedy += f", and CheckpointStore({above!r}).load(step={step}) as a step of its store"
+    return CheckpointNotFoundError(
+        f"{root} is a checkpoint, not a store of them: {remedy}; a store is the directory above "
+        "its steps",
+        path=root,
+    )
+
+
+def _is_step(name: str) -> bool:
+    return _native.parse_step(name) is not None
+
+
+def _is_ours(name: str) -> bool:
+    return name == _native.MANIFEST or _native.rank_of_file(name) is not None
+
+
+def _file(path: str) -> str:
+    above, name = os.path.split(path)
+    if _is_ours(name) and is_checkpoint(above or "."):
+        return f"is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}"
+    start = _native.read_start(path, SNIFFED_BYTES)
+    if of_git_lfs(start):
+        return (
+            "is a pointer of Git LFS, and the file that it stands for was not fetched: run"
+            " `git lfs pull` in its repository"
+        )
+    if name.endswith(".safetensors") or begins_header(start):
+        return f"is a file of safetensors, not a checkpoint: {importing(above or '.')}"
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        return f"is a file as torch.save writes them, not a checkpoint: {_converting(path)}"
+    if name.endswith(_PICKLES):
+        return (
+            "is called like files of torch.save and does not begin like one: it is cut or damaged, "
+            "or of another program"
+        )
+    return "is a file, and a checkpoint is a directory: pass the directory that penstock.save made"
+
+
+def _directory(path: str, names: set[str]) -> str | None:
+    if _native.MANIFEST in names or any(map(_is_step, names)):
+        # One of ours, or a store of them, of which the error says more.
+        return None
+    if _native.TABLE_HEAD in names:
+        return as_table(path)
+    if METADATA in names and is_marked(path):
+        return (
+            "held a Penstock checkpoint, of which only the note for tools of DCP is left "
+            f"({METADATA}): take another one, and remove this directory"
+        )
+    if METADATA in names:
+        what = "is a checkpoint of PyTorch's Distributed Checkpoint (DCP)"
+        return f"{what}: {_converting(path)}"
+    if any(map(_RANDOM.fullmatch, names)):
+        return f"is a directory of Accelerator.save_state: {_converting(path)}"
+    has_ranks = any(name.startswith(("zero_pp_rank_", "mp_rank_")) for name in names)
+    has_steps = "latest" in names and any(name.startswith("global_step") for name in names)
+    if has_ranks or has_steps:
+        return f"is a checkpoint of DeepSpeed: {_converting(path)}"
+    if "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names):
+        what = "is a model as Hugging Face's save_pretrained writes them"
+        if any(name.endswith(".safetensors") for name in names):
+            return f"{what}: {importing(path)}"
+        return (
+            f"{what}: read it with AutoModel.from_pretrained({path!r}), then "
+            "penstock.save(directory, model.state_dict())"
+        )
+    foreign = sorted(
+        name for name in names if name.endswith((".safetensors", *_PICKLES)) and not _is_ours(name)
+    )
+    if foreign:
+        file = os.path.join(path, foreign[0])
+        return f"holds no checkpoint but files of others, and {file} {_file(file)}"
+    return None
+
+
+def _converting(path: str) -> str:
+    return f"`penstock convert {shlex.quote(path)} NEW` makes a checkpoint NEW of it"
+
+
+def as_table(path: str) -> str:
+    """The words for a directory that is a table whose rows change."""
+    return (
+        f"is a table whose rows change: penstock.features.Table({path!r}) opens it, and its"
+        " snapshot(…) makes a checkpoint"
+    )
+
+
+def importing(directory: str) -> str:
+    """How a checkpoint is made of a directory of safetensors files."""
+    return (
+        f"`penstock import {shlex.quote(directory)} NEW` makes a checkpoint NEW around the files "
+        "there, by links"
+    )

@@ -1,0 +1,225 @@
+"""`InFile`: one tensor that ``load(into=…)`` puts into a file, with others, a piece at a time.
+
+Whoever has the files says which boxes of the tensors come next, and has the memory for them. So a
+load holds no more of what it puts into files than they ask for at a time, and reads many small
+tensors at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.layout.boxes import Box
+from penstock.checkpoint.layout.sharding import boxes_of
+from penstock.checkpoint.loading.fetch import merged, whole_request
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.linked import place_of, type_of
+from penstock.tensors.file_tensor import FileTarget, FileTensor
+from penstock.tensors.memory import contiguous_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from penstock import _native
+    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.tree import Node
+    from penstock.tensors.file_tensor import FileBox, Filler
+
+
+@dataclass(slots=True)
+class InFile:
+    """A tensor that comes into a file.
+
+    Attributes:
+        name: Its dotted name.
+        value: The tensor in a file whose place it takes, or where it goes.
+        node: The leaf it is filled from.
+        index: The stored tensor of that leaf.
+        window: Which part of it.
+        boxes: What this rank holds of it.
+    """
+
+    name: str
+    value: FileTensor | FileTarget
+    node: dict[str, Node]
+    index: int
+    window: Window | None
+    boxes: list[Box]
+
+    @property
+    def place(self) -> object:
+        """The same for values that are one and the same."""
+        return place(self.value)
+
+    @property
+    def origin(self) -> object:
+        """The same for what is filled from the same elements."""
+        return (self.index, self.window)
+
+    def target(self) -> FileTarget:
+        """Where it goes."""
+        value = self.value
+        return value.file.target(value) if isinstance(value, FileTensor) else value
+
+
+def place(value: FileTensor | FileTarget) -> object:
+    """The same for values that are one and the same."""
+    return place_of(value) if isinstance(value, FileTensor) else id(value)
+
+
+def is_in_file(value: Any) -> bool:
+    """Whether it is a tensor in a file, or a place for one."""
+    return isinstance(value, FileTensor | FileTarget)
+
+
+def description(
+    value: FileTensor | FileTarget, name: str
+) -> tuple[str, tuple[int, ...], list[Box]]:
+    """Type and shape of the tensor, whole, and what this rank holds of it.
+
+    Raises:
+        UnsupportedStateError: Nothing of that type or layout is stored.
+    """
+    dtype, _ = type_of(value, name)
+    shape = tuple(value.shape)
+    if value.like is None:
+        zeros = (0,) * len(shape)
+        return dtype, shape, [Box(zeros, shape, zeros)]
+    return dtype, tuple(value.like.shape), boxes_of(value.like, shape, name)
+
+
+class Filling:
+    """Puts tensors of a checkpoint into files.
+
+    Args:
+        checkpoint: The checkpoint, open.
+        seen: The view of it that indices belong to.
+        options: How bytes move.
+
+    Attributes:
+        fields: Of the `LoadReport`, of everything that was read; None before anything was.
+    """
+
+    def __init__(self, checkpoint: _native.Checkpoint, seen: View, options: dict[str, Any]) -> None:
+        self.fields: dict[str, Any] | None = None
+        self._checkpoint = checkpoint
+        self._seen = seen
+        self._options = options
+        self._last: tuple[InFile, Any] | None = None
+
+    def fill(self, wanted: Iterable[InFile]) -> dict[object, FileTensor]:
+        """Fills files.
+
+        Args:
+            wanted: What comes into them. Of those with one `place` one is filled.
+
+        Returns:
+            What is there now, by its place.
+
+        Raises:
+            CorruptCheckpointError: The bytes of a tensor are damaged.
+        """
+        once: dict[object, InFile] = {}
+        for one in wanted:
+            once.setdefault(one.place, one)
+        # Asked for in the order of the state, in which what belongs together follows each other.
+        pairs = [(one, one.target()) for one in once.values()]
+        pairs.sort(key=lambda pair: self._position(pair[0]))
+        shares: dict[Filler, list[tuple[InFile, FileTarget]]] = {}
+        for pair in pairs:
+            shares.setdefault(pair[1].filler, []).append(pair)
+        found: dict[object, FileTensor] = {}
+        for filler, share in shares.items():
+            ones = [one for one, _ in share]
+            made = filler.fill([target for _, target in share], partial(self._read, ones))
+            found.update(zip((one.place for one in ones), made, strict=True))
+        return found
+
+    def _position(self, one: InFile) -> tuple[bool, str, int]:
+        """Where it is stored: neighbours have chunks in common, each of which is read once then."""
+        if one.window is not None or one.index in self._seen.wholes:
+            return True, "", 0
+        _, _, _, file, begin, _ = self._seen.tensors[one.index]
+        return False, file, begin
+
+    def _read(self, ones: Sequence[InFile], memory: Any, boxes: Sequence[FileBox]) -> None:
+        """Fills memory with boxes of what this rank holds, and with nothing else, by one read."""
+        requests: list[_native._Fill] = []
+        address, room = memory.data_ptr(), memory.numel()
+        for box in boxes:
+            one = ones[box.target]
+            _, item_bytes = type_of(one.value, one.name)
+            count = math.prod(box.shape)
+            parts = list(_parts(one.boxes, box.start, box.shape))
+            is_within = sum(math.prod(part.shape) for part, _ in parts) == count
+            if not is_within or not 0 <= box.place <= room - count * item_bytes:
+                raise ValueError(
+                    f"{one.name}: {box.shape} at {box.start} is no box of {tuple(one.value.shape)},"
+                    f" or does not fit into {room} bytes at {box.place}"
+                )
+            if one.window is not None:
+                self._copy(one, box, memory[box.place : box.place + count * item_bytes], parts)
+                continue
+            key = self._seen.wholes.get(one.index, one.index)
+            for part, at in parts:
+                strides, first = None, address + box.place
+                if part.shape != box.shape:
+                    strides = contiguous_strides(box.shape, item_bytes)
+                    first += sum(map(int.__mul__, at, strides))
+                where = (first, strides, item_bytes, memory, None)
+                requests.append((key, part.start, part.shape, *where))
+        if requests:
+            self._note(self._checkpoint.fill(requests, options=self._options, progress=None))
+
+    def _copy(
+        self, one: InFile, box: FileBox, memory: Any, parts: list[tuple[Box, tuple[int, ...]]]
+    ) -> None:
+        """Fills memory with parts of what has strides of its own."""
+        # Its boxes follow each other, so one such tensor is in memory at a time.
+        if self._last is None or self._last[0] is not one:
+            self._last = None
+            self._last = one, self._window(one)
+        source = self._last[1]
+        block = memory.view(source.dtype).view(box.shape)
+        for part, at in parts:
+            _slice(block, at, part.shape).copy_(_slice(source, part.start, part.shape))
+
+    def _window(self, one: InFile) -> Any:
+        """A part of a stored tensor with strides of its own, whole in memory."""
+        row = self._seen.tensors[one.index]
+        places = {}
+        if row[4] != row[5]:
+            key = self._seen.wholes.get(one.index, one.index)
+            memory, request = whole_request(key, row)
+            self._note(self._checkpoint.fill([request], options=self._options, progress=None))
+            places[one.index] = (memory, 0)
+        return Builder(self._seen.tensors, self._seen.aliases, places).build(one.node)
+
+    def _note(self, fields: dict[str, Any]) -> None:
+        self.fields = fields if self.fields is None else merged([self.fields, fields])
+
+
+def _parts(
+    boxes: list[Box], start: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[Box, tuple[int, ...]]]:
+    """What a block of the local tensor has of each box, and where that begins in the block."""
+    for box in boxes:
+        lows = tuple(map(max, box.at, start))
+        highs = [
+            min(at + size, first + length)
+            for at, size, first, length in zip(box.at, box.shape, start, shape, strict=True)
+        ]
+        sizes = tuple(max(high - low, 0) for low, high in zip(lows, highs, strict=True))
+        if 0 not in sizes:
+            first = tuple(
+                begin + low - at for begin, low, at in zip(box.start, lows, box.at, strict=True)
+            )
+            yield Box(first, sizes, lows), tuple(map(int.__sub__, lows, start))
+
+
+def _slice(tensor: Any, at: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    return tensor[tuple(slice(low, low + size) for low, size in zip(at, shape, strict=True))]

@@ -1,0 +1,351 @@
+"""Loading one checkpoint: what of it one rank sees, what is read, and what is built of that."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _native
+from penstock.checkpoint.loading.device_tensors import DeviceTensors
+from penstock.checkpoint.loading.fetch import fetch, merged
+from penstock.checkpoint.loading.load_plan import Targets
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.loading.partial import loadable
+from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.loading.view import View, view
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.state.names import is_wild
+from penstock.checkpoint.state.plain import plain
+from penstock.checkpoint.state.references import BYTES_TAGS, Place, needed
+from penstock.checkpoint.state.unstaged import hold_devices
+from penstock.common.events import observed
+from penstock.common.found import is_there
+from penstock.common.gc_paused import gc_paused
+from penstock.common.process import own_rank, own_size, placement
+from penstock.common.progress import shown
+from penstock.common.tracing import call, span
+from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.io.arguments import check_device, check_rank, to_native
+from penstock.reports import LoadReport
+from penstock.tensors.devices import DirectPlaces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.common.progress import Progress
+    from penstock.options import Options
+
+_NAMED_MAX = 8
+
+_REPLACED_MAX = 8
+"""How often a checkpoint may be replaced while it is read before that is an error."""
+
+
+class Loaded(NamedTuple):
+    """A state and how it was loaded.
+
+    Attributes:
+        state: The state.
+        report: How.
+        is_whole: Whether every byte of every file was read.
+        is_partial: Whether there was more in it than was asked for, or less than there should be.
+        warnings: What the caller should know of it.
+    """
+
+    state: Any
+    report: LoadReport
+    is_whole: bool
+    is_partial: bool
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What of a checkpoint a caller wants, and where; see `load`.
+
+    Attributes:
+        own_rank: Who asks, where ``rank`` is None; None to find that out.
+        is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
+            parts.
+        is_plain: Whether values of classes come as what is stored of them.
+        spare: Another copy of the checkpoint, where chunks are read that are damaged.
+    """
+
+    into: Any = None
+    keys: Sequence[str] | None = None
+    device: Any = None
+    progress: bool | Progress = False
+    allow_partial: bool = False
+    rank: int | None = None
+    own_rank: int | None = None
+    is_strict: bool = True
+    is_plain: bool = False
+    spare: str | None = None
+
+
+def read(
+    path: str,
+    wanted: Wanted,
+    options: Options | None,
+    opened: _native.Checkpoint | None = None,
+) -> Loaded:
+    """`load`, with the report.
+
+    A checkpoint that is replaced while it is read is read again: at every moment there is a whole
+    one.
+
+    Args:
+        path: The checkpoint's directory.
+        wanted: What of it.
+        options: How bytes move.
+        opened: The checkpoint, where it is open already.
+    """
+    with call("stall", "load", path), gc_paused():
+        # Not observed: what is refused for its arguments is no load that failed.
+        reading = _Reading(path, wanted, options, opened)
+        return _run(reading, path, wanted, options)
+
+
+def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> Any:
+    """What a caller of a load gets; a `Training` takes over what was loaded, at the end of all.
+
+    Args:
+        loaded: What was loaded; gets what the user should know of it.
+        wanted: What was asked for.
+        world_size: How many ranks load it together; None to find that out.
+    """
+    training = wanted.into
+    if not isinstance(training, LiveState):
+        return loaded.state
+    report = loaded.report
+    loaded.warnings.extend(
+        training._restore(
+            loaded.state,
+            path=report.path,
+            is_partial=loaded.is_partial,
+            is_strict=wanted.is_strict,
+        )
+    )
+    size = own_size() if world_size is None else world_size
+    rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+    if rank is None and (placed := placement()) is not None:
+        # A job whose processes have not joined a group yet: one of them is enough to tell it.
+        rank = placed.rank
+    if size != report.world_size and not rank:
+        loaded.warnings.append(_told_ranks(report.path, report.world_size, size))
+    return training
+
+
+def _told_ranks(path: str, saved: int, here: int) -> str:
+    """What it means that another number of ranks goes on with what was saved."""
+    if here < saved:
+        left_out = f"rank {here}" if saved - here == 1 else f"ranks {here} to {saved - 1}"
+        meaning = f"those of {left_out} are left out: samples may be seen twice, or not at all"
+    else:
+        further = f"rank {saved} gets" if here - saved == 1 else f"ranks {saved} to {here - 1} get"
+        first = "rank 0" if saved == 1 else "the first ones"
+        meaning = f"{further} those of {first} as well: they draw the same numbers"
+    return (
+        f"{path}: {saved} rank{'s'[: saved != 1]} saved it and {here} go{'es'[: 2 * (here == 1)]} "
+        "on with it: what ranks share, such as the weights, is as it was; of what each has of its "
+        f"own, such as random states and places in the data, {meaning}"
+    )
+
+
+@observed("load")
+def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) -> Loaded:
+    for _ in range(_REPLACED_MAX):
+        try:
+            return reading.run()
+        except CheckpointNotFoundError:
+            if not is_there(os.path.join(path, _native.MANIFEST)):
+                raise
+        reading = _Reading(path, wanted, options)
+    return reading.run()
+
+
+class _Reading:
+    """One attempt to load a checkpoint."""
+
+    def __init__(
+        self,
+        path: str,
+        wanted: Wanted,
+        options: Options | None,
+        opened: _native.Checkpoint | None = None,
+    ) -> None:
+        if wanted.into is not None and wanted.device is not None:
+            raise ValueError(
+                "device= places new tensors, into= fills existing ones: give one of them"
+            )
+        if wanted.into is not None and wanted.is_plain:
+            raise ValueError(
+                "plain=True builds a state without classes, into= fills existing values of them: "
+                "give one of them"
+            )
+        self._path = path
+        self._opened = opened
+        self._wanted = wanted
+        self._patterns = wanted.keys
+        self._options = to_native(options) | {"spare": wanted.spare}
+        self._device = check_device(wanted.device)
+        self._warnings: list[str] = []
+        self._into = wanted.into
+        self._is_partial = False
+        self._rank, self._is_alone = self._whose()
+
+    def run(self) -> Loaded:
+        """Loads it."""
+        began = time.perf_counter()
+        source = OpenCheckpoint(self._path, self._opened)
+        checkpoint = source.native
+        try:
+            with span("plan"), source.reading():
+                seen, targets = self._look(checkpoint)
+                made = self._make(seen, targets)
+                selection = self._select(seen, targets, made)
+            opened = time.perf_counter()
+            reports: list[dict[str, Any]] = []
+            with made, shown(self._wanted.progress, "loading") as update:
+                if targets is not None:
+                    with span("fill files"), source.reading():
+                        reports += targets.fill_files(checkpoint, self._options)
+                    # What is filled may be on its way into a save: copies come after those.
+                    hold_devices()
+                into = made if targets is None else targets
+                fetched = fetch(
+                    checkpoint, seen, selection, into, options=self._options, progress=update
+                )
+                reports.append(fetched.fields)
+                if targets is not None:
+                    with source.reading():
+                        reports += targets.pass_on(checkpoint, self._options, update)
+        finally:
+            # An exception keeps this frame, and must not keep the files from being deleted.
+            source.release()
+        fields = merged(reports)
+        loaded = time.perf_counter()
+        with span("build"), source.reading():
+            state = self._build(seen, targets, made, fetched.places)
+        ended = time.perf_counter()
+        phases = {
+            "open": opened - began,
+            **fields["phases"],
+            "build": ended - loaded,
+        }
+        changes = {
+            "path": self._path,
+            "phases": phases,
+            "seconds": ended - began,
+            "world_size": checkpoint.world_size,
+        }
+        if checkpoint.partial is not None and checkpoint.partial[1]:
+            # The digests are those that it was salvaged with: they prove nothing about the
+            # original.
+            changes["verified"] = False
+        report = LoadReport(**{**fields, **changes})
+        return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
+
+    def _whose(self) -> tuple[int, bool]:
+        """Whose state is loaded, and whether exactly as that rank saved it."""
+        wanted = self._wanted
+        if wanted.rank is not None:
+            return check_rank(wanted.rank), True
+        rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+        if rank is None:
+            return 0, False
+        return rank, wanted.into is None and self._patterns is None
+
+    def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
+        """What is to be loaded, and what it goes into."""
+        wanted = self._wanted
+        training = wanted.into if isinstance(wanted.into, LiveState) else None
+        into = wanted.into if training is None else training._wanted()
+        seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
+        if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
+            self._leave_out(seen)
+        node = plain(seen.node) if wanted.is_plain else seen.node
+        if self._patterns is not None:
+            node = tree.select(node, self._patterns, self._path)
+        # What is asked for by its very name is in the tree.
+        is_named = self._patterns is not None and not any(map(is_wild, self._patterns))
+        node, is_left_out = loadable(
+            node,
+            checkpoint,
+            self._path,
+            allow_partial=wanted.allow_partial,
+            lost=() if is_named else seen.lost,
+        )
+        self._is_partial = is_partial = self._patterns is not None or is_left_out
+        if training is not None:
+            node, self._into = training._targets(
+                node,
+                seen._replace(node=node),
+                self._path,
+                is_partial=is_partial,
+                is_strict=wanted.is_strict,
+            )
+        seen = seen._replace(node=node)
+        if self._into is None or self._into is NEW:
+            return seen, None
+        return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
+
+    def _leave_out(self, seen: View) -> None:
+        """Tells of what ranks saved apart and one state has no place for.
+
+        Raises:
+            StateMismatchError: It is more than values that each rank has of its own.
+        """
+        names = list(seen.unreached)
+        named = ", ".join(map(repr, names[:_NAMED_MAX]))
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        if seen.are_few_unreached:
+            self._warnings.append(
+                f"{self._path}: other ranks have their own values of {len(names)} tensors, which "
+                f"are left out: {named}{more}; rank= loads the state of one rank"
+            )
+            return
+        raise StateMismatchError(
+            f"{self._path}: the states of its ranks do not make one: beside what this one sees "
+            f"they hold {named}{more}, under keys that are other tensors here; load what one rank "
+            "saved with rank=, or choose leaves with keys=",
+            key=names[0],
+            path=self._path,
+        )
+
+    def _make(self, seen: View, targets: Targets | None) -> DeviceTensors:
+        """New tensors of devices, for the state or to fill targets from."""
+        if targets is not None:
+            return targets.take()
+        made = DeviceTensors(seen, DirectPlaces())
+        if self._device is not None:
+            made.make_all(self._device)
+        return made
+
+    def _select(self, seen: View, targets: Targets | None, made: DeviceTensors) -> set[int] | None:
+        """Indices of the tensors to read as they are; None for everything in every file."""
+        if targets is None:
+            if self._patterns is None and not seen.is_shared:
+                return None
+            selected = set(needed(seen.node, seen.tensors, seen.aliases))
+            return selected - (seen.wholes.keys() & made.made.keys())
+        if self._patterns is None and not seen.is_shared and not targets.has_parts:
+            return None
+        beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
+        return {*beside, *targets.beside(), *targets.indices()}
+
+    def _build(
+        self,
+        seen: View,
+        targets: Targets | None,
+        made: DeviceTensors,
+        places: dict[int, Place],
+    ) -> Any:
+        if targets is not None:
+            return targets.finish(seen.node, self._into, targets.builder(places))
+        builder = Builder(seen.tensors, seen.aliases, places, self._device, made.made)
+        return builder.build(seen.node)

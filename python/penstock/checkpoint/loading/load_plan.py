@@ -1,0 +1,280 @@
+"""`Targets`: the tensors and arrays that ``load(into=…)`` fills, matched with a checkpoint.
+
+Everything is matched before anything is written (`penstock.checkpoint.loading.matching`).
+Contiguous host memory is then filled by the native module itself, and so is that of a `DTensor`,
+box by box, and that of devices which have a driver here. For a `DTensor` on another device, host
+memory of what this rank holds stands in. What is scattered in such a device's memory PyTorch copies
+there, out of contiguous memory of the device, of which there is so much at a time. The rest is
+loaded beside, in full, and copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.checkpoint.loading.copying import bump_versions, bytes_of, copy_built, copy_elements
+from penstock.checkpoint.loading.device_staging import PASSING_BYTES, Passing
+from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
+from penstock.checkpoint.loading.matching import Matching
+from penstock.checkpoint.loading.target import NEW, Target, local_of, unwrapped
+from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.references import BYTES_TAGS, Place, is_composite, is_data, needed
+from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.tensors.memory import CPU, Memory, of_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from penstock import _native
+    from penstock._native import _Fill, _Target
+    from penstock.checkpoint.loading.device_tensors import DeviceTensors
+    from penstock.checkpoint.loading.view import View
+    from penstock.common.progress import Progress
+    from penstock.tensors.file_tensor import FileTensor
+
+
+class Targets:
+    """What of a state is filled from a checkpoint.
+
+    Args:
+        node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
+        state: The state to fill.
+        seen: What this rank sees of the checkpoint.
+        path: The checkpoint, for messages.
+        is_partial: Whether the state may hold more than the tree.
+
+    Raises:
+        StateMismatchError: Something does not fit; nothing has been changed.
+        TreeError: The tree is malformed.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        state: Any,
+        seen: View,
+        path: str,
+        *,
+        is_partial: bool,
+    ) -> None:
+        matching = Matching(node, state, seen, path, is_partial=is_partial)
+        self._seen = seen
+        self._found = matching.found
+        self._in_files = matching.in_files
+        self._filled_files: dict[object, FileTensor] = {}
+        self._new = matching.new
+        self._direct: dict[int, Target] = {}
+        self._filled: dict[tuple[Any, ...], Target] = {}
+        self._staged: dict[tuple[Any, ...], Target] = {}
+        self._hosts: dict[tuple[Any, ...], Memory] = {}
+        for target in self._found:
+            if target.is_direct and target.place is None:
+                self._direct.setdefault(target.index, target)
+            elif target.is_filled:
+                self._filled.setdefault(target.claim, target)
+            elif target.is_staged:
+                # Not by claim: some devices tell no addresses.
+                self._staged.setdefault(target.held, target)
+        in_bytes = needed(node, seen.tensors, seen.aliases, BYTES_TAGS)
+        devices = self._choose_on_devices(self._new.union(in_bytes))
+        self._passing = Passing(seen, matching.places, devices)
+        self._beside = self._new | {
+            target.index
+            for target in self._found
+            if self._is_to_copy(target) and target.index not in devices
+        }
+        # Claims of those that were copied to their places before the end.
+        self._passed: set[tuple[Any, ...]] = set()
+
+    def _choose_on_devices(self, on_host: set[int]) -> dict[int, Any]:
+        """Finds what the native module fills of devices.
+
+        Args:
+            on_host: Indices of what the host needs in memory of its own in any case.
+
+        Returns:
+            What comes to its place through other memory of a device: index -> device.
+        """
+        on_device = [one for one in self._found if one.place is not None and not one.is_empty]
+        if not on_device:
+            return {}
+        on_host = on_host | {one.index for one in self._found if isinstance(one.value, np.ndarray)}
+        windows = {one.index for one in self._found if one.window is not None}
+        on_device = [one for one in on_device if one.index not in on_host]
+        for target in on_device:
+            # What windows are copied from has to lie together.
+            is_run = target.memory.strides is None or target.index not in windows
+            if target.is_direct and is_run:
+                self._direct.setdefault(target.index, target)
+        found: dict[int, Any] = {}
+        for target in on_device:
+            if target.boxes is None and self._is_to_copy(target):
+                *_, begin, end = self._seen.tensors[target.index]
+                # The whole of a window may be as large as anything: then the host has it.
+                if target.window is None or end - begin <= PASSING_BYTES:
+                    found[target.index] = target.memory.owner.device
+        return found
+
+    def _is_to_copy(self, target: Target) -> bool:
+        """Whether neither the native module fills it, nor one that fills what it is tied to."""
+        if target.index in self._direct or target.is_filled:
+            return False
+        return not (target.is_staged or target.is_nothing or target.claim in self._filled)
+
+    def beside(self) -> set[int]:
+        """Indices of the tensors that have to be loaded beside the targets, in full."""
+        return self._beside
+
+    def indices(self) -> set[int]:
+        """Those of the entries that are read into targets, or on the way there."""
+        return self._direct.keys() | self._passing.entries()
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether of some tensors only a part may be wanted, or some are read later."""
+        is_boxed = any(target.boxes is not None for target in self._found)
+        return bool(self._in_files) or self._passing.is_in_parts or is_boxed
+
+    def take(self) -> DeviceTensors:
+        """Takes the memory that stands in for what is filled; returns that of devices."""
+        for held, target in self._staged.items():
+            self._hosts[held] = _host_of(target)
+        return self._passing.take()
+
+    def requests(self) -> list[_Fill]:
+        """What the native module fills box by box."""
+        memories = [(target, target.memory) for target in self._filled.values()]
+        memories += [(self._staged[held], host) for held, host in self._hosts.items()]
+        wholes = self._seen.wholes
+        return [
+            request
+            for target, memory in memories
+            for request in target.requests(wholes.get(target.index, target.index), memory)
+        ] + self._passing.memory.requests()
+
+    def native(self) -> dict[int, _Target]:
+        """Memory for the native module to fill with entries, by their indices."""
+        direct = {index: target.native() for index, target in self._direct.items()}
+        return direct | self._passing.memory.native()
+
+    def builder(self, places: dict[int, Place]) -> Builder:
+        """What builds the rest, out of what was read and what was filled.
+
+        Args:
+            places: Where each tensor's bytes are, of those that were not read into targets.
+        """
+        made = {}
+        for index, target in self._direct.items():
+            if target.place is None:
+                places[index] = (bytes_of(target.value), 0)
+            else:
+                made[index] = target.value.detach()
+        return Builder(self._seen.tensors, self._seen.aliases, places, made=made)
+
+    def pass_on(
+        self,
+        checkpoint: _native.Checkpoint,
+        options: dict[str, Any],
+        progress: Progress | None,
+    ) -> list[dict[str, Any]]:
+        """Fills what goes through other memory of devices, after what is filled in place.
+
+        Args:
+            checkpoint: The checkpoint, open.
+            options: How bytes move.
+            progress: Called with the bytes done and in all, anew for each part.
+
+        Returns:
+            What is to be reported of what was read.
+
+        Raises:
+            CorruptCheckpointError: Something is damaged.
+        """
+
+        def copy(indices: Collection[int], builder: Builder) -> None:
+            for target in self._found:
+                if target.index in indices and self._is_to_copy(target):
+                    copy_built(builder, target)
+                    self._passed.add(target.claim)
+
+        return self._passing.pass_on(checkpoint, copy, options=options, progress=progress)
+
+    def fill_files(
+        self, checkpoint: _native.Checkpoint, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Puts tensors into files; no memory of the state is changed.
+
+        Args:
+            checkpoint: The checkpoint, open.
+            options: How bytes move.
+
+        Returns:
+            What is to be reported of it.
+
+        Raises:
+            CorruptCheckpointError: One is damaged.
+        """
+        filling = Filling(checkpoint, self._seen, options)
+        self._filled_files = filling.fill(self._in_files)
+        return [] if filling.fields is None else [filling.fields]
+
+    def finish(self, node: Node, state: Any, builder: Builder) -> Any:
+        """Fills what the native module did not, and the plain leaves; returns the state."""
+        # What can still fail comes first: nothing is assigned before everything is built.
+        assignments: list[tuple[Any, Any, Any]] = []
+        state = self._rebuild(node, state, builder, assignments)
+        filled = {target.claim for target in self._direct.values()} | set(self._filled)
+        filled |= self._passed
+        for target in self._found:
+            if target.is_staged:
+                copy_elements(local_of(target.value), self._hosts[target.held].owner)
+            elif target.claim not in filled and not target.is_nothing:
+                copy_built(builder, target)
+        in_place = [*self._direct.values(), *self._filled.values()]
+        bump_versions([target.memory.owner for target in in_place])
+        for container, key, value in assignments:
+            container[key] = value
+        return state
+
+    def _rebuild(
+        self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]
+    ) -> Any:
+        """What comes into the place of a value: itself, but for plain leaves and their tuples."""
+        state = unwrapped(state)
+        if state is NEW:
+            return builder.build(node)
+        if is_data(node) and node["$"] in ("tensor", "ndarray"):
+            return self._filled_files[place(state)] if is_in_file(state) else state
+        if is_composite(node):
+            if "coalesced" in node:
+                # Its indices are others now.
+                state._coalesced_(node["coalesced"])
+            return state
+        children = branches(node)
+        if children is None:
+            return builder.build(node)
+        new = {
+            key: self._rebuild(child, state[key], builder, assignments)
+            for key, child in children
+            if child is not SKIPPED
+        }
+        if isinstance(state, tuple):
+            return tuple(new.get(index, item) for index, item in enumerate(state))
+        assignments += [
+            (state, key, value) for key, value in new.items() if state[key] is not value
+        ]
+        if type(state) is OrderedDict and type(node) is dict:
+            attributes = builder.attributes(node, 0)
+            assignments += [(vars(state), name, value) for name, value in attributes.items()]
+        return state
+
+
+def _host_of(target: Target) -> Memory:
+    """Memory of the host for what a rank holds of a `DTensor` that lies elsewhere."""
+    torch = sys.modules["torch"]
+    dtype = target.memory.owner.dtype
+    return of_tensor(torch.empty(target.memory.shape, dtype=dtype, device=CPU), target.name)

@@ -1,0 +1,150 @@
+"""Loading a partial checkpoint: what of it is there, and what was asked for and is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.references import is_composite, references
+from penstock.checkpoint.state.scalars import TreeError, member
+from penstock.errors import PartialCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from penstock import _native
+    from penstock.checkpoint.state.tree import Node
+
+_NAMED_MAX = 8
+
+
+def is_missing(node: Node) -> bool:
+    """Whether a leaf stands for a tensor that could not be salvaged, or is made of such."""
+    if type(node) is not dict:
+        return False
+    if node.get("$") == "object" or is_composite(node):
+        return any(one.get("$") == "missing" for one in references(node))
+    return node.get("$") == "missing"
+
+
+def loadable(
+    node: Node,
+    checkpoint: _native.Checkpoint,
+    path: str,
+    *,
+    allow_partial: bool,
+    lost: Sequence[str] = (),
+) -> tuple[Node, bool]:
+    """The tree as it can be loaded, and whether something is left out.
+
+    Args:
+        node: The tree, `SKIPPED` where nothing was asked for.
+        checkpoint: The checkpoint that it belongs to.
+        path: Where that is.
+        allow_partial: Leave out what is missing.
+        lost: What is missing and was asked for, beside what the tree says is.
+
+    Raises:
+        PartialCheckpointError: Something that was asked for is missing, or was never checked, and
+            ``allow_partial`` is False; or nothing is left.
+        TreeError: The tree is malformed.
+    """
+    partial = checkpoint.partial
+    if partial is None:
+        return node, False
+    _, unverified = partial
+    names = [name for name, leaf in tree.leaves(node) if is_missing(leaf)]
+    if allow_partial:
+        rest = tree.without(node, is_missing) if names else node
+        if names and rest is tree.SKIPPED:
+            raise _error(
+                f"nothing of it is left of what was asked for: {_some(names)}", path, names
+            )
+        return rest, bool(names or lost)
+    names += lost
+    if unverified:
+        raise _error(
+            "it was salvaged without digests, so nothing proves that it is what was saved; "
+            "penstock.load with allow_partial=True loads it all the same",
+            path,
+            names,
+        )
+    if names:
+        raise _error(
+            f"it was salvaged from a damaged one and lacks {_some(names)}; penstock.load with "
+            "allow_partial=True loads the rest, with keys= what of that you name",
+            path,
+            names,
+        )
+    return node, False
+
+
+class Gone(NamedTuple):
+    """What could not be salvaged, beside what ranks had for themselves and their trees tell of.
+
+    Attributes:
+        shared: Names of tensors that ranks share, which trees refer to all the same.
+        states: Ranks whose structure and plain values are lost -> what to call that.
+    """
+
+    shared: frozenset[str]
+    states: dict[int, str]
+
+    @classmethod
+    def of(cls, checkpoint: _native.Checkpoint) -> Gone:
+        """What a checkpoint lacks; nothing unless it is partial."""
+        rows = [] if checkpoint.partial is None else checkpoint.missing()
+        shared = frozenset(name for name, _, _, _, kind, _ in rows if kind == "shared")
+        states = {
+            rank: row[0] for row in rows if row[4] == "state" and (rank := row[5]) is not None
+        }
+        return cls(shared, states)
+
+    def of_rank(self, rank: int) -> tuple[str, ...]:
+        """What is gone of one rank alone."""
+        return (self.states[rank],) if rank in self.states else ()
+
+    def beside(self, names: Container[str]) -> tuple[str, ...]:
+        """What is gone of any rank, without the shared tensors of these names."""
+        rest = sorted(name for name in self.shared if name not in names)
+        return (*self.states.values(), *rest)
+
+
+MISSING = {"$": "missing", "i": 0}
+"""Stands for a leaf that is missing; nobody looks at its number."""
+
+
+def shared_only(node: Node, level: int = 0) -> Node:
+    """A tree in which everything is missing but the tensors that its rank shares with others.
+
+    Raises:
+        TreeError: The tree is malformed.
+    """
+    if level > tree.LEVELS_MAX:
+        raise TreeError(f"nested deeper than {tree.LEVELS_MAX} levels")
+    if type(node) is list:
+        return [shared_only(child, level + 1) for child in node]
+    if type(node) is not dict:
+        return dict(MISSING)
+    tag = node.get("$")
+    if "$" not in node:
+        return {key: shared_only(child, level + 1) for key, child in node.items()}
+    if type(tag) is str and tag in tree.SEQUENCES:
+        return {**node, "v": shared_only(member(node, "v", list), level)}
+    if type(tag) is str and tag in tree.MAPPINGS:
+        pairs = [[key, shared_only(child, level + 1)] for key, child in tree.pairs(node)]
+        return {**node, "v": pairs}
+    if is_composite(node):
+        is_shared = all("g" in one for one in references(node))
+        return node if is_shared else dict(MISSING)
+    return node if "g" in node else dict(MISSING)
+
+
+def _error(what: str, path: str, names: list[str]) -> PartialCheckpointError:
+    return PartialCheckpointError(f"{path} is partial: {what}", path=path, missing=tuple(names))
+
+
+def _some(names: list[Any]) -> str:
+    named = ", ".join(map(repr, names[:_NAMED_MAX]))
+    rest = len(names) - _NAMED_MAX
+    return f"{named} and {rest} more" if rest > 0 else named

@@ -1,0 +1,123 @@
+"""Where in its files the tensors of a checkpoint lie, for whoever reads those in place."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.references import BYTES_TAGS, is_data, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.checkpoint.loading.opened import OpenCheckpoint
+    from penstock.checkpoint.state.references import Row
+    from penstock.checkpoint.state.ties import Window
+
+
+class Run(NamedTuple):
+    """Bytes of a tensor that lie together in a file, and in the tensor.
+
+    Attributes:
+        file: Its path.
+        begin: Where in it they begin.
+        nbytes: How many.
+        place: Where in the tensor they begin, in bytes, in row-major order.
+    """
+
+    file: str
+    begin: int
+    nbytes: int
+    place: int
+
+
+class PlacedTensor(NamedTuple):
+    """A tensor of a state.
+
+    Attributes:
+        name: Its dotted name.
+        dtype: Name of its type.
+        shape: Its sizes.
+        runs: All of its bytes, in their order; None where they do not lie in runs, as those of a
+            transposed view, or of boxes that are cut along an inner dimension.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    runs: tuple[Run, ...] | None
+
+
+def placed(checkpoint: OpenCheckpoint) -> Iterator[PlacedTensor]:
+    """The tensors of the state that a checkpoint was looked at for.
+
+    Raises:
+        TreeError: A tree is malformed.
+    """
+    seen = checkpoint.seen
+    boxes: dict[str, list[tuple[Row, tuple[int, ...]]]] = {}
+    for index, whole, _, start in checkpoint.native.boxes():
+        boxes.setdefault(whole, []).append((seen.tensors[index], start))
+    for name, leaf in tree.leaves(seen.node):
+        if type(leaf) is not dict or not is_data(leaf) or leaf["$"] in BYTES_TAGS:
+            continue
+        index, window = reference(leaf, seen.tensors, seen.aliases)
+        row = seen.tensors[index]
+        _, dtype, shape, _, begin, end = row
+        if index in seen.wholes:
+            stored = boxes.get(seen.wholes[index], [])
+        else:
+            stored = [(row, (0,) * len(shape))]
+        item_bytes = (end - begin) // max(1, math.prod(shape))
+        runs = _runs(checkpoint.path, stored, shape, item_bytes)
+        if window is not None:
+            shape = window[0]
+            runs = _within(runs, window, item_bytes)
+        yield PlacedTensor(name, dtype, tuple(shape), runs)
+
+
+def _runs(
+    path: str,
+    stored: Sequence[tuple[Row, tuple[int, ...]]],
+    shape: tuple[int, ...],
+    item_bytes: int,
+) -> tuple[Run, ...] | None:
+    """Boxes as runs of the tensor that they make, where each of them is one."""
+    strides = _row_major(shape)
+    runs = []
+    for (_, _, box, file, begin, end), start in stored:
+        # Behind the first dimension that it has more than one index of, it is as the tensor is.
+        cut = next((dim for dim, size in enumerate(box) if size != 1), len(shape))
+        if tuple(box[cut + 1 :]) != tuple(shape[cut + 1 :]):
+            return None
+        place = sum(index * stride for index, stride in zip(start, strides, strict=True))
+        if end > begin:
+            runs.append(Run(os.path.join(path, file), begin, end - begin, place * item_bytes))
+    return tuple(sorted(runs, key=lambda run: run.place))
+
+
+def _within(
+    runs: tuple[Run, ...] | None, window: Window, item_bytes: int
+) -> tuple[Run, ...] | None:
+    """What of a tensor's runs a window over it takes, where that lies together."""
+    shape, strides, offset = window
+    sides = zip(shape, strides, _row_major(shape), strict=True)
+    is_plain = all(size == 1 or stride == expected for size, stride, expected in sides)
+    if runs is None or not is_plain:
+        return None
+    begin = offset * item_bytes
+    end = begin + math.prod(shape) * item_bytes
+    found = []
+    for run in runs:
+        first, last = max(begin, run.place), min(end, run.place + run.nbytes)
+        if first < last:
+            inside = first - run.place
+            found.append(Run(run.file, run.begin + inside, last - first, first - begin))
+    return tuple(found)
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each dimension."""
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

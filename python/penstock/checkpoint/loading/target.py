@@ -1,0 +1,157 @@
+"""`Target`: one tensor or array that ``load(into=…)`` fills; and what stands for what is new."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.layout.boxes import Box
+from penstock.tensors.devices import Place, is_scattered
+from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
+from penstock.tensors.per_rank import PerRank
+
+if TYPE_CHECKING:
+    from penstock._native import _Fill, _Target
+    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.tree import Node
+
+
+class _New:
+    """Stands in a state to fill for what is made anew, whatever it is."""
+
+    def __repr__(self) -> str:
+        return "NEW"
+
+
+NEW = _New()
+
+
+@dataclass(slots=True)
+class Target:
+    """A tensor or array to fill.
+
+    Attributes:
+        name: Its dotted name.
+        value: The tensor or array itself.
+        memory: Where its elements are.
+        node: The leaf it is filled from.
+        index: The stored tensor of that leaf.
+        window: Which part of it.
+        boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
+        is_whole: Whether the stored tensor has to be put together from boxes.
+        place: Where the native module fills it, if a device has it and that is so.
+    """
+
+    name: str
+    value: Any
+    memory: Memory
+    node: dict[str, Node]
+    index: int
+    window: Window | None
+    boxes: list[Box] | None
+    is_whole: bool
+    place: Place | None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the native module can fill it in place with an entry."""
+        is_run = self.memory.strides is None or self.place is not None
+        return is_run and self._is_reachable and not self._is_boxed
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the native module can fill it in place, box by box."""
+        return self._is_reachable and self._is_boxed
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
+        is_part = self.boxes is not None and self.window is None
+        return is_part and not self._is_reachable and not self.is_nothing
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no elements, or none that anybody else could reach."""
+        return self.memory.high <= self.memory.low
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is a `DTensor` of which this rank holds no elements."""
+        return self.boxes is not None and (not self.boxes or 0 in self.memory.shape)
+
+    @property
+    def _is_reachable(self) -> bool:
+        memory = self.memory
+        if self.is_empty or self.window is not None:
+            return False
+        # What is scattered PyTorch puts in place, by one kernel.
+        return memory.device == CPU or (self.place is not None and not is_scattered(memory))
+
+    @property
+    def _is_boxed(self) -> bool:
+        return self.boxes is not None or self.is_whole
+
+    def native(self) -> _Target:
+        """Where the native module puts an entry."""
+        memory = self.memory
+        if self.place is None:
+            return (memory.address, memory.nbytes, self.value)
+        layout = (memory.shape, memory.address, memory.strides, memory.item_bytes)
+        return (*layout, memory.owner, self.place)
+
+    def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
+        """What the native module fills: of the tensor ``key``, boxes and where they go."""
+        zeros = (0,) * len(memory.shape)
+        boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
+        device = None if memory.device == CPU else self.place
+        found: list[_Fill] = []
+        for box in boxes:
+            part = narrow(memory, box.at, box.shape)
+            place = (part.address, part.strides, part.item_bytes, part.owner, device)
+            found.append((key, box.start, box.shape, *place))
+        return found
+
+    @property
+    def held(self) -> tuple[Any, ...]:
+        """Of a `DTensor`: the stored tensor, and what this rank holds of it."""
+        return (self.index, self.memory.shape, *(self.boxes or ()))
+
+    @property
+    def claim(self) -> tuple[Any, ...]:
+        """Two targets may share memory if their claims are equal.
+
+        A claim is the stored tensor, and where its first element would lie.
+        """
+        memory = self.memory
+        if self.boxes is not None:
+            boxes = tuple(self.boxes)
+            return (self.index, memory.device, memory.address, memory.strides, boxes)
+        if self.window is None:
+            return (self.index, memory.device, memory.address, memory.strides)
+        shape, strides, offset = self.window
+        item_bytes = memory.item_bytes
+        own = memory.strides or contiguous_strides(memory.shape, item_bytes)
+        for dim, stride, own_stride in zip(shape, strides, own, strict=True):
+            if dim > 1 and stride * item_bytes != own_stride:
+                return (self.index, memory.device, memory.address, own, self.window)
+        return (self.index, memory.device, memory.address - offset * item_bytes, None)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a `DTensor`, of which this rank holds a part."""
+    # Without the module there is none, and it takes a while to import.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(value) is module.DTensor
+
+
+def local_of(value: Any) -> Any:
+    """What a rank holds of a `DTensor`, without autograd."""
+    return value.detach().to_local()
+
+
+def unwrapped(value: Any) -> Any:
+    """A value without the mark that each rank has its own: saved with it, it is filled with it."""
+    while isinstance(value, PerRank):
+        value = value.value
+    return value

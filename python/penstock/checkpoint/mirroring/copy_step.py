@@ -1,0 +1,81 @@
+"""Copying steps to a mirror once, as `penstock mirror` does, and what is where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.checkpoint.mirroring.reports import MirrorReport
+from penstock.checkpoint.mirroring.taken import telling_of_another
+from penstock.common.progress import shown
+from penstock.io.arguments import to_native
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.mirroring.mirror import Mirror
+    from penstock.common.progress import Progress
+    from penstock.options import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCopies:
+    """What there is of a step.
+
+    Attributes:
+        step: The step.
+        here: Its state in the store; None where it has none of it.
+        there: Its state at the mirror; ``"another"`` where that is another checkpoint.
+    """
+
+    step: int
+    here: str | None
+    there: str | None
+
+
+def compared(root: str, mirror: Mirror) -> list[StepCopies]:
+    """All steps that a store or its mirror has, oldest first.
+
+    Raises:
+        StorageError: One of them cannot be asked.
+    """
+    local, remote = _native.Store(root), _native.Store(mirror.url)
+    here = {step: state for step, state, _ in local.steps()}
+    there = {step: state for step, state, _ in remote.steps()}
+    for step in here.keys() & there.keys():
+        if here[step] == there[step] == "complete":
+            ours, theirs = local.identity(step), remote.identity(step)
+            # One that cannot be read this once is nobody's.
+            if None not in (ours, theirs) and ours != theirs:
+                there[step] = "another"
+    return [
+        StepCopies(step=step, here=here.get(step), there=there.get(step))
+        for step in sorted(here.keys() | there.keys())
+    ]
+
+
+def mirror_step(
+    root: str,
+    step: int,
+    mirror: Mirror,
+    *,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> MirrorReport:
+    """Copies a step, as far as it is not there.
+
+    Raises:
+        CheckpointExistsError: Another checkpoint is there.
+        CorruptCheckpointError: It is damaged here.
+        PenstockError: There is no such complete step, or the system or the store failed.
+    """
+    local, remote = _native.Store(root), _native.Store(mirror.url)
+    with shown(progress, "mirroring") as update, telling_of_another(remote.step_path(step)):
+        fields = _native.mirror(
+            local.step_path(step),
+            remote.step_path(step),
+            bytes_per_second=mirror.bytes_per_second,
+            connections=mirror.connections,
+            options=to_native(options),
+            progress=update,
+        )
+    return MirrorReport(**fields)

@@ -1,0 +1,393 @@
+"""`Follower`: copies the steps of a store to its mirror, in the background.
+
+One thread does so, by itself: saves only tell it that there is something new. It ends with the
+store or the process at any moment, as whoever comes next goes on where it stopped: what is there
+the mirror itself knows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.checkpoint.loading.dcp_files import drop_mark
+from penstock.checkpoint.mirroring.reports import MirrorReport, MirrorStatus
+from penstock.checkpoint.mirroring.taken import telling_of_another
+from penstock.common import events
+from penstock.common.tracing import call
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCheckpointError,
+    PartialCheckpointError,
+    PenstockError,
+)
+from penstock.io.arguments import to_native
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.mirroring.mirror import Mirror
+    from penstock.common.events import Observer
+    from penstock.options import Options
+
+_NICE = 19
+"""Copies are for later: they step back before whatever trains."""
+
+_PAUSE_SECONDS = 1.0
+_PAUSE_SECONDS_MAX = 300.0
+"""After the first failure, and at most: each pause is twice as long as the one before."""
+
+_LOOK_SECONDS = 0.5
+"""Between two looks of somebody who waits."""
+
+_EXIT_SECONDS = 1.0
+"""For how long the end of the process waits for the thread."""
+
+_TOLD_MAX = 5
+"""Steps that are named at the end of the process."""
+
+_REFUSALS = (
+    CorruptCheckpointError,
+    CheckpointExistsError,
+    FormatVersionError,
+    PartialCheckpointError,
+)
+"""Errors that come again as long as the step and its copy are what they are."""
+
+_GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
+"""What a step says that was deleted since it was listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a step was not copied.
+
+    Attributes:
+        checkpoint_id: Identity of the local step; None where it could not be read.
+        reason: The error's message.
+        is_there: Whether the reason lies at the mirror. There it may end at any time, so the step
+            is tried again.
+    """
+
+    checkpoint_id: str | None
+    reason: str
+    is_there: bool
+
+
+class Follower:
+    """Copies the steps of a store, the newest first.
+
+    Args:
+        mirror: Where to and how.
+        store: The store.
+        options: How bytes are read here.
+    """
+
+    def __init__(self, mirror: Mirror, store: _native.Store, options: Options | None) -> None:
+        self.mirror = mirror
+        self._store = store
+        self._options = to_native(options)
+        self._forget()
+        _followers.add(self)
+
+    @property
+    def remote(self) -> _native.Store:
+        """The mirror, reached as the process reaches its bucket by now."""
+        return _native.Store(self.mirror.url)
+
+    def _forget(self) -> None:
+        """Begins anew, as in a child, which has none of the threads."""
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._news = 0
+        """Counts what the thread has to look at."""
+        self._mirrored: dict[int, str] = {}
+        self._refused: dict[int, _Refusal] = {}
+        self._again: set[int] = set()
+        """Refused steps that are tried once more."""
+        self._job: tuple[int, _native.MirrorJob] | None = None
+        self._failures = 0
+        self._last_error: Exception | None = None
+        self._untold: str | None = None
+        """An error that nobody was told of."""
+
+    def follow(self) -> None:
+        """Has the thread look what there is to copy."""
+        with self._changed:
+            self._is_closed = False
+            self._news += 1
+            self._failures = 0
+            self._again.update(step for step, one in self._refused.items() if one.is_there)
+            if self._thread is None:
+                # A daemon: the end of the process does not wait for what is under way.
+                self._thread = threading.Thread(
+                    target=self._run, name="penstock-mirror", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """Waits until all that is due is there, or refused; tells whether it is."""
+        self.follow()
+        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._waiting():
+            left = _LOOK_SECONDS if ends is None else ends - time.monotonic()
+            if left <= 0 or self._is_closed:
+                return False
+            with self._changed:
+                # Whatever changes the directory meanwhile tells nobody.
+                self._changed.wait(min(left, _LOOK_SECONDS))
+        return True
+
+    def wait_for(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Waits until a step is there.
+
+        Raises:
+            PenstockError: It is refused, or an attempt has failed.
+        """
+        checkpoint_id = self._store.identity(step)
+
+        def is_over() -> bool:
+            is_there = self._mirrored.get(step) == checkpoint_id
+            is_refused = self._is_refused(step, checkpoint_id)
+            return is_there or self._failures > 0 or is_refused or self._is_closed
+
+        self.follow()
+        with self._changed:
+            self._changed.wait_for(is_over, timeout_seconds)
+            if self._mirrored.get(step) == checkpoint_id:
+                return
+            error = self._last_error
+        what = f"step {step} is saved here, but not at {self.mirror.url} yet"
+        if error is None:
+            raise PenstockError(f"{what}: the store was closed")
+        error.add_note(what)
+        raise error
+
+    def status(self) -> MirrorStatus:
+        """How it stands."""
+        waiting = tuple(self._waiting())
+        with self._changed:
+            step, (sent_bytes, total_bytes) = None, (0, 0)
+            if self._job is not None:
+                step, job = self._job
+                sent_bytes, total_bytes = job.bytes()
+            return MirrorStatus(
+                url=self.mirror.url,
+                mirrored=tuple(sorted(self._mirrored)),
+                waiting=waiting,
+                refused={step: one.reason for step, one in sorted(self._refused.items())},
+                step=step,
+                sent_bytes=sent_bytes,
+                total_bytes=total_bytes,
+                failures=self._failures,
+                last_error=None if self._last_error is None else str(self._last_error),
+            )
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Stops; what is not sent yet whoever follows next sends."""
+        with self._changed:
+            thread = self._thread
+            if thread is None:
+                return
+            self._is_closed = True
+            if self._job is not None:
+                self._job[1].cancel()
+            self._changed.notify_all()
+        if thread is not threading.current_thread():
+            thread.join(timeout_seconds)
+
+    def leave(self) -> None:
+        """As `close`, at the end of the process: nothing of it wants the GIL from now on."""
+        with self._changed:
+            if self._thread is None:
+                return
+            if self._job is not None:
+                self._job[1].leave()
+        self.close(_EXIT_SECONDS)
+        if waiting := self._waiting():
+            steps = ", ".join(map(str, waiting[-_TOLD_MAX:]))
+            sys.stderr.write(
+                f"penstock: not at {self.mirror.url} yet: step {steps}; the next process that "
+                "saves to this store, or `penstock mirror`, goes on with that\n"
+            )
+
+    def take_untold(self) -> str | None:
+        """What the user should hear of: an error of which nobody was told yet."""
+        with self._changed:
+            untold, self._untold = self._untold, None
+        return untold
+
+    def _waiting(self) -> list[int]:
+        """Complete local steps that are due and neither there nor refused, oldest first."""
+        found = []
+        for step in self._store.committed():
+            if not self.mirror.is_due(step):
+                continue
+            checkpoint_id = self._store.identity(step)
+            if checkpoint_id is None or self._mirrored.get(step) == checkpoint_id:
+                continue
+            if not self._is_refused(step, checkpoint_id):
+                found.append(step)
+        return found
+
+    def _is_refused(self, step: int, checkpoint_id: str | None) -> bool:
+        refusal = self._refused.get(step)
+        is_this = refusal is not None and refusal.checkpoint_id == checkpoint_id
+        return is_this and step not in self._again
+
+    def _run(self) -> None:
+        while (step := self._next()) is not None:
+            try:
+                with call("background", "mirror", self._store.step_path(step)):
+                    if self._send(step):
+                        self._trim()
+            except _GONE:
+                continue
+            except Exception as error:
+                self._fail(step, error)
+
+    def _next(self) -> int | None:
+        """The step to send, the newest first, once there is one; None at the end."""
+        while True:
+            with self._changed:
+                news = self._news
+                if self._is_closed:
+                    self._thread = None
+                    return None
+            try:
+                waiting = self._waiting()
+            except Exception as error:
+                self._fail(None, error)
+                continue
+            if waiting:
+                return waiting[-1]
+            with self._changed:
+                self._changed.notify_all()
+                self._changed.wait_for(functools.partial(self._is_told_since, news))
+
+    def _is_told_since(self, news: int) -> bool:
+        """Whether the thread has to look up, or to end."""
+        return self._is_closed or self._news != news
+
+    def _send(self, step: int) -> bool:
+        """Copies a step; tells whether it is there, or the store was closed."""
+        job = _native.MirrorJob()
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._job = (step, job)
+        began = time.perf_counter()
+        try:
+            with telling_of_another(self.remote.step_path(step)):
+                fields = job.run(
+                    self._store.step_path(step),
+                    self.remote.step_path(step),
+                    bytes_per_second=self.mirror.bytes_per_second,
+                    connections=self.mirror.connections,
+                    nice=_NICE,
+                    options=self._options,
+                )
+            report = MirrorReport(**fields)
+        except KeyboardInterrupt:
+            # It was cancelled: the store is closed.
+            return False
+        except PenstockError as error:
+            seconds = time.perf_counter() - began
+            events.tell(functools.partial(_tell, error, seconds))
+            raise
+        finally:
+            with self._changed:
+                self._job = None
+        events.tell(functools.partial(_tell, report, report.seconds))
+        with self._changed:
+            self._failures = 0
+            self._found(step, report.checkpoint_id)
+        return True
+
+    def _found(self, step: int, checkpoint_id: str) -> None:
+        """Remembers that a step is complete at the mirror; the caller holds the lock."""
+        self._mirrored[step] = checkpoint_id
+        self._refused.pop(step, None)
+        self._again.discard(step)
+        self._changed.notify_all()
+
+    def _fail(self, step: int | None, error: Exception) -> None:
+        """Remembers an error, and waits before the next attempt."""
+        with self._changed:
+            known = None if step is None else self._refused.get(step)
+            is_known = known is not None and known.reason == str(error)
+            if not is_known and str(error) != str(self._last_error):
+                self._untold = str(error)
+            self._last_error = error.with_traceback(None)
+            if step is not None and isinstance(error, _REFUSALS):
+                self._refuse(step, error)
+                return
+            self._failures += 1
+            self._changed.notify_all()
+            pause = min(_PAUSE_SECONDS * 2 ** (self._failures - 1), _PAUSE_SECONDS_MAX)
+            self._changed.wait_for(functools.partial(self._is_told_since, self._news), pause)
+
+    def _refuse(self, step: int, error: PenstockError) -> None:
+        """Does not try a step again by itself; the caller holds the lock."""
+        checkpoint_id = None
+        with contextlib.suppress(PenstockError):
+            checkpoint_id = self._store.identity(step)
+        is_there = getattr(error, "path", None) != self._store.step_path(step)
+        self._refused[step] = _Refusal(checkpoint_id, str(error), is_there)
+        self._again.discard(step)
+        self._changed.notify_all()
+
+    def _trim(self) -> None:
+        """Deletes local copies that need not stay: their own are complete at the mirror."""
+        keep_local = self.mirror.keep_local
+        if keep_local is None:
+            return
+        for step in self._store.committed()[:-keep_local]:
+            checkpoint_id = self._store.identity(step)
+            if checkpoint_id is None or not self.mirror.is_due(step):
+                continue
+            # Read back just now, whoever put it there.
+            if self.remote.identity(step) != checkpoint_id:
+                continue
+            if self.remote.state(step) != "complete":
+                continue
+            with self._changed:
+                self._found(step, checkpoint_id)
+            for retired in self._store.retire([(step, checkpoint_id)]):
+                drop_mark(self._store.step_path(retired))
+
+
+def _tell(outcome: MirrorReport | PenstockError, seconds: float, observer: Observer) -> None:
+    observer.mirrored(outcome, seconds)
+
+
+_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    for follower in list(_followers):
+        # Whatever is wrong, the process ends.
+        with contextlib.suppress(Exception):
+            follower.leave()
+
+
+def _forget_in_child() -> None:
+    # The threads are the parent's, and one of them may have held a lock.
+    for follower in list(_followers):
+        follower._forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,69 @@
+"""`Mirror`: where the steps of a store are copied to, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.common.option_kinds import Number
+from penstock.common.paths import of_bucket
+from penstock.errors import UnsupportedPathError
+from penstock.io.arguments import STEP_MAX, decode_path
+
+_EVERY = Number(1, STEP_MAX, "steps", is_open=False)
+_KEEP_LOCAL = Number(1, STEP_MAX, "steps")
+_RATE = Number(1, (1 << 63) - 1, "bytes a second")
+_CONNECTIONS = Number(1, 256, "requests", is_open=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Where the steps of a store are copied to, and how; see `penstock.CheckpointStore`.
+
+    Attributes:
+        url: The mirror's directory in a bucket, such as ``s3://BUCKET/RUN``; see `penstock.Remote`
+            for how the bucket is reached.
+        every: Copy the steps that are multiples of this; 1 for all.
+        keep_local: So many of the newest complete steps stay on local storage. An older one goes
+            when its copy is complete and was read back, unless it is protected or in use. None
+            leaves all to the store's own rules.
+        wait: What a save waits for: ``"never"`` for no copy, ``"commit"`` until its step is
+            complete at the mirror.
+        bytes_per_second: Send no more than this; None for as fast as it goes.
+        connections: Requests at a time. Each holds a part of an upload in memory, 8 MiB where
+            `penstock.Remote` says nothing else.
+
+    Raises:
+        UnsupportedPathError: ``url`` is no URL of a bucket.
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> import penstock
+        >>> penstock.Mirror("s3://checkpoints/run-7", every=1000, keep_local=2).every
+        1000
+    """
+
+    url: str
+    every: int = 1
+    keep_local: int | None = None
+    wait: Literal["never", "commit"] = "never"
+    bytes_per_second: int | None = None
+    connections: int = 8
+
+    def __post_init__(self) -> None:
+        url = decode_path(self.url)
+        if not of_bucket(url):
+            what = "a mirror is in a bucket: give a URL such as s3://BUCKET/DIRECTORY"
+            raise UnsupportedPathError(f"{url}: {what}", path=url, scheme="")
+        # In the one form that all below takes.
+        object.__setattr__(self, "url", url)
+        _EVERY.check("every", self.every)
+        _KEEP_LOCAL.check("keep_local", self.keep_local)
+        _RATE.check("bytes_per_second", self.bytes_per_second)
+        _CONNECTIONS.check("connections", self.connections)
+        if self.wait not in ("never", "commit"):
+            raise ValueError(f"wait={self.wait!r}: must be one of 'never', 'commit'")
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is one of those that are copied."""
+        return step % self.every == 0

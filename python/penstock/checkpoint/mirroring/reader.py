@@ -1,0 +1,114 @@
+"""`TieredReader`: steps that are loaded from the nearest copy that is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.loading import load as loading
+from penstock.checkpoint.mirroring.tiers import Tiers
+from penstock.checkpoint.steps.reader import Reader
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    StorageError,
+)
+from penstock.options import Options
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock.checkpoint.loading.load import Wanted
+    from penstock.checkpoint.ranks.group import Ranks
+
+_ELSEWHERE = (
+    CorruptCheckpointError,
+    StorageError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+)
+"""What may be wrong with one copy and not with the other."""
+
+
+class TieredReader(Reader):
+    """Loads steps of a store and its mirror.
+
+    Args:
+        local: The store here.
+        remote: The mirror.
+        root: The store's directory.
+        url: The mirror's.
+        options: How bytes move.
+        ranks: Who else loads the same; None for this process alone.
+        needs: Whether it is an error that the mirror cannot be asked.
+    """
+
+    def __init__(
+        self,
+        local: _native.Store,
+        remote: _native.Store,
+        root: str,
+        url: str,
+        options: Options | None,
+        ranks: Ranks | None,
+        *,
+        needs: bool,
+    ) -> None:
+        self._tiers = Tiers(local, remote, tell=self._tell_once, needs=needs)
+        super().__init__(self._tiers, root, options, ranks)
+        self._url = url
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+    def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
+        """Loads a step from the nearest copy; what is damaged there is read from the other.
+
+        Raises:
+            CorruptCheckpointError: Both copies are damaged, or there is only one.
+            StorageError: The system does not let it be read.
+        """
+        here, there = self.path(step), self._there(step)
+        first, second = (here, there) if self._tiers.is_local(step) else (there, here)
+        try:
+            return self._read_at(step, first, second, wanted, verifies=verifies)
+        except _ELSEWHERE as error:
+            try:
+                loaded = self._read_at(step, second, first, wanted, verifies=verifies)
+            except _ELSEWHERE:
+                # It says more of the step than that there is no other copy.
+                raise error from None
+            self.warnings.append(f"step {step} is loaded from {second}: {error}")
+            return loaded
+
+    def is_about(self, step: int, error: StorageError) -> bool:
+        """Whether a copy of this step is refused, and another step may well be read."""
+        return error.path.startswith(self._there(step)) or super().is_about(step, error)
+
+    def _there(self, step: int) -> str:
+        return f"{self._url}/{os.path.basename(self.path(step))}"
+
+    def _read_at(
+        self, step: int, path: str, other: str, wanted: Wanted, *, verifies: bool
+    ) -> loading.Loaded:
+        options = self._options or Options()
+        if verifies:
+            options = dataclasses.replace(options, verify=True)
+        is_here = path == self.path(step)
+        checkpoint_id = self.native.identity(step) if is_here else None
+        try:
+            loaded = loading.read(path, dataclasses.replace(wanted, spare=other), options)
+        except CorruptCheckpointError as error:
+            if checkpoint_id is not None and error.is_proven:
+                self.mark(step, checkpoint_id, is_good=False)
+            raise
+        self.warnings += loaded.warnings
+        mended = [str(one) for one in loaded.report.fallbacks if one.kind == "copy"]
+        self.warnings += mended
+        if is_here and mended:
+            self.mark(step, loaded.report.checkpoint_id, is_good=False)
+        elif is_here and loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
+            self.mark(step, loaded.report.checkpoint_id, is_good=True)
+        return loaded

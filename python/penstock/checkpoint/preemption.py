@@ -1,0 +1,375 @@
+"""`on_signal`: a last save when the scheduler wants its machines back.
+
+The handler of the signal notes that it came, and when; everything else happens where training has
+ended a step and asks (`Preemption.at`).
+
+Many ranks have to stop after the same step: `penstock.checkpoint.ranks.stopping` says how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import numbers
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.checkpoint.last_save import LastSave
+from penstock.checkpoint.ranks.stopping import Stopping
+from penstock.checkpoint.store import CheckpointStore
+from penstock.checkpoint.training.training import Training
+from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.ranks.group import Ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preemption:
+    """Whether training has to stop, and the save that it then makes; see `on_signal`.
+
+    Attributes:
+        signal: The number of the signal that came; None as long as none has, to this process.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        training: Any,
+        signals: Iterable[int],
+        grace_seconds: float,
+    ) -> None:
+        self.signal: int | None = None
+        self._store = store
+        self._last_save = LastSave(store)
+        self._training = training
+        self._grace_seconds = grace_seconds
+        self._deadline: float | None = None
+        self._is_over = False
+        self._is_closed = False
+        self._ranks: Ranks | None = self._last_save.ranks
+        self._stopping: Stopping | None = None
+        self._previous: dict[int, Any] = {}
+        if self._ranks is not None:
+            self._stopping = Stopping(self._ranks)
+        try:
+            for number in signals:
+                self._previous[number] = signal.signal(number, self._note)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise ValueError(f"signals: {number!r} cannot be caught: {error}") from None
+        _open.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Preemption: {'no signal' if self.signal is None else f'signal {self.signal}'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the signals back to whoever had them before."""
+        _open.discard(self)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if threading.current_thread() is not threading.main_thread():
+            # No other thread can set a handler: this one gives the signal back when it comes.
+            return
+        for number in self._previous:
+            # One that others have set since is theirs.
+            if signal.getsignal(number) == self._note:
+                self._give_back(number)
+
+    def at(self, step: int) -> bool:
+        """Whether to stop after this step; to be asked by every rank when it has ended one.
+
+        If so, the step is saved when this returns, or is all that the time of grace allowed: where
+        it is too short for another save, as long as the last one took, only the save that is under
+        way is finished. What is not saved is a `PenstockWarning`.
+
+        Args:
+            step: The number of the step, as for `CheckpointStore.save`.
+
+        Raises:
+            PenstockError: The save failed. The next call tries again.
+        """
+        if self._is_over:
+            return True
+        if self._stopping is None:
+            if self.signal is None:
+                return False
+        elif not self._stopping.is_here(step, self):
+            return False
+        self._stop(step)
+        # Not where it raised: nothing is saved then, and there may be time for another save.
+        self._is_over = True
+        return True
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How much of the time of grace is left; all of it as long as no signal has come."""
+        if self._deadline is None:
+            return self._grace_seconds
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def begin_grace(self, elapsed_seconds: float) -> None:
+        """Counts the time from a signal that came to another rank."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_seconds - elapsed_seconds
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long ago the signal came."""
+        return self._grace_seconds - self.remaining_seconds
+
+    def _give_back(self, number: int) -> None:
+        """Sets the handler that was there before, of those that are not closed."""
+        previous = self._previous[number]
+        while (one := _owner(previous)) is not None and one._is_closed:
+            previous = one._previous[number]
+        # None: one that is not of Python, which cannot be set again.
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self._is_closed and signal.getsignal(number) == self._note:
+            # Set again by one that was closed later: the signal is not ours to take.
+            self._give_back(number)
+            signal.raise_signal(number)
+            return
+        if self.signal is None and not self._is_closed:
+            self.begin_grace(0)
+            self.signal = number
+        previous = self._previous.get(number)
+        # That of SIGINT raises, which would end what is to be saved.
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+    def _stop(self, step: int) -> None:
+        """Sees to it that the step is saved, as far as there is time."""
+        store = self._store
+        with self._last_save.patient(self.remaining_seconds):
+            plan = self._agree(step)
+            is_finished = self._finish_pending()
+            if is_finished is None or (plan["is_saved"] and is_finished):
+                return
+            if not plan["has_time"]:
+                self._warn(step, f"a save takes {plan['needed_seconds']:.1f} s")
+                return
+            state = self._training() if callable(self._training) else self._training
+            pending = store.save_async(step, state)
+            try:
+                pending.result(self.remaining_seconds)
+            except TimeoutError:
+                pending.cancel()
+                self._warn(step, "the save has not ended")
+
+    def _agree(self, step: int) -> dict[str, Any]:
+        """What is to be done, by what rank 0 knows."""
+
+        def decide() -> dict[str, Any]:
+            needed_seconds = self._last_save.needed_seconds
+            return {
+                "is_saved": self._last_save.covers(step),
+                "has_time": needed_seconds < self.remaining_seconds,
+                "needed_seconds": needed_seconds,
+            }
+
+        if self._ranks is None or self._stopping is None:
+            return decide()
+        if not self._stopping.are_all_here:
+            return {**decide(), "has_time": False}
+        label = f"last save (step {step})"
+        return self._ranks.agree(label, max(self.remaining_seconds, 1), decide)
+
+    def _finish_pending(self) -> bool | None:
+        """Waits for the save under way; that it failed is no reason not to save again.
+
+        Returns:
+            Whether none has failed; None where there is no time left.
+        """
+        pending = self._last_save.pending
+        if pending is None:
+            return True
+        try:
+            pending.result(self.remaining_seconds)
+        except TimeoutError:
+            pending.cancel()
+            self._warn(pending.step or 0, "its save has not ended")
+            return None
+        except PenstockError as error:
+            # One that was cancelled says so itself.
+            is_told = isinstance(error, SaveCancelledError)
+            message = f"{error}" if is_told else f"step {pending.step} is not saved: {error}"
+            warnings.warn(message, PenstockWarning, stacklevel=4)
+            return False
+        return True
+
+    def _warn(self, step: int, reason: str) -> None:
+        message = (
+            f"step {step} is not saved: {reason}, and {self.remaining_seconds:.1f} s are left of "
+            f"the {self._grace_seconds:g} s since the signal came; the newest complete step is "
+            f"{self._store.latest()}"
+        )
+        warnings.warn(message, PenstockWarning, stacklevel=4)
+
+
+def _owner(handler: Any) -> Preemption | None:
+    """Whose handler it is."""
+    is_ours = getattr(handler, "__func__", None) is Preemption._note
+    return handler.__self__ if is_ours else None
+
+
+_open: set[Preemption] = set()
+
+
+def on_signal(
+    store: CheckpointStore,
+    training: Any,
+    *,
+    signals: int | Iterable[int] = SIGNALS,
+    grace_seconds: float = 30,
+) -> Preemption:
+    """Has training stop with a last save when the scheduler sends a signal.
+
+    The loop asks `Preemption.at` after each step, and leaves when that is True. Nothing else is
+    done when a signal comes, so it costs no step and tears none.
+
+    Of many ranks all call this, and ask after each step. A signal to one of them is enough; all
+    stop after the same step, one or two steps after it came. Without a signal that takes one look
+    into the key-value store of `torch.distributed` for each step, and no collective.
+
+    A handler that others have set is called as well, and is back when the block is left. Processes
+    that are forked meanwhile have it too.
+
+    Args:
+        store: Where to save.
+        training: What to save, as for `CheckpointStore.save`: a `Training`; or a function without
+            arguments that returns a state.
+        signals: Which ones, or which one.
+        grace_seconds: How long after the signal the process is killed: torchrun and Slurm wait for
+            30 seconds unless told otherwise. ``docs/resuming.md`` has recipes.
+
+    Raises:
+        PenstockError: This is not the main thread, which signals come to.
+        TypeError: An argument is of another kind.
+        ValueError: A signal cannot be caught, or the time is not positive and finite.
+
+    Example:
+        >>> import os, penstock, signal, tempfile
+        >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+        >>> training = penstock.Training(losses=[])
+        >>> with penstock.on_signal(store, training) as preempted:
+        ...     for step in range(1, 1000):
+        ...         training.losses.append(1 / step)
+        ...         if step == 3:
+        ...             os.kill(os.getpid(), signal.SIGTERM)
+        ...         if preempted.at(step):
+        ...             break
+        >>> store.steps()
+        [3]
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise PenstockError(
+            "on_signal: signals come to the main thread, and this is another one: call it there, "
+            "and hand the result to whoever trains"
+        )
+    _check(store, training, grace_seconds)
+    return Preemption(store, training, _numbers(signals), float(grace_seconds))
+
+
+def _check(store: Any, training: Any, grace_seconds: Any) -> None:
+    """Refuses at once what would fail when the signal comes, and lose the last save.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: The time is not positive and finite.
+    """
+    if not isinstance(store, CheckpointStore):
+        raise TypeError(
+            f"store: a {type(store).__name__} is no CheckpointStore: give "
+            "penstock.CheckpointStore(directory)"
+        )
+    kind = type(training).__name__
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(training, torch.nn.Module):
+        raise TypeError(
+            f"training: a {kind} is a model, which is no function that returns a state: give "
+            "penstock.Training(model=model, …)"
+        )
+    if not isinstance(training, Training):
+        if not callable(training):
+            raise TypeError(
+                f"training: a {kind} is neither a Training nor a function that returns a state: "
+                "give penstock.Training(…), or lambda: state"
+            )
+        # Of some callables nobody knows what they take.
+        with contextlib.suppress(ValueError):
+            try:
+                inspect.signature(training).bind()
+            except TypeError as error:
+                raise TypeError(
+                    f"training: the function is called without arguments: {error}"
+                ) from None
+    if isinstance(grace_seconds, bool) or not isinstance(grace_seconds, numbers.Real):
+        raise TypeError(f"grace_seconds={grace_seconds!r}: must be a number of seconds")
+    if not 0 < float(grace_seconds) <= threading.TIMEOUT_MAX:
+        raise ValueError(f"grace_seconds={grace_seconds!r}: must be positive and finite")
+
+
+def _numbers(signals: Any) -> tuple[int, ...]:
+    """The numbers of signals, each once.
+
+    Raises:
+        TypeError: One is none.
+    """
+    found = tuple(dict.fromkeys(signals)) if isinstance(signals, Iterable) else (signals,)
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(
+                f"signals={signals!r}: {number!r} is no signal: give some, such as "
+                "(signal.SIGTERM, signal.SIGUSR1)"
+            )
+    return found
+
+
+class _Forking(threading.local):
+    mask: set[int] | None = None
+    """Which signals this thread left to others before it began to fork."""
+
+
+_forking = _Forking()
+
+
+def _before_fork() -> None:
+    if _open:
+        # A signal to the child before it has its own handlers waits until then.
+        numbers = {number for one in list(_open) for number in one._previous}
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _after_fork() -> None:
+    mask, _forking.mask = _forking.mask, None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
+    # Whoever ends such a process with a signal means to end it.
+    for preemption in list(_open):
+        preemption.close()
+    _after_fork()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)

@@ -1,0 +1,140 @@
+"""`Exchange`: what ranks say to each other about one thing, and how they wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.ranks.heartbeat import remind
+from penstock.errors import RankError, SaveCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.checkpoint.ranks.mailbox import Mailbox
+
+_LISTED_MAX = 8
+"""Of so many further ranks that have not come, a message has the numbers."""
+
+REMIND_SECONDS = 5
+"""After so long a wait somebody says which ranks have not come."""
+
+
+class Exchange:
+    """Messages of a round, seen from one rank; `penstock.checkpoint.ranks.round.Round` lists them.
+
+    Args:
+        mailbox: Where they lie.
+        number: Of the round; each rank counts for itself.
+        label: What it is about.
+        rank: Number of this rank.
+        size: How many ranks there are.
+        timeout_seconds: For how long to wait for another rank.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        number: int,
+        label: str,
+        rank: int,
+        size: int,
+        timeout_seconds: float,
+    ) -> None:
+        self.number = number
+        self.label = label
+        self.rank = rank
+        self.size = size
+        self.timeout_seconds = timeout_seconds
+        self._mailbox = mailbox
+        self._own: list[str] = []
+        self._is_cancelled = threading.Event()
+        self._has_reminded = False
+
+    def cancel(self) -> None:
+        """Ends what this rank waits for, from another thread."""
+        self._is_cancelled.set()
+
+    # Waiting.
+
+    def _missing(self, deed: str, by: str | None) -> RankError:
+        """The error for ranks that have not done something in time."""
+        # A rank that came last, and died before it said so, is among those who came.
+        missing = [0] if by is None else self._without(by) or [self.rank]
+        further = ", ".join(map(str, missing[1 : _LISTED_MAX + 1]))
+        more = ", …" if len(missing) > _LISTED_MAX + 1 else ""
+        others = f" (nor have ranks {further}{more})" if further else ""
+        return RankError(
+            f"{self.label}: rank {missing[0]} has not {deed} within {self.timeout_seconds:g} s of "
+            f"rank {self.rank}{others}; it has died or hangs, or does not make the same call: "
+            "every rank has to, unless no_dist=True is given; nothing was done",
+            rank=missing[0],
+        )
+
+    def _without(self, kind: str) -> list[int]:
+        """Ranks that have left no message of a kind."""
+        return [rank for rank in range(self.size) if not self._has(f"{kind}/{rank}")]
+
+    def _wait(self, names: Sequence[str], timeout_seconds: float) -> str | None:
+        found = self._wait_for([*map(self._name, names)], timeout_seconds)
+        return None if found is None else found.partition("/")[2]
+
+    def _wait_for(self, keys: Sequence[str], timeout_seconds: float) -> str | None:
+        remind_at = time.monotonic() + REMIND_SECONDS
+
+        def turn() -> None:
+            if self._is_cancelled.is_set():
+                raise SaveCancelledError(f"{self.label} was cancelled")
+            if not self._has_reminded and time.monotonic() >= remind_at:
+                self._has_reminded = True
+                self._remind(keys)
+
+        return self._mailbox.wait(keys, timeout_seconds, turn)
+
+    def _remind(self, keys: Sequence[str]) -> None:
+        """Says which ranks have not come, if any, and if nobody has said it yet.
+
+        The coordinator looks at the others, and they at it: each at all would be too much.
+        """
+        if self.rank and self._has("round"):
+            return
+        missing = [rank for rank in self._without("come") if rank != self.rank]
+        # Who has left took its message along, but not before there was what is waited for.
+        if not missing or any(map(self._mailbox.has, keys)) or self._count("reminded") > 1:
+            return
+        remind(self.label, self.rank, missing, self.timeout_seconds)
+
+    def _put_own(self, kind: str, text: str) -> None:
+        self._own.append(f"{kind}/{self.rank}")
+        self._mailbox.put(self._name(self._own[-1]), text)
+
+    def _read_all(self, kind: str) -> list[str]:
+        return self._read([f"{kind}/{rank}" for rank in range(self.size)])
+
+    def _read(self, names: Sequence[str]) -> list[str]:
+        return self._mailbox.read([*map(self._name, names)])
+
+    def _get(self, name: str) -> dict[str, Any]:
+        found = self._look(name)
+        if found is None:
+            raise AssertionError("what was waited for stays until all ranks have left")
+        return found
+
+    def _look(self, name: str) -> dict[str, Any] | None:
+        return self._mailbox.look(self._name(name))
+
+    def _has(self, name: str) -> bool:
+        return self._mailbox.has(self._name(name))
+
+    def _post(self, name: str, message: dict[str, Any]) -> None:
+        self._mailbox.post(self._name(name), message)
+
+    def _count(self, name: str) -> int:
+        return self._mailbox.count(self._name(name))
+
+    def _delete(self, names: Sequence[str]) -> None:
+        self._mailbox.delete([*map(self._name, names)])
+
+    def _name(self, name: str) -> str:
+        return f"{self.number}/{name}"

@@ -1,0 +1,63 @@
+"""A save of one process that waits for it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.checkpoint.saving.apart import untied
+from penstock.checkpoint.state.flatten import flatten
+from penstock.checkpoint.state.live import captured
+from penstock.common.events import observed
+from penstock.common.progress import Progress, shown
+from penstock.common.tracing import span
+from penstock.reports import SaveReport
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.saving.destination import Destination
+
+
+@observed("save")
+def save_alone(
+    destination: Destination, state: Any, settings: dict[str, Any], progress: bool | Progress
+) -> SaveReport:
+    """`save` of this process alone, with its arguments checked.
+
+    Raises:
+        PenstockError: Whatever `save` raises.
+    """
+    return write_alone(destination, state, settings, progress=progress)
+
+
+def write_alone(
+    destination: Destination, state: Any, settings: dict[str, Any], *, progress: bool | Progress
+) -> SaveReport:
+    """The same of what is a part of another call, of whose end nobody is told."""
+    began = time.perf_counter()
+    with span("flatten"):
+        flat = flatten(captured(state))
+        grouped = destination.groups.grouped(flat)
+        index, unindexed = destination.groups.index(flat)
+    flatten_seconds = time.perf_counter() - began
+    destination.give_way()
+    with shown(progress, "saving") as update:
+        fields = _native.save(
+            destination.path,
+            flat.tensors,
+            flat.aliases,
+            flat.tree,
+            linked=flat.linked,
+            grouped=grouped,
+            step=destination.step,
+            metadata=destination.metadata,
+            overwrite=destination.overwrite,
+            files=list(destination.files),
+            index=index,
+            options=settings,
+            progress=update,
+        )
+    phases = {"flatten": flatten_seconds, **fields["phases"]}
+    seconds = time.perf_counter() - began
+    fields["fallbacks"] += [*unindexed, *untied(flat)]
+    return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

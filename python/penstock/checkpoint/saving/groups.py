@@ -1,0 +1,321 @@
+"""`Groups`: tensors of a state that lie in shards of their own, as readers of models want them.
+
+Such a reader opens the files that an index lists, takes every tensor in them for one of the
+model's, and knows it by the name that the model has for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from penstock import _native
+from penstock.checkpoint.saving.wrappers import final_names
+from penstock.common.found import is_directory
+from penstock.errors import StorageError, UnsupportedStateError
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.checkpoint.state.flattened import Flattened
+    from penstock.tensors.memory import TensorSource
+
+IN_PLACE = ""
+"""The group whose index lies in the checkpoint's directory."""
+
+Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str]"
+"""Small files by name, as bytes or as a path to read; or a directory, for all but its weights."""
+
+_RESERVED = "__metadata__"
+_LED = re.compile(r"@[0-9]+$")
+"""How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
+
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_WEIGHTS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
+    ".index.json",
+)
+_FILE_BYTES_MAX = 64 << 20
+_OF_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\.")
+"""What names of files of a checkpoint hold that nobody else has."""
+_STEP = re.compile(r"(step|damaged)-[0-9-]+")
+_NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
+
+
+class _Member(NamedTuple):
+    group: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which tensors belong to which group.
+
+    Attributes:
+        group_of: The group of what is below a dotted name.
+    """
+
+    group_of: Mapping[str, str]
+
+    @classmethod
+    def check(cls, groups: Mapping[str, str] | None) -> Groups:
+        """What a caller asks for.
+
+        Raises:
+            TypeError: They are no names.
+            ValueError: Two groups have one name, or one is within another.
+        """
+        if groups is None:
+            return cls({})
+        if not hasattr(groups, "items"):
+            raise TypeError(f"groups={groups!r}: must be a dict of dotted names to names of groups")
+        found: dict[Any, Any] = dict(groups.items())
+        for prefix, group in found.items():
+            if not isinstance(prefix, str) or not isinstance(group, str):
+                raise TypeError(f"groups: {prefix!r}: {group!r} must both be text")
+            if group and not _NAME.fullmatch(group):
+                raise ValueError(
+                    f"groups: {group!r} must be '' or a name of letters, digits, '.', '_' and '-'"
+                )
+            for other in found:
+                if other != prefix and _is_below(other, prefix):
+                    raise ValueError(f"groups: {other!r} is a part of {prefix!r}: name only one")
+        if len(set(found.values())) < len(found):
+            raise ValueError(f"groups={found!r}: two groups have one name: each needs its own")
+        return cls(found)
+
+    def group(self, name: str) -> str | None:
+        """The group of a tensor of a dotted name; None where it is of none."""
+        prefix = self._prefix(name)
+        return None if prefix is None else self.group_of[prefix]
+
+    def members(self, names: Iterable[str]) -> dict[str, _Member]:
+        """The group of each tensor and its name in there, by dotted names.
+
+        Args:
+            names: Those of all tensors of the state; the ones of no group are left out.
+        """
+        below: dict[str, dict[str, str]] = {prefix: {} for prefix in self.group_of}
+        for name in names:
+            prefix = self._prefix(name)
+            if prefix is not None:
+                below[prefix][name] = name[len(prefix) + 1 :] if prefix else name
+        found: dict[str, _Member] = {}
+        for prefix, group in self.group_of.items():
+            final_of = final_names(below[prefix].values())
+            for name, inner in below[prefix].items():
+                found[name] = _Member(group, final_of[inner])
+        return found
+
+    def _prefix(self, name: str) -> str | None:
+        """The dotted name of a group that a tensor is below."""
+        for prefix in self.group_of:
+            if name != prefix and _is_below(name, prefix):
+                return prefix
+        return None
+
+    def grouped(self, flat: Flattened, rank: int | None = None) -> list[tuple[int, str, str]]:
+        """The tensors that are of a group, as the native module takes them.
+
+        Args:
+            flat: The state, taken apart.
+            rank: Which of many ranks this is. What each has of its own counts for the first only.
+
+        Raises:
+            UnsupportedStateError: Two tensors of a group have one name, or it has none.
+        """
+        if not self.group_of:
+            return []
+        further: dict[int, list[str]] = {index: [*names] for index, names in flat.further.items()}
+        for name, tensor, window in flat.aliases:
+            if window is None:
+                further.setdefault(tensor, []).append(name)
+        rows: list[tuple[int, str, str]] = []
+        taken: dict[_Member, str] = {}
+        named = {
+            index: [_label(source), *further.get(index, ())]
+            for index, source in enumerate(flat.tensors)
+            if not (source[7] is None and rank)
+        }
+        windows = [name for name, _, window in flat.aliases if window is not None]
+        linked = [row[0] for row in flat.linked[1]]
+        every = [name for names in named.values() for name in names]
+        members = self.members([*every, *windows, *flat.apart, *linked])
+        present = {one.group for name in every if (one := members.get(name)) is not None}
+        for index, names in named.items():
+            source, label = flat.tensors[index], names[0]
+            box = source[7]
+            member = _of_tied([members[name] for name in names if name in members])
+            if member is None or _is_bytes(source[6]):
+                continue
+            if member.name == _RESERVED:
+                raise UnsupportedStateError(
+                    f"{label}: {_RESERVED} is no name of a tensor in safetensors: rename the key",
+                    key=label,
+                )
+            if box is not None and box[1] != source[2]:
+                # Pieces, of which a rank may have several.
+                member = _Member(member.group, _free(member, taken))
+            if member in taken:
+                raise UnsupportedStateError(
+                    f"{label}: in the group {member.group!r} it is called {member.name!r}, as "
+                    f"{taken[member]} is: rename a key of one",
+                    key=label,
+                )
+            taken[member] = label
+            rows.append((index, *member))
+        for index, row in enumerate(flat.linked[1], len(flat.tensors)):
+            # Its file calls it what it does: it is of the group under that name only.
+            member, label = members.get(row[0]), row[6]
+            if member is not None and member.name == label and row[7] is None:
+                rows.append((index, *member))
+                present.add(member.group)
+        missing = set(self.group_of.values()) - present
+        if missing and rank is None:
+            prefix = next(name for name, group in self.group_of.items() if group in missing)
+            raise UnsupportedStateError(
+                f"groups: the state has no tensor below {prefix!r}: name a key of it, or several "
+                "with dots between",
+                key=prefix,
+            )
+        return rows
+
+    def index(self, flat: Flattened) -> tuple[str | None, list[Fallback]]:
+        """The group to make an index of, or why there is none."""
+        if IN_PLACE not in self.group_of.values():
+            return None, []
+        windows = [name for name, _, window in flat.aliases if window is not None]
+        for name in [*windows, *flat.apart]:
+            if self.group(name) == IN_PLACE:
+                reason = f"{name} has no bytes of its own: `penstock export` writes it out"
+                return None, [Fallback(reason, "unindexed")]
+        return IN_PLACE, []
+
+
+NO_GROUPS = Groups({})
+"""All tensors lie together."""
+
+
+def _label(source: TensorSource) -> str:
+    """The dotted name of a tensor, or of the one that it is a box of."""
+    box = source[7]
+    return source[0] if box is None else _LED.sub("", box[0])
+
+
+def _of_tied(members: list[_Member]) -> _Member | None:
+    """Where a tensor of several names lies: in the group with the index, if it is of that."""
+    indexed = [member for member in members if member.group == IN_PLACE]
+    return next(iter(indexed or members), None)
+
+
+def read_files(files: Files | None) -> list[tuple[str, bytes]]:
+    """Small files that go with a checkpoint.
+
+    Raises:
+        TypeError: They are no files.
+        ValueError: A name cannot be one beside the shards, or a file is large.
+        OSError: One cannot be read.
+    """
+    if files is None:
+        return []
+    found: dict[str, Any]
+    if isinstance(files, str | os.PathLike):
+        found = {}
+        for entry in os.scandir(files):
+            if _NAME.fullmatch(entry.name) and entry.is_file() and not _is_left_out(entry.name):
+                found[entry.name] = entry.path
+    elif hasattr(files, "items"):
+        found = dict(files.items())
+    else:
+        raise TypeError(f"files={files!r}: must be a dict of names, or a directory")
+    return [(name, _read(name, content)) for name, content in found.items()]
+
+
+def _read(name: Any, content: Any) -> bytes:
+    is_name = isinstance(name, str) and _NAME.fullmatch(name) and not _is_ours(name)
+    if not is_name or name.endswith(".safetensors"):
+        raise ValueError(
+            f"files: {name!r} cannot lie beside the shards: a name has letters, digits, '.', '_' "
+            "and '-', is none of Penstock's own, and is not that of weights"
+        )
+    if isinstance(content, bytes | bytearray | memoryview):
+        text = bytes(content)
+    elif isinstance(content, str | os.PathLike):
+        # A pipe would keep the save waiting.
+        fd = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ValueError(f"files: {name}: {os.fspath(content)!r} is no regular file")
+            text = file.read(_FILE_BYTES_MAX + 1)
+    else:
+        raise TypeError(f"files: {name}: must be bytes or a path, not {type(content).__name__}")
+    if len(text) > _FILE_BYTES_MAX:
+        raise ValueError(
+            f"files: {name} has more than {_FILE_BYTES_MAX >> 20} MiB: save it in the state"
+        )
+    return text
+
+
+def _is_bytes(owner: Any) -> bool:
+    """Whether it is the memory of a byte string, which is a value and no tensor."""
+    return isinstance(getattr(owner, "base", None), bytes | bytearray)
+
+
+def _is_left_out(name: str) -> bool:
+    return name.endswith(_WEIGHTS) or _is_ours(name)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def check_no_index(groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
+    """Refuses an index of the caller's beside one of ours.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if IN_PLACE in groups.group_of.values() and any(name == INDEX for name, _ in files):
+        raise ValueError(f"files: {INDEX} is written for the group '': leave it out")
+
+
+def check_copies(path: str, groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
+    """Refuses what no copy of a small file can take the place of, before anything is written.
+
+    Raises:
+        StorageError: A directory has the name of one.
+    """
+    names = [name for name, _ in files]
+    if IN_PLACE in groups.group_of.values():
+        names.append(INDEX)
+    for name in names:
+        copy = os.path.join(path, name)
+        if is_directory(copy) and not os.path.islink(copy):
+            raise StorageError(
+                f"{copy} is a directory, and a small file of the checkpoint is to lie there: move "
+                "it away; nothing was written",
+                path=copy,
+                errno=errno.EISDIR,
+            )
+
+
+def _is_ours(name: str) -> bool:
+    of_ours = name in _NAMES_OF_OURS or _OF_ATTEMPT.search(name) is not None
+    return of_ours or _STEP.fullmatch(name) is not None
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}.")
+
+
+def _free(member: _Member, taken: Mapping[_Member, str]) -> str:
+    name, number = member.name, 1
+    while _Member(member.group, name) in taken:
+        number += 1
+        name = f"{member.name}~{number}"
+    return name

@@ -1,0 +1,277 @@
+"""`RankAttempt`: what one rank writes of a checkpoint, where somebody else has the ranks talk.
+
+The ranks of `penstock.save` come to one verdict by messages of their own. A framework that gathers
+and scatters for itself takes the steps one by one:
+
+1. the coordinator begins an attempt, and tells the others its id, by which they join;
+2. every rank writes, and hands its vote to the coordinator;
+3. the coordinator commits the votes of all, or abandons the attempt.
+
+Nothing is visible before the commit. Every rank is told the groups, and the coordinator the small
+files, as they are of `penstock.save`.
+
+Plug-ins check what their callers pass with `decode_path`, `to_native` and their like, as all calls
+do.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from penstock import _native
+from penstock.checkpoint.ranks.group import check_alone
+from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
+from penstock.checkpoint.saving.groups import Groups as Groups
+from penstock.checkpoint.saving.groups import read_files as read_files
+from penstock.checkpoint.state.flattened import Flattened
+from penstock.checkpoint.state.tree import AS_FIRST
+from penstock.common.found import has_bytes
+from penstock.common.paths import absolute as absolute
+from penstock.common.process import own_rank
+from penstock.errors import CheckpointNotFoundError, RankError
+from penstock.io.arguments import check_step as check_step
+from penstock.io.arguments import decode_path as decode_path
+from penstock.io.arguments import encode_metadata as encode_metadata
+from penstock.io.arguments import to_native as to_native
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.tensors.memory import TensorSource
+
+_T = TypeVar("_T")
+
+
+class PartVote(NamedTuple):
+    """What a rank has written, for the one who commits.
+
+    Attributes:
+        file: Name of its part.
+        part_bytes: Size of that.
+        part_digest: Digest of that.
+    """
+
+    file: str
+    part_bytes: int
+    part_digest: int
+
+
+def check_in_group() -> None:
+    """Refuses a process that was started as one of several ranks, and has no process group.
+
+    Raises:
+        RankError: Each such rank would save over the others.
+    """
+    if own_rank() is None:
+        check_alone()
+
+
+class RankAttempt:
+    """One rank's share of an attempt to save; made by `begin` or `join`.
+
+    Attributes:
+        path: The checkpoint's directory.
+        written: What was written and how, after `write` or `write_part`: fields of a `SaveReport`.
+            `commit` adds why there is no index of a group, where one was asked for.
+    """
+
+    def __init__(
+        self,
+        native: _native.Attempt,
+        path: str,
+        groups: Groups,
+        files: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        self.path = path
+        self.written: dict[str, Any] = {}
+        self._groups, self._files = groups, files
+        self._native = native
+        self._job: _native.Job | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        path: str,
+        *,
+        overwrite: bool,
+        groups: Groups = NO_GROUPS,
+        files: Sequence[tuple[str, bytes]] = (),
+    ) -> RankAttempt:
+        """Begins an attempt, as its coordinator.
+
+        Args:
+            path: The checkpoint's directory; made if missing.
+            overwrite: Whether the commit may replace a complete checkpoint.
+            groups: Which tensors lie in shards of their own; see `Groups.check`.
+            files: Small files that go with the checkpoint; see `read_files`.
+
+        Raises:
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            StorageError: The operating system failed an operation, or a directory is in the way of
+                a small file.
+            ValueError: An index is given, and one is to be made.
+        """
+        check_no_index(groups, files)
+        check_copies(path, groups, files)
+        return cls(_native.Attempt.begin(path, overwrite=overwrite), path, groups, files)
+
+    @classmethod
+    def join(
+        cls, path: str, attempt_id: str, number: int, groups: Groups = NO_GROUPS
+    ) -> RankAttempt:
+        """Joins the attempt of a coordinator.
+
+        Args:
+            path: The checkpoint's directory.
+            attempt_id: The coordinator's `id`.
+            number: Which of the ranks this is, for the error.
+            groups: Those of the coordinator.
+
+        Raises:
+            RankError: It is not there: the ranks do not share the directory.
+        """
+        try:
+            return cls(_native.Attempt.join(path, attempt_id), path, groups)
+        except CheckpointNotFoundError:
+            raise _not_shared(path, number) from None
+
+    @property
+    def id(self) -> str:
+        """By which other ranks join."""
+        return self._native.id
+
+    def write(self, number: int, tensors: list[TensorSource], options: dict[str, Any]) -> PartVote:
+        """Writes all that a rank has to write which joined; returns when it is durable.
+
+        The trees of such ranks refer to that of the coordinator.
+
+        Args:
+            number: Which of the ranks this is, from 0 on.
+            tensors: See `penstock.tensors.memory.to_source`.
+            options: How bytes move.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+            UnsupportedStateError: Two tensors of a group have one name.
+        """
+        try:
+            job = self._make_job(number, tensors, options)
+            written = _run(job, partial(job.write, self._native, number))
+        finally:
+            # What is voted for stays. The coordinator's lease protects it; one of this rank would
+            # keep the commit from removing what it replaces.
+            self.abandon()
+        return self._vote(written)
+
+    def write_shards(
+        self, number: int, tensors: list[TensorSource], options: dict[str, Any]
+    ) -> None:
+        """Writes the tensors of the coordinator, who has no tree yet, until they are durable.
+
+        Args:
+            number: Which of the ranks this is, from 0 on.
+            tensors: See `penstock.tensors.memory.to_source`.
+            options: How bytes move.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+            UnsupportedStateError: Two tensors of a group have one name.
+        """
+        job = self._make_job(number, tensors, options)
+        _run(job, partial(job.write_shards, self._native, number))
+        self._job = job
+
+    def write_part(self, tree: str) -> PartVote:
+        """Writes the part of the coordinator, with the tree of the whole state as JSON text.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        job = self._job
+        if job is None:
+            raise AssertionError("the part says where in the shards tensors are: they come first")
+        return self._vote(_run(job, partial(job.write_part, self._native, tree)))
+
+    def commit(
+        self,
+        votes: Mapping[int, PartVote],
+        *,
+        metadata: str,
+        overwrite: bool,
+        step: int | None = None,
+    ) -> None:
+        """Makes a checkpoint of what all ranks have voted for; on the coordinator only.
+
+        Args:
+            votes: Of every rank by its number.
+            metadata: A note as JSON text.
+            overwrite: Whether a complete checkpoint is replaced.
+            step: The training step, if any.
+
+        Raises:
+            RankError: What a rank has written is not there; nothing is committed.
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            UnsupportedStateError: The group of which an index is to be made has no tensors.
+            StorageError: The operating system failed an operation.
+        """
+        for number, (file, part_bytes, _) in votes.items():
+            if not has_bytes(os.path.join(self.path, file), part_bytes):
+                raise _not_shared(self.path, number)
+        parts = [(number, *vote) for number, vote in sorted(votes.items())]
+        committed = self._native.commit(
+            parts,
+            step=step,
+            metadata=metadata,
+            overwrite=overwrite,
+            files=list(self._files),
+            index=IN_PLACE if IN_PLACE in self._groups.group_of.values() else None,
+        )
+        if committed["unindexed"] is not None:
+            self.written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
+
+    def abandon(self) -> None:
+        """Is done with it. Of the coordinator, removes what it has written and not committed."""
+        self._native.abandon()
+
+    def _vote(self, written: dict[str, Any]) -> PartVote:
+        self.written = {key: value for key, value in written.items() if key != "vote"}
+        return PartVote(*written["vote"])
+
+    def _make_job(
+        self, number: int, tensors: list[TensorSource], options: dict[str, Any]
+    ) -> _native.Job:
+        flat = Flattened(tensors, [], AS_FIRST, ([], []))
+        return _native.Job(
+            self.path,
+            tensors,
+            flat.aliases,
+            flat.tree,
+            grouped=self._groups.grouped(flat, number),
+            options=options,
+            arena=None,
+            lazy=True,
+            nice=None,
+        )
+
+
+def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
+    """Runs work of a job, which takes no signals, so that a Ctrl-C stops it all the same."""
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-attempt") as executor:
+        future = executor.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            job.cancel()
+            raise
+
+
+def _not_shared(path: str, number: int) -> RankError:
+    return RankError(
+        f"what rank {number} writes to {path} is not there for rank 0: all ranks have to save to "
+        "one directory of a file system that they share; nothing was committed",
+        rank=number,
+    )

@@ -1,0 +1,468 @@
+"""Taking a state apart where many ranks save it together.
+
+Beside what `penstock.checkpoint.state.flatten` does: tensors that several ranks hold get a name
+that is the same on all of them, and of those this rank gets its share to write. The rest is the
+rank's own, and is stored as a rank alone would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import torch
+
+from penstock.checkpoint.layout.fingerprints import fingerprints
+from penstock.checkpoint.layout.sharding import Balance, Sharder, check_local
+from penstock.checkpoint.layout.sharing import HeldBox, Piece, share_out
+from penstock.checkpoint.saving.groups import NO_GROUPS, Groups
+from penstock.checkpoint.state import ties
+from penstock.checkpoint.state.composites import refuse_part
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.checkpoint.state.flattened import Flattened, Overlap
+from penstock.checkpoint.state.linked import mark_of, place_of, type_of
+from penstock.checkpoint.state.torch_names import DTensor
+from penstock.checkpoint.state.tree import ROOT, Node, unique_names
+from penstock.common.gc_paused import gc_paused
+from penstock.errors import UnsupportedStateError
+from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.checkpoint.layout.boxes import Box
+    from penstock.checkpoint.layout.sharding import Sharding
+    from penstock.checkpoint.ranks.members import Members
+    from penstock.checkpoint.state.ties import Window
+    from penstock.tensors.file_tensor import FileTensor
+    from penstock.tensors.marks import Boxes
+    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.per_rank import PerRank
+
+GENERATOR_BYTES_MAX = 64 << 10
+"""A vector of bytes up to this is taken for the state of a random generator, one of each rank."""
+
+Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
+"""Tells, of fingerprints of plain tensors, which ranks have each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Flattened):
+    """A state of many ranks, taken apart by one of them.
+
+    Attributes:
+        balance: What the rank saw, for the others to compare.
+    """
+
+    balance: Balance
+
+
+@dataclass(slots=True, eq=False)
+class _Leaf:
+    """A tensor that other ranks may hold as well, or a part of.
+
+    Attributes:
+        name: Its dotted name, unique on this rank.
+        node: Of the tree; completed at the end.
+        value: The tensor.
+        dtype: Type of its elements.
+        sharding: How it lies on the ranks; None for a plain tensor of which that is not known yet.
+        global_name: The name under which all its holders know it, once that is known.
+    """
+
+    name: str
+    node: dict[str, Any]
+    value: Any
+    dtype: str
+    sharding: Sharding | None
+    global_name: str = field(default="", init=False)
+
+    @property
+    def how(self) -> Sharding:
+        """How it lies, now that it is known."""
+        if self.sharding is None:
+            raise AssertionError("known of every leaf by the time anything is shared out")
+        return self.sharding
+
+    def name_globally(self) -> None:
+        """Gives it its global name."""
+        # Other ranks may have another tensor of the same name, whose lowest holder is another.
+        # A name that ends like that by itself must not be taken for one.
+        leader = self.how.holders.leader
+        is_led = leader or _LED.search(self.name)
+        self.global_name = f"{self.name}@{leader}" if is_led else self.name
+
+    def refer(self, base: _Leaf, window: Window | None) -> None:
+        """Completes the node: a tensor that many hold, or a window of that."""
+        self.node |= {
+            "g": base.global_name,
+            "dtype": base.dtype,
+            "shape": list(base.how.shape),
+        }
+        if window is not None:
+            shape, strides, offset = window
+            self.node["view"] = [list(shape), list(strides), offset]
+
+
+@dataclass(slots=True, eq=False)
+class _MemoryLeaf(_Leaf):
+    """One in memory.
+
+    Attributes:
+        memory: Its elements on this rank.
+    """
+
+    memory: Memory
+
+    @property
+    def identity(self) -> object:
+        """The same for tensors of a mesh that are one and the same."""
+        memory, how = self.memory, self.how
+        layout = (memory.dtype, memory.shape, memory.strides, how.shape, id(how.holders), how.token)
+        if memory.high > memory.low:
+            return (memory.device, memory.address, layout)
+        if 0 not in memory.shape:
+            # A copy, or memory without an address.
+            return (id(self.value), layout)
+        # The address of an empty part means nothing; its storage is the whole tensor's.
+        owner = memory.owner
+        return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
+
+
+@dataclass(slots=True, eq=False)
+class _FileLeaf(_Leaf):
+    """One in a file."""
+
+    value: FileTensor
+
+    @property
+    def identity(self) -> object:
+        """The same for one and the same place."""
+        return (place_of(self.value), self.how.shape, id(self.how.holders), self.how.token)
+
+
+_Tie: TypeAlias = "tuple[_Leaf, _Leaf, Window | None]"
+"""A tensor, the one that it is or is a part of, and which part."""
+
+_OfMesh = TypeVar("_OfMesh", _MemoryLeaf, _FileLeaf)
+
+_LED = re.compile(r"@[0-9]+$")
+"""How the global names end of tensors that rank 0 does not hold."""
+
+
+def spread(
+    state: Any,
+    sharder: Sharder,
+    holders: Holders,
+    *,
+    finds_overlaps: bool = False,
+    groups: Groups | None = None,
+) -> Spread:
+    """Takes a state apart; see `penstock.checkpoint.state.flatten.flatten`.
+
+    Args:
+        state: What this rank has.
+        sharder: How its tensors lie on the ranks.
+        holders: Asked once which ranks have the same plain tensors.
+        finds_overlaps: Whether to tell which leaves share memory.
+        groups: What readers of models are to find: of each tensor that ranks hold whole, one rank
+            writes the whole.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+    """
+    with gc_paused():
+        spreader = _Spreader(sharder, holders, groups or NO_GROUPS)
+        return spreader.spread(state, finds_overlaps=finds_overlaps)
+
+
+class _Spreader(Flattener):
+    """The walk over the state of one of many ranks."""
+
+    def __init__(self, sharder: Sharder, holders: Holders, groups: Groups) -> None:
+        super().__init__()
+        self._sharder = sharder
+        self._holders = holders
+        self._groups = groups
+        # Other names of tensors that are tied.
+        self._further: dict[int, list[str]] = {}
+        # Windows of others, and tensors without elements.
+        self._apart: list[str] = []
+        self._shared: list[_MemoryLeaf] = []
+        self._shared_files: list[_FileLeaf] = []
+        self._own_depth = 0
+        self._handlers[DTensor] = type(self)._dtensor
+
+    def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
+        """Walks a state; once only."""
+        root = self.encode(state, ROOT, 0)
+        balance = Balance(self._sharder.rank)
+        leaves, in_files = self._name(balance)
+        pieces = self._shares(leaves)
+        own, aliases = self.finish()
+        self.link_files(len(own) + len(pieces), aliases)
+        taken = [row[0] for rows in (own, self._linker.linked[1], aliases) for row in rows]
+        wanted = [leaves[piece.tensor].name for piece in pieces]
+        wanted += [leaf.name for leaf, _ in in_files]
+        names = unique_names(taken + wanted)[len(taken) :]
+        places = DirectPlaces()
+        tensors = own + [
+            _source(leaves[piece.tensor], piece, name, places)
+            for piece, name in zip(pieces, names[: len(pieces)], strict=True)
+        ]
+        for (leaf, box), name in zip(in_files, names[len(pieces) :], strict=True):
+            self._linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
+        tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+        overlaps: list[Overlap] = []
+        if finds_overlaps:
+            written: dict[int, list[int]] = {}
+            for number, piece in enumerate(pieces, len(own)):
+                written.setdefault(id(leaves[piece.tensor]), []).append(number)
+            overlaps = self.overlaps(
+                [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
+            )
+        linked = self._linker.linked
+        further = {
+            index: self._further[id(leaves[piece.tensor])]
+            for index, piece in enumerate(pieces, len(own))
+            if id(leaves[piece.tensor]) in self._further
+        }
+        return Spread(
+            tensors,
+            aliases,
+            tree,
+            linked,
+            overlaps,
+            further,
+            self._apart,
+            self._untied,
+            balance=balance,
+        )
+
+    # Leaves.
+
+    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        self._own_depth += 1
+        node = super()._per_rank(value, name, level)
+        self._own_depth -= 1
+        return node
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        if self._own_depth:
+            return super()._tensor(value, name, level)
+        return self._share(value, value, name, None)
+
+    def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
+        if self._own_depth:
+            raise _not_own(name)
+        sharding = self._sharder.sharded(value, name)
+        local = value._local_tensor
+        if type(local) is not torch.Tensor:
+            # Still on its way from a collective.
+            local = value.to_local().detach()
+            refuse_part(local, name)
+        if sharding.is_held:
+            check_local(sharding.boxes, value, local.shape, name)
+        return self._share(value, local, name, sharding)
+
+    def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding | None) -> Node:
+        node: dict[str, Any] = {"$": "tensor"}
+        memory = of_tensor(local, name)
+        self._shared.append(_MemoryLeaf(name, node, value, memory.dtype, sharding, memory))
+        return node
+
+    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+        raise UnsupportedStateError(
+            f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
+            "save together: save with no_dist=True, each rank to a path of its own",
+            key=name,
+        )
+
+    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        like = value.like
+        if like is None:
+            # What a rank has in files nobody else sees.
+            return super()._file_tensor(value, name, level)
+        if self._own_depth:
+            raise _not_own(name)
+        sharding = self._sharder.sharded(like, name)
+        if sharding.is_held:
+            check_local(sharding.boxes, like, value.shape, name)
+        if len(sharding.boxes) > 1:
+            raise UnsupportedStateError(
+                f"{name}: this rank holds {len(sharding.boxes)} pieces of a tensor in one file: "
+                f"the placements {like.placements} cannot be stored by a link; .redistribute(…) "
+                "the parameter to Shard or Replicate first",
+                key=name,
+            )
+        dtype, _ = type_of(value, name)
+        node: dict[str, Any] = {"$": "tensor"}
+        self._shared_files.append(_FileLeaf(name, node, value, dtype, sharding))
+        return node
+
+    # The end.
+
+    def _name(self, balance: Balance) -> tuple[list[_MemoryLeaf], list[tuple[_FileLeaf, Box]]]:
+        """Completes the nodes of all tensors.
+
+        Returns:
+            Those in memory that several ranks may hold, and of those in files what this rank
+            links to, with the box that it is.
+        """
+        shared = [*self._shared, *self._shared_files]
+        for leaf, name in zip(shared, unique_names([leaf.name for leaf in shared]), strict=True):
+            if leaf.sharding is not None and name.startswith(f"{leaf.name}~"):
+                # Which of the two comes first another rank may see otherwise.
+                raise UnsupportedStateError(
+                    f"{leaf.name}: two tensors have this name, and one of them is a DTensor: "
+                    "rename a key of one",
+                    key=leaf.name,
+                )
+            leaf.name = name
+        ties: list[_Tie] = []
+        bases = self._untie([leaf for leaf in self._shared if leaf.sharding is None], ties)
+        of_mesh = [leaf for leaf in self._shared if leaf.sharding is not None]
+        self._ask(bases)
+        leaves = bases + _untie_sharded(of_mesh, ties)
+        in_files = _untie_sharded(self._shared_files, ties)
+        for leaf in (*leaves, *in_files):
+            leaf.name_globally()
+            if leaf.how.is_held:
+                balance.add(leaf.global_name, leaf.dtype, leaf.how)
+        _compare(leaves[len(bases) :], balance)
+        _compare_files(in_files, balance)
+        for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
+            leaf.refer(base, window)
+            if self._groups.group(leaf.name) is None:
+                continue
+            if window is not None or 0 in base.how.shape:
+                self._apart.append(leaf.name)
+            elif leaf is not base:
+                self._further.setdefault(id(base), []).append(leaf.name)
+        rank = self._sharder.rank
+        # A file is linked to whole: replicas have nothing to share out.
+        return leaves, [
+            (leaf, box)
+            for leaf in in_files
+            for box in leaf.how.boxes
+            if leaf.how.replicas.leader == rank
+        ]
+
+    def _untie(self, plain: Sequence[_MemoryLeaf], found: list[_Tie]) -> list[_MemoryLeaf]:
+        """Plain tensors that are no parts of others, and that other ranks may have as well."""
+        first: dict[int, int] = {}
+        same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
+        memories = [leaf.memory for leaf in plain]
+        tied = ties.find(memories)
+        self._untied += [
+            (plain[index].name, plain[other].name) for index, other in ties.apart(memories, tied)
+        ]
+        bases = []
+        for index, leaf in enumerate(plain):
+            base, window = tied.get(index, (same[index], None))
+            if _is_generator_state(plain[base].memory):
+                self.add_leaf(leaf.name, leaf.node, leaf.value, leaf.memory)
+            elif base == index:
+                bases.append(leaf)
+            else:
+                found.append((leaf, plain[base], window))
+        return bases
+
+    def _ask(self, bases: Sequence[_MemoryLeaf]) -> None:
+        """Finds out who has the same plain tensors."""
+        marks = fingerprints([(leaf.name, leaf.memory) for leaf in bases])
+        for leaf, holders in zip(bases, self._holders(marks), strict=True):
+            leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
+
+    def _shares(self, leaves: Sequence[_MemoryLeaf]) -> list[Piece]:
+        """What this rank writes of the tensors that several ranks hold."""
+        common: dict[int, tuple[Members, list[HeldBox]]] = {}
+        for index, leaf in enumerate(leaves):
+            replicas = leaf.how.replicas
+            _, held = common.setdefault(id(replicas), (replicas, []))
+            held += [
+                HeldBox(
+                    index,
+                    leaf.global_name,
+                    box,
+                    leaf.memory.item_bytes,
+                    is_cut=not (box.shape == leaf.how.shape and self._is_grouped(leaf)),
+                )
+                for box in leaf.how.boxes
+            ]
+        rank = self._sharder.rank
+        shares = [share_out(held, replicas, rank) for replicas, held in common.values()]
+        return sorted(piece for share in shares for piece in share)
+
+    def _is_grouped(self, leaf: _MemoryLeaf) -> bool:
+        return id(leaf) in self._further or self._groups.group(leaf.name) is not None
+
+
+def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:
+    """Tensors of meshes, each once."""
+    first: dict[object, _OfMesh] = {}
+    bases = []
+    for leaf in leaves:
+        base = first.setdefault(leaf.identity, leaf)
+        if base is leaf:
+            bases.append(leaf)
+        else:
+            found.append((leaf, base, None))
+    return bases
+
+
+def _not_own(name: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"{name}: a DTensor is shared by its mesh and cannot be a rank's own: take it out of "
+        "PerRank",
+        key=name,
+    )
+
+
+def _compare(leaves: Sequence[_MemoryLeaf], balance: Balance) -> None:
+    """Has the elements compared that several ranks of a mesh hold: now, as they may change."""
+    copies = [leaf for leaf in leaves if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1]
+    marks = fingerprints([(leaf.global_name, leaf.memory) for leaf in copies])
+    for leaf, mark in zip(copies, marks, strict=True):
+        device = leaf.memory.device.partition(":")[0]
+        balance.add_copy(leaf.global_name, mark, device, leaf.how.replicas)
+
+
+def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
+    """The same of those in files, by digests that are known: nothing is read."""
+    for leaf in leaves:
+        if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1:
+            mark = mark_of(leaf.value, leaf.global_name)
+            balance.add_copy(leaf.global_name, mark, "file", leaf.how.replicas)
+
+
+def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) -> TensorSource:
+    """What the native module reads of a piece."""
+    memory, box = leaf.memory, piece.box
+    is_there = memory.device == CPU or places.of(memory) is not None
+    narrowed = narrow(memory, box.at, box.shape) if is_there else memory
+    if memory.device == CPU or (is_there and not is_scattered(narrowed)):
+        memory = narrowed
+    else:
+        # Only what this rank writes comes to the host.
+        part = memory.owner.detach()
+        for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
+            part = part.narrow(dim, at, size)
+        memory = of_tensor(part.to(CPU), name)
+    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start), places)
+    if source[6] is leaf.value:
+        return source
+    # Changes of a `DTensor` are counted by itself, and not by what it holds.
+    return (*source[:6], (source[6], leaf.value), *source[7:])
+
+
+def _is_generator_state(memory: Memory) -> bool:
+    """Whether it looks like what `torch.get_rng_state` gives: a vector of bytes, not a weight.
+
+    Every rank has another one, about which it need not ask.
+    """
+    is_vector = memory.dtype == "uint8" and len(memory.shape) == 1
+    return is_vector and memory.device == CPU and memory.nbytes <= GENERATOR_BYTES_MAX

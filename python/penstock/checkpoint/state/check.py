@@ -1,0 +1,58 @@
+"""`check_storable`: whether a state could be saved, long before it is."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from penstock.checkpoint.state.composites import refuse_part
+from penstock.checkpoint.state.flatten import Flattener
+from penstock.checkpoint.state.tree import ROOT, Node
+from penstock.common.gc_paused import gc_paused
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_tensor
+
+
+def check_storable(state: Any) -> None:
+    """Walks a state as a save does, and copies, reads and keeps nothing of it.
+
+    Only types count, since memory may come and go until the save: tensors on the meta device and
+    such whose storage is freed are taken, and so is a `DTensor` of any placements.
+
+    Args:
+        state: Any state, such as ``{"optimizer": optimizer.state_dict()}``.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+
+    Example:
+        >>> check_storable({"step": 7, "rates": [0.1, 0.2]})
+        >>> check_storable({"optimizer": {"hook": print}})
+        Traceback (most recent call last):
+        ...
+        penstock.errors.UnsupportedStateError: optimizer.hook: a value of type \
+builtin_function_or_method cannot be stored: code is never stored; leave it out and create it \
+anew after loading
+    """
+    with gc_paused():
+        _Check().encode(state, ROOT, 0)
+
+
+class _Check(Flattener):
+    """The walk, which looks at no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without the module there is none, and it takes a while to import.
+        module = sys.modules.get("torch.distributed.tensor")
+        if module is not None:
+            self._handlers[module.DTensor] = type(self)._dtensor
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        if value.dtype not in dtypes.torch_names() or value.layout is not self._strided:
+            of_tensor(value, name)
+        return None
+
+    def _dtensor(self, value: Any, name: str, level: int) -> Node:
+        refuse_part(value._local_tensor, name)
+        return None

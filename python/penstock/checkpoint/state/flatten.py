@@ -1,0 +1,533 @@
+"""A state taken apart: what `penstock.save` hands to the native module.
+
+Two things come out: the tensors, as addresses of memory that the native module reads without a
+copy in between, and the tree, which is everything else as typed JSON.
+
+Only exact types are taken. A subclass usually means something that its base would lose (an enum
+member is no int, a named tuple has fields), so it is refused with a remedy instead of being
+changed silently. The exceptions come back as themselves or are documented: `OrderedDict` (with
+the ``_metadata`` that `torch.nn.Module.state_dict` hangs on it), `Counter`, `defaultdict` of a
+built-in factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` come back
+as plain tensor and plain array.
+
+A container that occurs twice comes back as two; tensors keep their ties.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.checkpoint.state import ties
+from penstock.checkpoint.state.composites import Parts, take_apart
+from penstock.checkpoint.state.flattened import Flattened, Overlap
+from penstock.checkpoint.state.foreign_arrays import foreign_array
+from penstock.checkpoint.state.linked import Linker, place_of
+from penstock.checkpoint.state.refusals import refusal
+from penstock.checkpoint.state.registered import Registered, of_class
+from penstock.checkpoint.state.scalars import (
+    COLLIDING_MAX,
+    ENCODERS,
+    TreeError,
+    are_json_keys,
+    check_hashes,
+    encode_base64,
+    encode_int,
+    encode_key,
+    encode_numpy,
+    label,
+    with_twin,
+)
+from penstock.checkpoint.state.tree import (
+    CLASS,
+    CLASS_VALUE,
+    CONTEXT,
+    FACTORIES,
+    LEVELS_MAX,
+    ROOT,
+    Node,
+    unique_names,
+)
+from penstock.checkpoint.state.typed import TYPED
+from penstock.common.gc_paused import gc_paused
+from penstock.errors import UnsupportedStateError
+from penstock.tensors import dtypes
+from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.file_tensor import FileTensor
+from penstock.tensors.marks import Boxes
+from penstock.tensors.memory import Memory, of_array, of_bytes, of_tensor, to_source
+from penstock.tensors.per_rank import PerRank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from penstock._native import _Alias
+    from penstock.tensors.memory import TensorSource
+
+INLINE_BYTES_MAX = 4096
+"""Longer byte strings are stored as tensors, out of the tree."""
+
+
+def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
+    """Takes a state apart.
+
+    The result borrows the memory of the state's tensors and keeps them alive.
+
+    Args:
+        state: Any nesting of plain values, containers, tensors and arrays.
+        finds_overlaps: Whether to tell which leaves share memory.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+
+    Example:
+        >>> import numpy as np
+        >>> flat = flatten({"w": np.zeros((2, 3)), "step": 7})
+        >>> flat.tree
+        '{"w":{"$":"ndarray","i":0},"step":7}'
+        >>> [(name, dtype, shape) for name, dtype, shape, *_ in flat.tensors]
+        [('w', 'float64', (2, 3))]
+    """
+    with gc_paused():
+        return Flattener().flatten(state, finds_overlaps=finds_overlaps)
+
+
+class Flattener:
+    """The walk over one state."""
+
+    def __init__(self) -> None:
+        self._memories: list[Memory] = []
+        self._values: list[Any] = []
+        self._leaves: list[tuple[str, Node, int]] = []
+        self._index_of: dict[int, int] = {}
+        # Leaves whose bytes lie in files already, and their names at the end.
+        self._in_files: list[tuple[str, Node, FileTensor]] = []
+        self._file_names: Sequence[str] = ()
+        # Arrays in pieces, each once, with the nodes of all leaves that are it.
+        self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
+        self._linker = Linker()
+        self._untied: list[tuple[str, str]] = []
+        self._open: set[int] = set()
+        # Where each memory that is stored is among the tensors, at the end.
+        self._source_of: dict[int, int] = {}
+        # Functions and not methods, which would hold this walk, and the state's tensors with it,
+        # until a garbage collector comes by.
+        kind = type(self)
+        self._handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
+            dict: kind._dict,
+            list: kind._list,
+            tuple: kind._tuple,
+            set: kind._set,
+            frozenset: kind._set,
+            OrderedDict: kind._ordered_dict,
+            Counter: kind._counter,
+            defaultdict: kind._default_dict,
+            deque: kind._deque,
+            bytes: kind._bytes,
+            bytearray: kind._bytes,
+            np.ndarray: kind._array,
+            np.memmap: kind._array,
+            PerRank: kind._per_rank,
+            FileTensor: kind._file_tensor,
+            Boxes: kind._boxes,
+        }
+        # A state can only hold tensors if somebody has imported PyTorch.
+        torch = sys.modules.get("torch")
+        self._strided: Any = None
+        if torch is not None:
+            self._strided = torch.strided
+            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._any_tensor
+            self._handlers[torch.Size] = kind._size
+            self._handlers[torch.dtype] = kind._torch_dtype
+            self._handlers[torch.device] = kind._device
+
+    def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
+        """Walks a state; once only."""
+        root = self.encode(state, ROOT, 0)
+        tensors, aliases = self.finish()
+        self.link_files(len(tensors), aliases)
+        # Cycles were found on the way; the encoder need not look for them again.
+        tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+        overlaps = self.overlaps([]) if finds_overlaps else ()
+        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps, untied=self._untied)
+
+    def encode(self, value: Any, name: str, level: int) -> Node:
+        """The node of any value; ``level`` counts the containers around it."""
+        encoder = ENCODERS.get(type(value))
+        return self._branch(value, name, level) if encoder is None else encoder(value)
+
+    def _branch(self, value: Any, name: str, level: int) -> Node:
+        """The node of a value that has no encoder."""
+        handler = self._handlers.get(type(value))
+        if handler is not None:
+            return handler(self, value, name, level)
+        typed = TYPED.get(type(value))
+        if typed is not None:
+            return typed(value, name)
+        entry = of_class(type(value))
+        if entry is not None and entry.flatten is not None:
+            return self._object(entry, value, name, level)
+        if dtypes.is_tensor(value):
+            return self._composite(value, name, level)
+        return self._unusual(value, name)
+
+    # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
+
+    def _enter(self, container: Any, name: str, level: int) -> str:
+        """Opens a container; returns what the names of its children start with."""
+        if id(container) in self._open:
+            raise UnsupportedStateError(
+                f"{name}: this {type(container).__name__} contains itself: a state has to be a "
+                "tree",
+                key=name,
+            )
+        if level >= LEVELS_MAX:
+            raise UnsupportedStateError(
+                f"{name}: nested deeper than {LEVELS_MAX} levels: flatten the state", key=name
+            )
+        self._open.add(id(container))
+        return f"{name}." if level else ""
+
+    def _dict(self, value: dict[Any, Any], name: str, level: int) -> Node:
+        if not are_json_keys(value):
+            return {"$": "dict", "v": self._pairs(value, name, level)}
+        prefix = self._enter(value, name, level)
+        node = {}
+        for key, item in value.items():
+            encoder = ENCODERS.get(type(item))
+            if encoder is not None:
+                node[key] = encoder(item)
+            else:
+                node[key] = self._branch(item, prefix + key, level + 1)
+        self._open.discard(id(value))
+        return node
+
+    def _pairs(self, value: dict[Any, Any], name: str, level: int) -> Node:
+        prefix = self._enter(value, name, level)
+        _check_hashes(value, name)
+        pairs = []
+        for key, item in value.items():
+            item_name = prefix + label(key)
+            try:
+                key_node = encode_key(key, LEVELS_MAX)
+            except TypeError:
+                raise UnsupportedStateError(
+                    f"{item_name}: a key of type {type(key).__name__} cannot be stored: use str, "
+                    "int, float, bool, None or tuples of these",
+                    key=item_name,
+                ) from None
+            pairs.append([key_node, self.encode(item, item_name, level + 1)])
+        self._open.discard(id(value))
+        return pairs
+
+    def _ordered_dict(self, value: OrderedDict[Any, Any], name: str, level: int) -> Node:
+        node = {"$": "odict", "v": self._pairs(value, name, level)}
+        attributes = vars(value)
+        if not attributes:
+            return node
+        self._refuse_attributes(attributes, name, {"_metadata"})
+        metadata = self.encode(attributes["_metadata"], f"{name}._metadata", level + 1)
+        return {**node, "attrs": {"_metadata": metadata}}
+
+    def _counter(self, value: Counter[Any], name: str, level: int) -> Node:
+        self._refuse_attributes(vars(value), name, set())
+        return {"$": "counter", "v": self._pairs(value, name, level)}
+
+    def _refuse_attributes(self, attributes: dict[str, Any], name: str, known: set[str]) -> None:
+        for attribute in sorted(attributes.keys() - known):
+            raise UnsupportedStateError(
+                f"{name}: the attribute {attribute!r} of this dictionary cannot be stored: save "
+                "it as a value of its own and delete it here",
+                key=name,
+            )
+
+    def _default_dict(self, value: defaultdict[Any, Any], name: str, level: int) -> Node:
+        for word, factory in FACTORIES.items():
+            if value.default_factory is factory:
+                return {
+                    "$": "defaultdict",
+                    "factory": word,
+                    "v": self._pairs(value, name, level),
+                }
+        raise UnsupportedStateError(
+            f"{name}: a defaultdict's factory {value.default_factory!r} is code, which is never "
+            "stored: save dict(value) instead",
+            key=name,
+        )
+
+    def _list(self, value: list[Any], name: str, level: int) -> Node:
+        return self._items(value, value, name, level)
+
+    def _tuple(self, value: tuple[Any, ...], name: str, level: int) -> Node:
+        return {"$": "tuple", "v": self._items(value, value, name, level)}
+
+    def _deque(self, value: deque[Any], name: str, level: int) -> Node:
+        return {"$": "deque", "max": value.maxlen, "v": self._items(value, value, name, level)}
+
+    def _items(self, items: Iterable[Any], owner: Any, name: str, level: int) -> list[Node]:
+        prefix = self._enter(owner, name, level)
+        nodes = []
+        for index, item in enumerate(items):
+            encoder = ENCODERS.get(type(item))
+            if encoder is not None:
+                nodes.append(encoder(item))
+            else:
+                nodes.append(self._branch(item, f"{prefix}{index}", level + 1))
+        self._open.discard(id(owner))
+        return nodes
+
+    def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
+        _check_hashes(value, name)
+        leaves = len(self._leaves) + len(self._in_files)
+        # Its own order is another one in each process, and trees of several are compared.
+        items = sorted(self._items(value, value, name, level), key=json.dumps)
+        node = {"$": type(value).__name__, "v": items}
+        if len(self._leaves) + len(self._in_files) != leaves:
+            raise UnsupportedStateError(
+                f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "
+                "list",
+                key=name,
+            )
+        return node
+
+    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        return self.encode(value.value, name, level)
+
+    def _object(self, entry: Registered, value: Any, name: str, level: int) -> Node:
+        """A value of a registered class: leaves in it have the names of a dictionary's."""
+        prefix = self._enter(value, name, level)
+        state = entry.state_of(value, name)
+        if type(state) is dict and are_json_keys(state) and CLASS not in state:
+            node = self.encode(state, name, level)
+        else:
+            node = self.encode(state, prefix + CLASS_VALUE, level + 1)
+        self._open.discard(id(value))
+        return {"$": "object", "type": entry.name, "v": node}
+
+    # Leaves that need a look.
+
+    def _bytes(self, value: bytes | bytearray, name: str, level: int) -> Node:
+        tag = type(value).__name__
+        if len(value) <= INLINE_BYTES_MAX:
+            return {"$": tag, "v": encode_base64(value)}
+        return self._data(tag, value, name, of_bytes)
+
+    def _size(self, value: Any, name: str, level: int) -> Node:
+        if not all(type(dim) is int for dim in value):
+            raise refusal(next(dim for dim in value if type(dim) is not int), name)
+        return {"$": "size", "v": [encode_int(dim) for dim in value]}
+
+    def _torch_dtype(self, value: Any, name: str, level: int) -> Node:
+        return {"$": "dtype", "v": str(value).removeprefix("torch.")}
+
+    def _device(self, value: Any, name: str, level: int) -> Node:
+        return {"$": "device", "v": str(value)}
+
+    def _array(self, value: np.ndarray[Any, Any], name: str, level: int) -> Node:
+        node = self._data("ndarray", value, name, of_array)
+        char = dtypes.twin(value.dtype)
+        if char is not None:
+            node["char"] = char
+        return node
+
+    def _any_tensor(self, value: Any, name: str, level: int) -> Node:
+        if value.layout is self._strided and not value.is_nested:
+            return self._tensor(value, name, level)
+        return self._composite(value, name, level)
+
+    def _composite(self, value: Any, name: str, level: int) -> Node:
+        """A tensor that is made of others."""
+        parts = take_apart(value, name)
+        if parts is None:
+            if type(value) in self._handlers:
+                return self._tensor(value, name, level)
+            return self._unusual(value, name)
+        prefix = self._enter(value, name, level)
+        node = self.facts(parts, prefix, level)
+        node["v"] = {
+            key: self.encode(one, prefix + key, level + 1) for key, one in parts.inner.items()
+        }
+        self._open.discard(id(value))
+        return node
+
+    def facts(self, parts: Parts, prefix: str, level: int) -> dict[str, Node]:
+        """The node of a tensor made of others, without those."""
+        node = {"$": parts.tag, **parts.facts}
+        if parts.tag == "subclass":
+            node["context"] = self.encode(parts.context, prefix + CONTEXT, level + 1)
+        return node
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        return self._data("tensor", value, name, of_tensor)
+
+    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        node: dict[str, Any] = {"$": "tensor"}
+        self._in_files.append((name, node, value))
+        return node
+
+    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+        node: dict[str, Any] = {"$": "ndarray"}
+        self._boxed.setdefault(id(value), (name, value, []))[2].append(node)
+        return node
+
+    def _data(
+        self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
+    ) -> dict[str, Any]:
+        """A leaf whose bytes go to a shard."""
+        index = self._index_of.get(id(value))
+        memory = read(value, name) if index is None else self._memories[index]
+        node: dict[str, Any] = {"$": tag}
+        self.add_leaf(name, node, value, memory)
+        return node
+
+    def add_leaf(self, name: str, node: Node, value: Any, memory: Memory) -> None:
+        """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
+        index = self._index_of.get(id(value))
+        if index is None:
+            index = self._index_of[id(value)] = len(self._memories)
+            self._memories.append(memory)
+            # Held here, so that no other object can get its id while this walk lasts.
+            self._values.append(value)
+        self._leaves.append((name, node, index))
+
+    def _unusual(self, value: Any, name: str) -> Node:
+        node = None
+        if isinstance(value, np.dtype):
+            text = dtypes.numpy_text(value)
+            node = None if text is None else with_twin({"$": "np.dtype", "v": text}, value)
+        elif isinstance(value, np.generic):
+            node = encode_numpy(value)
+        else:
+            array = foreign_array(value)
+            node = None if array is None else self._array(array, name, 0)
+        if node is None:
+            raise refusal(value, name)
+        return node
+
+    # The end.
+
+    def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
+        """Decides what is stored, and completes the nodes of the leaves with where it is."""
+        tied = ties.find(self._memories)
+        name_of = {memory: name for name, _, memory in reversed(self._leaves)}
+        self._untied += [
+            (name_of[index], name_of[other]) for index, other in ties.apart(self._memories, tied)
+        ]
+        leaves = [name for name, _, _ in self._leaves]
+        first_file = len(leaves) + len(self._boxed)
+        boxed = [name for name, _, _ in self._boxed.values()]
+        names = unique_names(leaves + boxed + [name for name, _, _ in self._in_files])
+        self._file_names = names[first_file:]
+        tensors: list[TensorSource] = []
+        aliases: list[_Alias] = []
+        tensor_of: dict[int, int] = {}
+        further = []
+        places = DirectPlaces()
+        for (_, node, memory), name in zip(self._leaves, names[: len(leaves)], strict=True):
+            if memory in tied or memory in tensor_of:
+                further.append((node, memory, name))
+            else:
+                tensor_of[memory] = node["i"] = len(tensors)
+                tensors.append(to_source(self._memories[memory], name, places=places))
+        for node, memory, name in further:
+            stored, window = tied.get(memory, (memory, None))
+            if node["$"] in ("bytes", "bytearray"):
+                node["i"] = tensor_of[stored]
+            else:
+                node["a"] = len(aliases)
+                aliases.append((name, tensor_of[stored], window))
+        self._source_of = tensor_of
+        tensors += self._pieces(names[len(leaves) : first_file], names)
+        return tensors, aliases
+
+    def _pieces(self, wholes: Sequence[str], taken: Sequence[str]) -> Iterator[TensorSource]:
+        """What is stored of arrays in pieces; completes their nodes.
+
+        Args:
+            wholes: A name for each of the arrays, which its first piece has as well.
+            taken: Names of all leaves.
+        """
+        boxed = list(zip(wholes, self._boxed.values(), strict=True))
+        further = [whole for whole, (_, value, _) in boxed for _ in value.pieces[1:]]
+        names = iter(unique_names([*taken, *further])[len(taken) :])
+        for whole, (_, value, nodes) in boxed:
+            for node in nodes:
+                dtype = dtypes.numpy_name(value.dtype)
+                node |= {"g": whole, "dtype": dtype, "shape": list(value.shape)}
+            for index, (start, array) in enumerate(value.pieces):
+                name = next(names) if index else whole
+                yield to_source(of_array(array, name), name, (whole, value.shape, start))
+
+    def link_files(self, first: int, aliases: list[_Alias]) -> None:
+        """Completes the nodes of leaves in files, after `finish`.
+
+        Args:
+            first: How many tensors are counted before them.
+            aliases: Further names of them are added.
+        """
+        index_of: dict[object, int] = {}
+        further = []
+        for (_, node, value), name in zip(self._in_files, self._file_names, strict=True):
+            index = index_of.setdefault(place_of(value), first + len(index_of))
+            if index == first + len(self._linker.linked[1]):
+                self._linker.add(value, name)
+                node["i"] = index
+            else:
+                further.append((node, index, name))
+        for node, index, name in further:
+            node["a"] = len(aliases)
+            aliases.append((name, index, None))
+
+    def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
+        """Which leaves share memory, once all is decided.
+
+        Args:
+            others: Leaves that this walk does not store: memory, value, and the sources they are.
+        """
+        rows = [
+            (memory, value, [self._source_of[index]] if index in self._source_of else [])
+            for index, (memory, value) in enumerate(zip(self._memories, self._values, strict=True))
+        ]
+        rows += others
+        found = []
+        for run in ties.overlaps([memory for memory, _, _ in rows]):
+            sources = [source for index in run for source in rows[index][2]]
+            if sources:
+                found.append(Overlap(sources, [rows[index][1] for index in run]))
+        return found
+
+
+def facts_of(parts: Parts, name: str) -> dict[str, Node]:
+    """All that is stored of a tensor made of others but those.
+
+    Raises:
+        UnsupportedStateError: Its context holds tensors, or what cannot be stored.
+    """
+    walk = Flattener()
+    node = walk.facts(parts, f"{name}.", 0)
+    if walk._leaves:
+        raise UnsupportedStateError(
+            f"{name}: its context holds tensors, which cannot be compared", key=name
+        )
+    return node
+
+
+def has_place(kind: type) -> bool:
+    """Whether values of a class are stored without being registered."""
+    return kind in ENCODERS or kind in TYPED or kind in Flattener()._handlers
+
+
+def _check_hashes(value: Collection[Any], name: str) -> None:
+    """Refuses what a load, which trusts nobody's keys, would refuse."""
+    try:
+        check_hashes(value)
+    except TreeError as error:
+        raise UnsupportedStateError(
+            f"{name}: {error}, more than {COLLIDING_MAX}, so that looking one up takes as long as "
+            "looking at all: save a list of pairs instead",
+            key=name,
+        ) from None

@@ -1,0 +1,51 @@
+"""A tree without classes: of values that take one to be made, what is stored of them."""
+
+from __future__ import annotations
+
+from penstock.checkpoint.state.references import is_composite
+from penstock.checkpoint.state.scalars import TreeError, member
+from penstock.checkpoint.state.tree import (
+    CLASS,
+    CLASS_VALUE,
+    CONTEXT,
+    LEVELS_MAX,
+    MAPPINGS,
+    SEQUENCES,
+    Node,
+    pairs,
+)
+
+
+def plain(node: Node, level: int = 0) -> Node:
+    """The tree with dictionaries in the place of values of classes, and of tensors made of others.
+
+    Raises:
+        TreeError: The tree is malformed.
+    """
+    if level > LEVELS_MAX:
+        raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+    if type(node) is list:
+        return [plain(child, level + 1) for child in node]
+    if type(node) is not dict:
+        return node
+    if "$" not in node:
+        return {key: plain(child, level + 1) for key, child in node.items()}
+    tag = node["$"]
+    if type(tag) is not str:
+        return node
+    if tag in SEQUENCES:
+        return {**node, "v": plain(member(node, "v", list), level)}
+    if tag in MAPPINGS:
+        return {**node, "v": [[key, plain(child, level + 1)] for key, child in pairs(node)]}
+    if tag == "object":
+        inner = plain(node.get("v"), level + 1)
+        is_members = type(inner) is dict and "$" not in inner
+        members = inner if is_members else {CLASS_VALUE: inner}
+        return {CLASS: member(node, "type", str), **members}
+    if is_composite(node):
+        facts = {f"({key})": fact for key, fact in node.items() if key not in ("$", "v", "context")}
+        if "context" in node:
+            facts[CONTEXT] = plain(node["context"], level + 1)
+        tensors = plain(member(node, "v", dict), level)
+        return {CLASS: tag, **facts, **tensors}
+    return node

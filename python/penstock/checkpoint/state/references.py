@@ -1,0 +1,101 @@
+"""References of a tree's leaves to the stored tensors that hold their bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.checkpoint.state.scalars import TreeError, member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock._native import _Alias
+    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.tree import Node
+
+
+Row: TypeAlias = tuple[str, str, tuple[int, ...], str, int, int]
+"""Name, dtype, shape, file, begin, end of a stored tensor."""
+
+
+Place: TypeAlias = tuple[Any, int]
+"""Where a tensor's bytes are: an object with the buffer protocol, and the offset in it."""
+
+
+DATA_TAGS = frozenset({"tensor", "ndarray", "bytes", "bytearray"})
+"""Leaves whose bytes may lie in a shard."""
+
+
+BYTES_TAGS = frozenset({"bytes", "bytearray"})
+"""Those of them that are copied out of what was read."""
+
+
+COMPOSITE_TAGS = frozenset({"sparse", "nested", "jagged", "subclass"})
+"""Leaves that are tensors made of others: those stand in the member ``"v"``, by name."""
+
+
+def is_composite(node: Node) -> bool:
+    """Whether a leaf is a tensor that is made of others."""
+    return type(node) is dict and type(node.get("$")) is str and node["$"] in COMPOSITE_TAGS
+
+
+def is_data(node: Node) -> bool:
+    """Whether a leaf's value lies in a shard rather than in the tree."""
+    if type(node) is not dict:
+        return False
+    tag = node.get("$")
+    return type(tag) is str and tag in DATA_TAGS and "v" not in node
+
+
+def needed(
+    node: Node,
+    tensors: Sequence[Row],
+    aliases: Sequence[_Alias],
+    tags: frozenset[str] = DATA_TAGS,
+) -> list[int]:
+    """Indices of the stored tensors that a tree's leaves of some kinds refer to, ascending."""
+    found: set[int] = set()
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if type(node) is list:
+            rest += node
+        elif is_data(node):
+            if node["$"] in tags:
+                found.add(reference(node, tensors, aliases)[0])
+        elif type(node) is dict:
+            rest += node.values()
+    return sorted(found)
+
+
+def reference(
+    node: dict[str, Node], tensors: Sequence[Row], aliases: Sequence[_Alias]
+) -> tuple[int, Window | None]:
+    """The stored tensor a leaf stands for, and which part of it."""
+    if "a" in node:
+        alias = member(node, "a", int)
+        if not 0 <= alias < len(aliases):
+            raise TreeError(f"alias {alias} of {len(aliases)}")
+        _, index, window = aliases[alias]
+    else:
+        index, window = member(node, "i", int), None
+    if not 0 <= index < len(tensors):
+        raise TreeError(f"tensor {index} of {len(tensors)}")
+    return index, window
+
+
+def references(node: Node) -> Iterator[dict[str, Any]]:
+    """Every tagged object of a tree that may refer to a tensor."""
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if type(node) is list:
+            rest += node
+        elif type(node) is dict:
+            if node.get("$") in _REFERRING and "v" not in node:
+                yield node
+            else:
+                rest += node.values()
+
+
+_REFERRING = ("tensor", "ndarray", "bytes", "bytearray", "missing")

@@ -1,0 +1,314 @@
+"""The tree: a state's structure and plain leaves as typed JSON, straight from a file.
+
+A *node* is what `json.loads` gives. Containers are arrays, objects without a member ``"$"``, and
+the tagged objects named in `SEQUENCES` and `MAPPINGS`; everything else is a leaf. This module
+parses, names and selects; `penstock.checkpoint.state.build` turns nodes into Python values. Nothing
+here trusts the text: whatever is wrong with it is a `TreeError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock import _native
+from penstock.checkpoint.state.names import EMPTY, escaped, is_wild, labels, matcher
+from penstock.checkpoint.state.scalars import TreeError, UnknownError, decode_keys, member
+from penstock.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    MissingDependencyError,
+    StateMismatchError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Node: TypeAlias = Any
+"""None, bool, int, float, str, list of nodes or dict from str to node."""
+
+SEQUENCES = frozenset({"tuple", "deque"})
+MAPPINGS = frozenset({"dict", "odict", "counter", "defaultdict"})
+
+LEVELS_MAX = 128
+"""Containers inside one another; bounds the stack of every function that walks a state."""
+
+ROOT = "value"
+"""Name of the only leaf of a state that is no container."""
+
+CLASS, CLASS_VALUE, CONTEXT = "(type)", "(value)", "(context)"
+"""Members beside those of a value of a class, in the names of its leaves and in plain loads."""
+
+AS_FIRST = '{"$":"first"}'
+"""The tree of a rank whose state is that of the first one."""
+
+
+class _Skipped:
+    """Stands where a leaf was that the caller did not ask for."""
+
+    def __repr__(self) -> str:
+        return "SKIPPED"
+
+
+SKIPPED = _Skipped()
+
+
+def parse(text: str) -> Node:
+    """Parses a tree.
+
+    Raises:
+        TreeError: It is no JSON, repeats a key or nests without end.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise TreeError("nested too deeply") from None
+    except TreeError:
+        raise
+    except ValueError as error:
+        raise TreeError(f"not JSON: {error}") from None
+
+
+def parse_metadata(text: str) -> dict[str, Any]:
+    """Parses the note that was saved with a checkpoint.
+
+    Raises:
+        TreeError: It is no JSON object, or nests without end.
+    """
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        note = None
+    if type(note) is not dict:
+        raise TreeError("the metadata is no JSON object")
+    return note
+
+
+@contextmanager
+def reading(path: str, file: str | None) -> Iterator[None]:
+    """Turns what is wrong with a tree into the error a caller of the package expects.
+
+    The digest of the tree was right: nothing here is a proof of damage.
+    """
+    where = f"{path}/{file}" if file else path
+    remedy = "read it with the version of Penstock that wrote it, or load another checkpoint"
+    try:
+        yield
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{where}: {error}", name=error.name) from error
+    except UnknownError as error:
+        raise FormatVersionError(
+            f"{where}: the state holds something that this version of Penstock does not know: "
+            f"{error}; {remedy}",
+            path=path,
+            found=_native.FORMAT_VERSION,
+            supported=_native.FORMAT_VERSION,
+        ) from error
+    except TreeError as error:
+        raise CorruptCheckpointError(
+            f"{where}: the state's tree makes no sense: {error}; its digest is right, so it was "
+            f"written like this: {remedy}",
+            path=path,
+            file=file,
+        ) from error
+
+
+def branches(node: Node) -> list[tuple[Any, Node]] | None:
+    """The children of a container with their keys or indices; None for a leaf.
+
+    Raises:
+        TreeError: The node is malformed.
+    """
+    if type(node) is list:
+        return list(enumerate(node))
+    if type(node) is not dict:
+        return None
+    if "$" not in node:
+        return list(node.items())
+    tag = node["$"]
+    if type(tag) is str and tag in SEQUENCES:
+        return list(enumerate(member(node, "v", list)))
+    if type(tag) is str and tag in MAPPINGS:
+        entries = pairs(node)
+        keys = decode_keys(key for key, _ in entries)
+        return [(key, item) for key, (_, item) in zip(keys, entries, strict=True)]
+    return None
+
+
+def pairs(node: dict[str, Node]) -> list[list[Node]]:
+    """The ``[key, value]`` pairs of a tagged mapping, checked to be pairs."""
+    entries: list[list[Node]] = member(node, "v", list)
+    if not all(type(entry) is list and len(entry) == 2 for entry in entries):
+        raise TreeError(f"{node['$']!r} needs pairs of key and value")
+    return entries
+
+
+def leaves(node: Node) -> Iterator[tuple[str, Node]]:
+    """Every leaf with its name, in order; an empty container is a leaf. No name is there twice."""
+    yield from _leaves(node, "", 0)
+
+
+def _leaves(node: Node, prefix: str, level: int) -> Iterator[tuple[str, Node]]:
+    children = branches(node)
+    if not children:
+        yield (prefix[:-1] or EMPTY) if level else ROOT, node
+        return
+    if level >= LEVELS_MAX:
+        raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+    for name, child in zip(_names(node, children), (child for _, child in children), strict=True):
+        if child is None or type(child) in (bool, int, float, str):
+            yield f"{prefix}{name}" or EMPTY, child
+        else:
+            yield from _leaves(child, f"{prefix}{name}.", level + 1)
+
+
+def _names(node: Node, children: list[tuple[Any, Node]]) -> Iterable[str]:
+    """The part of each child of a container in the names below it."""
+    if type(node) is list or node.get("$") in SEQUENCES:
+        return map(str, range(len(children)))
+    return labels([key for key, _ in children], lambda index: bool(branches(children[index][1])))
+
+
+def named(node: Node, name_chars_max: int) -> list[tuple[str, Node]]:
+    """The leaves with their names, as long as these take no more than that many characters.
+
+    Every leaf's name repeats the keys around it, so a short text may have names without end.
+
+    Raises:
+        TreeError: The names are longer, or the tree is malformed.
+    """
+    found = []
+    chars = 0
+    for name, leaf in leaves(node):
+        chars += len(name)
+        if chars > name_chars_max:
+            raise TreeError(f"the names of its leaves take more than {name_chars_max} characters")
+        found.append((name, leaf))
+    return found
+
+
+def unique_names(names: Sequence[str]) -> Sequence[str]:
+    """Names for the format: never empty, never twice, no lone surrogates."""
+    taken = {"", "__metadata__"}
+    if len(taken.union(names)) == len(names) + len(taken) and "".join(names).isascii():
+        # Nearly always, and then no name needs a look of its own.
+        return names
+    counts: dict[str, int] = {}
+    unique = []
+    for name in names:
+        if not name.isascii():
+            name = name.encode("utf-8", "backslashreplace").decode("utf-8")
+        candidate = name
+        while candidate in taken:
+            counts[name] = counts.get(name, 1) + 1
+            candidate = f"{name}~{counts[name]}"
+        taken.add(candidate)
+        unique.append(candidate)
+    return unique
+
+
+def select(node: Node, patterns: Sequence[str], path: str) -> Node:
+    """The tree with `SKIPPED` in place of every leaf that no pattern matches.
+
+    A pattern is a leaf's name, or a pattern of `fnmatch` over names (``*`` also matches dots); see
+    `penstock.checkpoint.state.names`.
+
+    Raises:
+        StateMismatchError: A pattern matches nothing.
+        TreeError: The tree is malformed.
+    """
+    # Names are looked at one by one and never kept: a short text may have long ones without end.
+    whole = frozenset(patterns)
+    matchers = [(pattern, matcher(pattern)) for pattern in patterns if is_wild(pattern)]
+    found: set[str] = set()
+    wanted: set[int] = set()
+    count = 0
+    for name, _ in leaves(node):
+        # Whole names are looked up: a list of them costs its length, not that times the leaves.
+        matching = [pattern for pattern, matches in matchers if matches(name)]
+        if name in whole:
+            matching.append(name)
+        if matching:
+            found.update(matching)
+            wanted.add(count)
+        count += 1
+    for pattern in patterns:
+        if pattern not in found:
+            raise _no_match(pattern, node, path)
+    ordinals = iter(range(count))
+    return _mask(node, lambda: next(ordinals) in wanted)
+
+
+def without(node: Node, is_unwanted: Callable[[Node], bool]) -> Node:
+    """The tree with `SKIPPED` in place of these leaves as well.
+
+    Raises:
+        TreeError: The tree is malformed.
+    """
+    wanted = [leaf is not SKIPPED and not is_unwanted(leaf) for _, leaf in leaves(node)]
+    answers = iter(wanted)
+    return _mask(node, lambda: next(answers))
+
+
+def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
+    """Walks the leaves in the order of `leaves`, asking of each whether it is wanted."""
+    if not branches(node):
+        return node if is_wanted() else SKIPPED
+    if type(node) is list:
+        children = [_mask(child, is_wanted) for child in node]
+        return children if any(child is not SKIPPED for child in children) else SKIPPED
+    if "$" not in node:
+        entries = {key: _mask(child, is_wanted) for key, child in node.items()}
+        return entries if any(child is not SKIPPED for child in entries.values()) else SKIPPED
+    if node["$"] in SEQUENCES:
+        inner = _mask(node["v"], is_wanted)
+    else:
+        masked = [[key, _mask(child, is_wanted)] for key, child in node["v"]]
+        inner = masked if any(child is not SKIPPED for _, child in masked) else SKIPPED
+    return SKIPPED if inner is SKIPPED else {**node, "v": inner}
+
+
+def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
+    is_inside = any(name.startswith(f"{pattern}.") for name, _ in leaves(node))
+    # A name of more than three times the length shares less than the half that is asked for.
+    similar = (name for name, _ in leaves(node) if len(name) <= 3 * len(pattern))
+    # Comparing costs microseconds a name; the first ten thousand are a second's worth at most.
+    names = list(islice(similar, 10_000))
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+    # A key as it is in the state, where names have it with backslashes.
+    close = [escaped(pattern)] if escaped(pattern) in names else close
+    if is_inside:
+        remedy = f"it is a container, ask for {pattern + '.*'!r}"
+    elif close:
+        remedy = "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
+    else:
+        remedy = "penstock.inspect(path) lists the names"
+    return StateMismatchError(
+        f"{path}: no leaf of the checkpoint matches {pattern!r}; {remedy}", key=pattern, path=path
+    )
+
+
+def _unique(entries: list[tuple[str, Node]]) -> dict[str, Node]:
+    members = dict(entries)
+    if len(members) != len(entries):
+        raise TreeError("an object repeats a key")
+    return members
+
+
+def _no_constant(text: str) -> Node:
+    raise TreeError(f"{text} is no JSON number")
+
+
+FACTORIES: dict[str, type | None] = {"none": None} | {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
+"""What a `defaultdict` may make; any other factory is code, which is never stored."""
+
+
+def part_name(files: Iterable[tuple[str, int]]) -> str | None:
+    """The file that holds the state's tree."""
+    return next((name for name, _ in files if _native.is_part_file(name)), None)

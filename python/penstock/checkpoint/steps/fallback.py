@@ -1,0 +1,173 @@
+"""`Descent`: how a load with ``fallback=True`` finds a step that is good."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.saving.destination import told_aside
+from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.steps.reader import is_lost
+from penstock.common.events import told
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.checkpoint.loading.load import Loaded, Wanted
+    from penstock.checkpoint.steps.reader import Reader
+
+
+class Descent:
+    """Goes down from the newest step to one that turns out to be good.
+
+    Args:
+        reader: Who reads.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._ranks = reader.ranks
+        self._skipped: list[tuple[int, str]] = []
+        self._damaged: dict[int, int] = {}
+        """Steps that are damaged, with the number of the warning that says so."""
+        self._refused: StorageError | None = None
+        self._unfinished: list[int] = []
+        """Steps without a manifest, the newest first."""
+
+    def run(self, last: int | None, wanted: Wanted) -> Loaded:
+        """Loads the newest step that turns out to be good, or the newest such up to ``last``.
+
+        What is good is told by the digests, whatever the options say.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CorruptCheckpointError: All there are turn out to be damaged.
+            StorageError: The system does not let any be read.
+        """
+        reader = self._reader
+        for step, state, reason in self._rows(last):
+            if state == "incomplete":
+                self._unfinished.append(step)
+                self._skipped.append((step, "its save never finished, or is still running"))
+            elif state in ("damaged", "partial"):
+                reader.tell_damage(step, state, reason)
+                self._skip_damaged(step, reason or state)
+            elif (loaded := self._try(step, wanted)) is not None:
+                reader.is_awaited = isinstance(wanted.into, LiveState)
+                self._set_aside()
+                reader.tell_unfinished(self._unfinished, step)
+                report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
+                return loaded._replace(report=report)
+        # Not "not found", on any rank: who catches that starts from scratch.
+        aside = reader.native.aside()
+        is_nothing = not (self._damaged or self._refused or aside)
+        is_nothing_for_all = reader.is_true_for_all(is_nothing)
+        reader.is_awaited = False
+        if self._refused is not None and not self._damaged:
+            raise self._refused
+        if not is_nothing_for_all:
+            raise self._none_is_good([path for _, path in aside])
+        tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
+        nothing = reader.nothing(f"none of its steps is good: {tried}" if tried else None)
+        raise told("load", nothing, 0)
+
+    def _rows(self, last: int | None) -> Iterator[tuple[int, str, str | None]]:
+        """The steps with their states from the top, no further down than they are asked for."""
+        reader = self._reader
+        top: int | None = last
+        while top is None or top >= 0:
+            find = functools.partial(reader.rows, top)
+            rows = reader.found("the newest good step", find)
+            if top is not None and top == last and all(row[0] != last for row in rows):
+                self._skip(top, "there is no such step")
+            yield from rows
+            if not rows or rows[-1][1] in ("incomplete", "damaged", "partial"):
+                # It is the last of all.
+                return
+            top = rows[-1][0] - 1
+
+    def _try(self, step: int, wanted: Wanted) -> Loaded | None:
+        """Loads a step, if it is good for all ranks."""
+        loaded = self._read(step, wanted)
+        if self._reader.is_true_for_all(loaded is not None):
+            return loaded
+        if loaded is not None:
+            self._skip_damaged(step, "another rank could not load it")
+        return None
+
+    def _read(self, step: int, wanted: Wanted) -> Loaded | None:
+        """Loads a step, unless something is wrong with it."""
+        reader = self._reader
+        try:
+            return self._read_twice(step, wanted)
+        except CorruptCheckpointError as error:
+            self._skip_damaged(step, str(error))
+        except StorageError as error:
+            if not reader.is_about(step, error):
+                raise
+            # Whatever this host cannot read may be good for another one.
+            self._refused = self._refused or error
+            self._skip(step, str(error))
+        except (CheckpointNotFoundError, IncompleteCheckpointError):
+            # A rank that lags behind the directory has the others pass over it as well.
+            self._skip(step, "it was removed meanwhile, or is not to be seen from here yet")
+        return None
+
+    def _read_twice(self, step: int, wanted: Wanted) -> Loaded:
+        try:
+            return self._reader.read(step, wanted, verifies=True)
+        except StorageError as error:
+            if not is_lost(error):
+                raise
+        # The device may have failed this once.
+        return self._reader.read(step, wanted, verifies=True)
+
+    def _set_aside(self) -> None:
+        """Has what is damaged give way, now that a good step is found."""
+        if self._ranks is not None and self._ranks.rank != 0:
+            return
+        reader = self._reader
+        # The newest last: the last few are kept.
+        for step, number in sorted(self._damaged.items()):
+            # What cannot be read may be good for somebody else.
+            if reader.is_unreadable(step):
+                continue
+            try:
+                aside = reader.native.set_aside(step)
+            except CheckpointNotFoundError:
+                continue
+            except StorageError as error:
+                reader.warnings[number] += f"; it could not be set aside: {error}"
+                continue
+            if aside is not None:
+                reader.warnings[number] += f"; {told_aside(aside)}"
+
+    def _skip_damaged(self, step: int, reason: str) -> None:
+        self._damaged[step] = len(self._reader.warnings)
+        self._skip(step, reason)
+
+    def _skip(self, step: int, reason: str) -> None:
+        self._skipped.append((step, reason))
+        self._reader.warnings.append(f"step {step} is passed over for an older one: {reason}")
+
+    def _none_is_good(self, aside: list[str]) -> CorruptCheckpointError:
+        root = self._reader.root
+        found = []
+        if self._skipped:
+            steps = ", ".join(str(step) for step, _ in self._skipped[:5])
+            found.append(f"tried {steps}; each has a warning of its own")
+        if aside:
+            found.append(f"set aside as damaged: {', '.join(aside[-5:])}")
+        return CorruptCheckpointError(
+            f"no step of {root} is good ({'; '.join(found) or 'other ranks have some'}); "
+            "`penstock verify --explain` tells what is intact of one, `penstock salvage` "
+            "recovers that for penstock.load; to begin anew, use an empty directory",
+            path=root,
+        )

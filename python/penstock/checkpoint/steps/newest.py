@@ -1,0 +1,48 @@
+"""The checkpoint at a path, open: that, or the newest complete step of a store."""
+
+from __future__ import annotations
+
+import warnings
+
+from penstock import _native
+from penstock.checkpoint.loading.foreign import is_checkpoint, steps_in
+from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.steps.reader import Reader
+from penstock.errors import CheckpointNotFoundError, PenstockWarning
+
+_VANISHED_MAX = 8
+"""How often the newest step may be gone when it is opened: somebody saves newer ones meanwhile."""
+
+
+def is_penstock(path: str) -> bool:
+    """Whether a directory is a checkpoint, or a store of them."""
+    return is_checkpoint(path) or bool(steps_in(path))
+
+
+def open_newest(path: str, *, stacklevel: int) -> OpenCheckpoint:
+    """Opens a checkpoint, which whoever calls this releases.
+
+    Args:
+        path: The directory of a checkpoint, or of a store, whose newest complete step is taken.
+        stacklevel: Whom warnings of steps that were passed over are of, as `warnings.warn` counts
+            from whoever calls this.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        CorruptCheckpointError: It is damaged.
+    """
+    if is_checkpoint(path) or not steps_in(path):
+        return OpenCheckpoint(path)
+    reader = Reader(_native.Store(path), path, None)
+    step = reader.newest_step()
+    for message in reader.warnings:
+        warnings.warn(PenstockWarning(message), stacklevel=stacklevel + 1)
+    for _ in range(_VANISHED_MAX):
+        try:
+            return OpenCheckpoint(reader.path(step), reader.take_opened(step))
+        except CheckpointNotFoundError:
+            newest = reader.newest_step()
+            if newest == step:
+                raise
+            step = newest
+    return OpenCheckpoint(reader.path(step))

@@ -1,0 +1,305 @@
+"""`Reader`: which step of a store is loaded, and what is said about one that is bad."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.checkpoint.loading import load as loading
+from penstock.checkpoint.state.live import LiveState
+from penstock.common.events import observed, told
+from penstock.common.paths import absolute
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PenstockError,
+    StorageError,
+)
+from penstock.io.arguments import to_native
+from penstock.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock import _native
+    from penstock.checkpoint.loading.load import Wanted
+    from penstock.checkpoint.ranks.group import Ranks
+    from penstock.checkpoint.steps.protocol import Steps
+
+_T = TypeVar("_T")
+
+_VANISHED_MAX = 8
+"""How often a step may disappear while it is read before its error is passed on."""
+
+_LOST = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EREMOTEIO})
+"""What systems answer where the device cannot give the bytes back; and `EUCLEAN`, 117."""
+
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.ESTALE})
+"""What they answer where this process may not read, or not by this name any more."""
+
+_OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What says nothing of what is stored: the next step would fail as well."""
+
+
+class Reader:
+    """Loads steps of a store.
+
+    Args:
+        native: The store.
+        root: Its directory.
+        options: How bytes move.
+        ranks: Who else loads the same; None for this process alone.
+
+    Attributes:
+        native: The store.
+        root: Its directory.
+        ranks: Who else loads the same.
+        warnings: What the user should know about the steps that were passed over.
+        is_awaited: Whether the other ranks come to a further round of this load.
+    """
+
+    def __init__(
+        self, native: Steps, root: str, options: Options | None, ranks: Ranks | None = None
+    ) -> None:
+        self.native = native
+        self.root = root
+        self._options = options
+        self.ranks = ranks
+        self.warnings: list[str] = []
+        self.is_awaited = False
+        self._opened: tuple[int, _native.Checkpoint] | None = None
+
+    def path(self, step: int) -> str:
+        """The directory of a step, whether it exists or not."""
+        path = self.native.step_path(step)
+        # The native module gives paths for display; ours also holds what is no UTF-8.
+        return os.path.join(self.root, os.path.basename(path))
+
+    def newest(self, wanted: Wanted) -> loading.Loaded:
+        """Loads the newest step whose files are there.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CorruptCheckpointError: Its data is damaged.
+        """
+        chosen = self.found("the newest step", self.newest_step)
+        self.is_awaited = isinstance(wanted.into, LiveState)
+        if self.ranks is not None:
+            return self.step(chosen, wanted)
+        for _ in range(_VANISHED_MAX):
+            try:
+                return self.step(chosen, wanted)
+            except PenstockError:
+                # A save elsewhere may commit a newer step and retire this one under our hands.
+                newest = self.found("the newest step", self.newest_step)
+                if newest == chosen:
+                    raise
+            chosen = newest
+        return self.step(chosen, wanted)
+
+    def step(self, step: int, wanted: Wanted) -> loading.Loaded:
+        """Loads a step.
+
+        Raises:
+            CorruptCheckpointError: It is damaged; the message names the step before.
+            StorageError: The system does not let it be read; likewise.
+        """
+        try:
+            return self.read(step, wanted)
+        except CorruptCheckpointError as error:
+            raise self._with_way_back(error, step) from error
+        except StorageError as error:
+            if not self.is_about(step, error):
+                raise
+            raise StorageError(
+                f"{error}; {self._way_back(step)}",
+                path=error.path,
+                errno=error.errno,
+                needed_bytes=error.needed_bytes,
+                free_bytes=error.free_bytes,
+            ) from error
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells the other ranks, if they wait for this one, of an error that ends the load."""
+        if self.ranks is not None and self.is_awaited and not self.ranks.has_failed:
+            self.ranks.refuse(*self._question(), error)
+
+    @observed("load", ends=False)
+    def found(self, what: str, find: Callable[[], _T]) -> _T:
+        """What is found, by the coordinator where there are ranks."""
+        ranks = self.ranks
+        if ranks is None:
+            return find()
+        label, timeout_seconds = self._question()
+        if not self.is_awaited:
+            # The first round of a load, which tells it from others.
+            label = f"{what} of {os.path.basename(absolute(self.root))}"
+            self.is_awaited = True
+        found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
+        return found
+
+    def is_true_for_all(self, is_true: bool) -> bool:
+        """Whether all ranks that load this say so."""
+        ranks = self.ranks
+        return is_true if ranks is None else ranks.is_true_for_all(*self._question(), is_true)
+
+    def _question(self) -> tuple[str, float]:
+        """What ranks ask each other about a step, and for how long they wait for the answer.
+
+        One for all rounds but the first, and without a number: who has to refuse need not know
+        what the others are about to ask.
+        """
+        timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
+        return f"loading of a step of {os.path.basename(self.root)}", timeout_seconds
+
+    def tell_damage(self, step: int, state: str, reason: str | None) -> None:
+        """Has a step counted that is seen to be damaged before it is read."""
+        if state == "damaged":
+            told("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
+
+    def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
+        """Loads a step, and remembers what came of that.
+
+        Args:
+            step: The step.
+            wanted: What of it.
+            verifies: Whether digests are checked whatever the options say.
+
+        Raises:
+            CorruptCheckpointError: It is damaged.
+            StorageError: The system does not let it be read.
+        """
+        options = self._options
+        if verifies:
+            options = dataclasses.replace(options or Options(), verify=True)
+        # Another checkpoint may take its place meanwhile, which is not the damaged one.
+        opened = self.take_opened(step)
+        if opened is None:
+            checkpoint_id = observed("load", ends=False)(self.native.identity)(step)
+        else:
+            checkpoint_id = opened.id
+        try:
+            loaded = loading.read(self.path(step), wanted, options, opened)
+        except CorruptCheckpointError as error:
+            # What makes no sense behind right digests does so for other versions perhaps.
+            if checkpoint_id is not None and error.is_proven:
+                self.mark(step, checkpoint_id, is_good=False)
+            raise
+        self.warnings += loaded.warnings
+        if loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
+            self.mark(step, loaded.report.checkpoint_id, is_good=True)
+        return loaded
+
+    def mark(self, step: int, checkpoint_id: str, *, is_good: bool) -> None:
+        """Remembers what came of reading a step whole."""
+        mark = self.native.mark_verified if is_good else self.native.mark_damaged
+        # A store may be read-only, and a mark is only for the benefit of whoever deletes.
+        with contextlib.suppress(StorageError):
+            mark(step, checkpoint_id)
+
+    def rows(self, last: int | None = None) -> list[tuple[int, str, str | None]]:
+        """The steps up to one with states and reasons, down to the first that can be loaded."""
+        rows, opened = self.native.newest(last=last)
+        self._opened = None if opened is None else (rows[-1][0], opened)
+        return rows
+
+    def take_opened(self, step: int) -> _native.Checkpoint | None:
+        """A step that was opened when it was looked for, if it was; once."""
+        found, self._opened = self._opened, None
+        return None if found is None or found[0] != step else found[1]
+
+    def newest_step(self) -> int:
+        """The newest step that is complete, or may well be.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+        """
+        passed_over = []
+        unfinished: list[int] = []
+        for step, state, reason in self.rows():
+            # One that cannot be read here may be good, so it is not passed over: reading it says
+            # why.
+            if state in ("complete", "newer", "unreadable"):
+                self.tell_unfinished(unfinished, step)
+                return step
+            if state == "incomplete":
+                unfinished.append(step)
+            passed_over.append(f"{step} ({state})")
+            if state in ("damaged", "partial"):
+                warning = f"{self.path(step)} is {state} and passed over: {reason}"
+                if warning not in self.warnings:
+                    self.warnings.append(warning)
+                    self.tell_damage(step, state, reason)
+        detail = f"none of its steps is complete: {', '.join(passed_over[:5])}"
+        raise self.nothing(detail if passed_over else None)
+
+    def tell_unfinished(self, steps: list[int], loaded: int) -> None:
+        """Says of the newest step without a manifest above the one that is loaded what it may be.
+
+        That a save is interrupted is no damage, and looks like a manifest that was lost. Where one
+        is at work, or there is no file, there is nothing to lose.
+        """
+        ranks = self.ranks
+        if ranks is not None and ranks.rank != 0:
+            return
+        # Who may not look into it has a warning of another kind, or an error.
+        with contextlib.suppress(PenstockError):
+            for step in steps:
+                is_left_behind = self.native.is_left_behind(step)
+                if is_left_behind is False:
+                    continue
+                elsewhere = "" if is_left_behind else ", or another host is saving it"
+                self.warnings.append(
+                    f"step {step} was never finished, or its manifest is lost{elsewhere}; step "
+                    f"{loaded} is loaded instead; `penstock verify --explain {self.path(step)}` "
+                    "tells what is there; the next save of that step, or a sweep, removes it"
+                )
+                return
+
+    def nothing(self, detail: str | None) -> CheckpointNotFoundError:
+        """The error where there is no step to load."""
+        return CheckpointNotFoundError(
+            f"no checkpoint to load in {self.root}: {detail or 'nothing was saved to it yet'}; "
+            "check the path, or save a state with store.save(step, state)",
+            path=self.root,
+        )
+
+    def _way_back(self, step: int) -> str:
+        """The step before, in words."""
+        before = self.native.newest_complete(below=step)
+        if before is None:
+            return "no earlier step is complete"
+        return (
+            f"the step before it is complete: store.load(step={before}), or "
+            "store.load(fallback=True) for the newest good one"
+        )
+
+    def is_about(self, step: int, error: StorageError) -> bool:
+        """Whether the system refuses this step, and may well let another one be read."""
+        if is_lost(error) or error.errno in _REFUSED:
+            # An engine that is refused has no path in a step.
+            return error.path.startswith(self.path(step))
+        return error.errno not in _OF_PROCESS and self.is_unreadable(step)
+
+    def is_unreadable(self, step: int) -> bool:
+        """Whether this process may not read the step, which says nothing of what is stored."""
+        return self.native.state(step) == "unreadable"
+
+    def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
+        """The same error, naming the step before."""
+        return CorruptCheckpointError(
+            f"{error}; {self._way_back(step)}",
+            path=error.path,
+            file=error.file,
+            offset=error.offset,
+            tensor=error.tensor,
+            is_proven=error.is_proven,
+        )
+
+
+def is_lost(error: StorageError) -> bool:
+    """Whether the device cannot give the bytes back, to this host and for now."""
+    return error.errno in _LOST or error.errno == 117

@@ -1,0 +1,97 @@
+"""Reading the steps of a store back before somebody needs them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.steps.rows import Mark
+from penstock.common.events import observed, tell
+from penstock.reports import Problem, ScrubbedStep, ScrubReport
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock.common.progress import Progress
+
+
+def marks(store: _native.Store) -> dict[int, Mark]:
+    """What is remembered of the steps that were read back whole.
+
+    Raises:
+        CorruptCheckpointError: That cannot be made out.
+        StorageError: The operating system failed an operation.
+    """
+    return {
+        step: Mark(at_seconds, not is_damaged) for step, _, at_seconds, is_damaged in store.marks()
+    }
+
+
+@observed("scrub")
+def scrub(
+    store: _native.Store,
+    root: str,
+    *,
+    bytes_per_second: int | None,
+    max_age_seconds: float | None,
+    options: dict[str, Any],
+    update: Progress | None,
+) -> ScrubReport:
+    """`penstock.CheckpointStore.scrub`, with its arguments checked."""
+    began_seconds = int(time.time())
+    try:
+        fields = store.scrub(
+            bytes_per_second=bytes_per_second,
+            max_age_seconds=max_age_seconds,
+            options=options,
+            progress=update,
+        )
+    except BaseException:
+        tell(lambda observer: observer.ended("scrub", _since(store, root, began_seconds), 0))
+        raise
+    steps = tuple(
+        ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
+        for row in fields["steps"]
+    )
+    return ScrubReport(root=root, steps=steps, seconds=fields["seconds"])
+
+
+def _since(store: _native.Store, root: str, began_seconds: int) -> ScrubReport:
+    """What a scrub that was broken off had read by then; its marks are all that is left."""
+    steps = tuple(
+        ScrubbedStep(
+            step=step,
+            state="verified" if mark.is_good else "damaged",
+            reason=None,
+            read_at_seconds=mark.read_at_seconds,
+            problems=(),
+            bytes_checked=0,
+            seconds=0.0,
+        )
+        for step, mark in marks(store).items()
+        if mark.read_at_seconds >= began_seconds
+    )
+    return ScrubReport(root=root, steps=steps, seconds=0.0)
+
+
+def check_scrub(bytes_per_second: Any, max_age_seconds: Any) -> None:
+    """Checks the arguments of a scrub.
+
+    Raises:
+        TypeError: One is of another type.
+        ValueError: One is out of range.
+    """
+    if bytes_per_second is not None:
+        if type(bytes_per_second) is not int:
+            raise TypeError(f"bytes_per_second={bytes_per_second!r}: must be an int or None")
+        if not 1 <= bytes_per_second < 1 << 63:
+            raise ValueError(
+                f"bytes_per_second={bytes_per_second}: must be between 1 and 2**63 - 1"
+            )
+    if max_age_seconds is not None:
+        if type(max_age_seconds) not in (int, float):
+            raise TypeError(f"max_age_seconds={max_age_seconds!r}: must be a number or None")
+        if not 0 <= max_age_seconds <= sys.float_info.max:
+            raise ValueError(
+                f"max_age_seconds={max_age_seconds}: must be a number of seconds, not negative"
+            )

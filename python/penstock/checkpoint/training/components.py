@@ -1,0 +1,136 @@
+"""What a `Training` consists of: how each kind of part is captured, and restored.
+
+Whatever is stored is an ordinary state. Names in it do not depend on how a model is wrapped or on
+how many processes train it: `DistributedDataParallel`, `torch.compile` and checkpointed layers add
+words to the names of parameters, which are left out, and an optimizer's moments go by the names
+of their parameters. So do those of `torch.distributed.checkpoint.state_dict`, whose functions are
+not used here: they take a step with a fresh optimizer to have its moments, also when it is only
+saved, know no optimizer that needs a closure, and lose the versions of a wrapped model's modules.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.state.tree import Node, branches
+from penstock.checkpoint.training.component import Component
+from penstock.checkpoint.training.filling import ATOMS
+from penstock.checkpoint.training.loader import Loader
+from penstock.checkpoint.training.model import Model
+from penstock.checkpoint.training.optimizer import Optimizer
+from penstock.checkpoint.training.randomness import Generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.training.naming import Names
+
+
+def make(value: Any, name: str, names: Names) -> Component | None:
+    """The part that a value is; None for a plain one.
+
+    Args:
+        value: What the user gave.
+        name: What it is called.
+        names: Of the parameters of all models; those of this one come to them.
+
+    Raises:
+        TypeError: It mixes parts with plain values.
+        UnsupportedStateError: Its state depends on the number of ranks, or cannot be had.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):
+        model = Model(value, name)
+        names.add(name, model.value)
+        return model
+    if torch is not None and isinstance(value, torch.optim.Optimizer):
+        return Optimizer(value, names)
+    if Generator.is_one(value):
+        return _Random(value)
+    if Loader.is_one(value):
+        return Loader(value)
+    methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
+    # A class has the two as well, and no state.
+    if all(map(callable, methods)) and not isinstance(value, type):
+        return Component(value)
+    if type(value) in (list, tuple, dict):
+        entries = value if isinstance(value, dict) else dict(enumerate(value))
+        if set(map(type, entries.values())) <= ATOMS:
+            # A history of thousands of numbers, most of all.
+            return None
+        found = {key: make(one, f"{name}.{key}", names) for key, one in entries.items()}
+        parts = {key: part for key, part in found.items() if part is not None}
+        if parts and len(parts) < len(found):
+            odd = next(key for key in found if key not in parts)
+            raise TypeError(
+                f"{name}: holds what has a state_dict and what has none ({odd!r}): give the plain "
+                "values a name of their own"
+            )
+        if parts:
+            return _Group(value, parts)
+    return None
+
+
+class _Random(Component):
+    """A generator of random numbers."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._generator = Generator(value)
+
+    def capture(self) -> Any:
+        return self._generator.capture()
+
+    def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
+        return self._generator.mismatches(state)
+
+    def restore(self, state: Any, *, is_partial: bool) -> None:
+        self._generator.restore(state)
+
+
+class _Group(Component):
+    """A list, tuple or dictionary of parts, such as the optimizers of two models."""
+
+    def __init__(self, value: Any, parts: dict[Any, Component]) -> None:
+        super().__init__(value)
+        self.inner = parts
+
+    def capture(self) -> Any:
+        return self._made({key: part.capture() for key, part in self.inner.items()})
+
+    def wanted(self) -> Any:
+        return self._made({key: part.wanted() for key, part in self.inner.items()})
+
+    def targets(self, node: Node, seen: View) -> Any:
+        children = branches(node) or ()
+        found = {
+            key: self.inner[key].targets(child, seen) if key in self.inner else NEW
+            for key, child in children
+        }
+        return NEW if all(one is NEW for one in found.values()) else self._made(found)
+
+    def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
+        here = dict(enumerate(state)) if isinstance(state, list | tuple) else state
+        if not isinstance(here, dict) or here.keys() != self.inner.keys():
+            count = len(here) if isinstance(here, dict) else "no"
+            yield f"{count} parts in the checkpoint, {len(self.inner)} in the training"
+            return
+        for key, part in self.inner.items():
+            found = part.mismatches(here[key], is_partial=is_partial)
+            yield from (f"{key}: {text}" for text in found)
+
+    def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
+        for key, part in self.inner.items():
+            for name, live, stored in part.filled(state[key]):
+                yield f"{key}.{name}" if name else str(key), live, stored
+
+    def restore(self, state: Any, *, is_partial: bool) -> None:
+        for key, part in self.inner.items():
+            part.restore(state[key], is_partial=is_partial)
+
+    def _made(self, found: dict[Any, Any]) -> Any:
+        kind = type(self.value)
+        return found if kind is dict else kind(found.values())

@@ -1,0 +1,1 @@
+"""Shared by all packages: the process, paths, the console, tracing, facts about the machine."""

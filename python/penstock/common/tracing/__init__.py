@@ -1,0 +1,297 @@
+"""Traces: a timeline of what saves and loads do, for Perfetto and `penstock trace summary`.
+
+The native module records and writes (`crates/io/src/trace.rs`); here is how a trace begins and
+ends, and what Python has to say in it. The rows "stall" and "background" show what the caller
+waited for and what went on meanwhile, the others what each thread did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Literal
+
+from penstock import _native
+from penstock.common.paths import local
+from penstock.errors import PenstockError, PenstockWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+FORMAT_VERSION = 1
+
+_LAST = -100
+"""Lower than what others want done at the exit, which may save."""
+
+_running: str | None = None
+"""Where the trace of this process goes."""
+
+_changing = threading.Lock()
+"""Held while a trace begins or ends."""
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Records what Penstock does in a ``with`` block, all threads of the process included.
+
+    The file is JSON that https://ui.perfetto.dev and chrome://tracing open, and that ``penstock
+    trace summary`` sums up. The environment variable ``PENSTOCK_TRACE=path`` does the same for a
+    whole process; there the file appears with the first thing that is recorded.
+
+    Args:
+        path: The file, which is replaced. Of several ranks, each writes a file of its own, with
+            ``rank3`` before the suffix. A directory gets a file for each process.
+
+    Raises:
+        PenstockError: Another trace of this process runs.
+        StorageError: The file cannot be written. What cannot be written later ends the trace, and
+            is raised at the end of the block, or noted on the error that ends it.
+
+    Example:
+        >>> import json, numpy as np, penstock, tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> with penstock.trace(directory + "/trace.json"):
+        ...     report = penstock.save(directory + "/step-1", {"w": np.ones(3)})
+        >>> events = json.load(open(directory + "/trace.json"))
+        >>> {"plan", "digest", "write", "commit"} <= {event["name"] for event in events}
+        True
+    """
+    global _running
+    where = _file(path)
+    with _changing:
+        if _running is not None:
+            raise PenstockError(
+                f"a trace of this process is being written to {_running}: there can be one at a "
+                "time"
+            )
+        _start(where, is_shared=False)
+        _running = where
+    try:
+        yield
+    except BaseException as error:
+        try:
+            _stop()
+        except PenstockError as failure:
+            error.add_note(f"and the trace ends early: {failure}")
+        raise
+    _stop()
+
+
+def _stop() -> None:
+    global _running
+    with _changing:
+        try:
+            _native.trace_stop()
+        finally:
+            _running = None
+
+
+class _Span:
+    """What a thread does from here to there."""
+
+    __slots__ = ("_began_ns", "_detail", "_name", "_role")
+
+    def __init__(self, name: str, detail: str | None, role: str | None) -> None:
+        self._name = name
+        self._detail = detail
+        self._role = role
+
+    def __enter__(self) -> None:
+        self._began_ns = _native.trace_now()
+        if self._role is not None:
+            _calls.is_inside = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._role is not None:
+            _calls.is_inside = False
+        detail = self._detail
+        if kind is not None:
+            detail = f"{detail or ''} ({kind.__name__})".strip()
+        # A trace observes: whatever is wrong with it is nothing that a save fails for.
+        with contextlib.suppress(Exception):
+            _native.trace_span(self._name, self._began_ns, detail)
+            if self._role is not None:
+                _native.trace_beside(self._role, self._name, self._began_ns, detail)
+
+
+class _Nothing:
+    """A span that nobody records."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+class _Calls(threading.local):
+    """Whether a thread is in a call already."""
+
+    is_inside = False
+
+
+_calls = _Calls()
+
+
+def span(name: str, detail: str | None = None) -> _Span | _Nothing:
+    """What the calling thread does in a ``with`` block, in its row."""
+    return _Span(name, detail, None) if _native.trace_is_on() else _NOTHING
+
+
+def call(
+    role: Literal["stall", "background"], name: str, detail: str | None = None
+) -> _Span | _Nothing:
+    """A whole operation: in the row of the thread, and in that of what stalls or goes on beside.
+
+    One that is part of another is not shown apart.
+    """
+    if not _native.trace_is_on() or _calls.is_inside:
+        return _NOTHING
+    return _Span(name, detail, role)
+
+
+def past(
+    name: str,
+    begun: float,
+    ended: float,
+    detail: str | None = None,
+    *,
+    role: Literal["stall", "background"] | None = None,
+) -> None:
+    """What is heard of when it is over: in the row of the calling thread, or in one beside.
+
+    Args:
+        name: What it was.
+        begun: When, by `time.perf_counter`.
+        ended: When it was over.
+        detail: What of.
+        role: Whose row, if not that of the thread.
+    """
+    if not _native.trace_is_on():
+        return
+    now, now_ns = time.perf_counter(), _native.trace_now()
+    begun_ns, ended_ns = (max(0, now_ns - round((now - at) * 1e9)) for at in (begun, ended))
+    # As above.
+    with contextlib.suppress(Exception):
+        if role is None:
+            _native.trace_span(name, begun_ns, detail, ended_ns)
+        else:
+            _native.trace_beside(role, name, begun_ns, detail, ended_ns)
+
+
+def _file(path: str | os.PathLike[str]) -> str:
+    """Where this process writes, wherever it may go."""
+    where = os.path.abspath(local(os.fsdecode(path)))
+    rank = _rank()
+    if os.path.isdir(where):
+        own = f"process{os.getpid()}" if rank is None else f"rank{rank}"
+        return os.path.join(where, f"penstock-{own}.json")
+    if rank is None:
+        return where
+    root, suffix = os.path.splitext(where)
+    return f"{root}.rank{rank}{suffix}"
+
+
+def _start(path: str, *, is_shared: bool) -> None:
+    rank, host, process = _rank(), socket.gethostname(), os.getpid()
+    own = f"process {process}" if rank is None else f"rank {rank}, process {process}"
+    about = {
+        "version": FORMAT_VERSION,
+        "host": host,
+        "process": process,
+        "rank": rank,
+        "penstock": _version(),
+    }
+    _native.trace_start(
+        path,
+        order=rank or 0,
+        name=f"{own} on {host}",
+        about=json.dumps(about),
+        is_shared=is_shared,
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("penstock")
+
+
+def _rank() -> int | None:
+    """The number of this process among several; None for one alone."""
+    from penstock.common.process import own_rank, placement
+
+    rank = own_rank()
+    if rank is not None:
+        return rank
+    placed = placement()
+    return None if placed is None else placed.rank
+
+
+def start_from_environment() -> None:
+    """Begins the trace that ``PENSTOCK_TRACE`` asks for, if it does.
+
+    Warns:
+        PenstockWarning: It cannot: no training run has to end over its trace.
+    """
+    global _running
+    path = os.environ.get("PENSTOCK_TRACE", "").strip()
+    if not path or _running is not None:
+        return
+    try:
+        where = _file(path)
+    except PenstockError as error:
+        warnings.warn(f"PENSTOCK_TRACE: {error}", PenstockWarning, stacklevel=2)
+        return
+    directory = os.path.dirname(where)
+    if not os.access(directory, os.W_OK):
+        # Said now, and not when the run is over.
+        warnings.warn(
+            f"PENSTOCK_TRACE: {directory} is no directory that can be written to: there will be "
+            "no trace",
+            PenstockWarning,
+            stacklevel=2,
+        )
+        return
+    try:
+        _start(where, is_shared=True)
+    except PenstockError as error:
+        warnings.warn(f"PENSTOCK_TRACE: {error}", PenstockWarning, stacklevel=2)
+        return
+    _running = where
+    from multiprocessing.util import Finalize
+
+    # As `atexit`, and in children of multiprocessing as well, such as ranks that PyTorch spawned.
+    Finalize(None, _stop_at_exit, exitpriority=_LAST)
+
+
+def _stop_at_exit() -> None:
+    try:
+        _stop()
+    except PenstockError as error:
+        warnings.warn(f"PENSTOCK_TRACE: {error}", PenstockWarning, stacklevel=1)
+
+
+def _forget_in_child() -> None:
+    global _running, _changing
+    _running, _changing = None, threading.Lock()
+    _native.trace_forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

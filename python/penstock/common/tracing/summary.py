@@ -1,0 +1,313 @@
+"""Where the time of a traced process went."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.common.tracing.recorded import Request, Span, Trace
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+SIZES = (
+    (4 * _KIB, "<4K"),
+    (64 * _KIB, "4K-64K"),
+    (_MIB, "64K-1M"),
+    (4 * _MIB, "1M-4M"),
+    (None, ">=4M"),
+)
+"""Kinds of requests: those below so many bytes."""
+
+START, COMPUTE, CHECKPOINT, LOAD = "start-up", "compute", "checkpoint", "load"
+
+
+class Call(NamedTuple):
+    """All calls of one kind that ran in rows of one kind.
+
+    Attributes:
+        name: What was called.
+        role: ``"stall"`` where the caller waited for it, else ``"background"``.
+        times: How often.
+        seconds: In all.
+        seconds_max: The longest.
+        phases: Seconds by phase, in the order in which they begin.
+        accounted: The part of its time that its phases make up, 0 to 1.
+    """
+
+    name: str
+    role: str
+    times: int
+    seconds: float
+    seconds_max: float
+    phases: dict[str, float]
+    accounted: float
+
+
+class Work(NamedTuple):
+    """What threads of one kind did.
+
+    Attributes:
+        role: The kind.
+        seconds: From the beginning to the end of their work, of all threads.
+        parts: Seconds by what they did, without what is nested in it.
+    """
+
+    role: str
+    seconds: float
+    parts: dict[str, float]
+
+
+class Requests(NamedTuple):
+    """Requests of one operation and size.
+
+    Attributes:
+        operation: ``"read"``, ``"write"`` or ``"sync"``.
+        size: The sizes, in words.
+        requests: How many.
+        nbytes: In all.
+        aligned: The part whose offset, length and memory are multiples of 4096, 0 to 1.
+        direct: The part that passed the page cache by, 0 to 1.
+        p50_ms: Median time in flight.
+        p99_ms: The time that 99 of 100 stay within.
+        max_ms: The longest.
+    """
+
+    operation: str
+    size: str
+    requests: int
+    nbytes: int
+    aligned: float
+    direct: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class Phase(NamedTuple):
+    """A phase of a training run.
+
+    Attributes:
+        name: ``"start-up"``, ``"compute"``, ``"checkpoint"`` or ``"load"``.
+        seconds: How long it lasted, all of its parts together.
+        read_bytes: What the process read from storage in it.
+        written_bytes: What it wrote.
+    """
+
+    name: str
+    seconds: float
+    read_bytes: float
+    written_bytes: float
+
+
+class Moment(NamedTuple):
+    """Some time in a run.
+
+    Attributes:
+        begin: Seconds since the trace began.
+        end: As above.
+        phase: What most of it was.
+        read_bytes: What the process read from storage in it.
+        written_bytes: What it wrote.
+    """
+
+    begin: float
+    end: float
+    phase: str
+    read_bytes: float
+    written_bytes: float
+
+
+def calls(trace: Trace) -> list[Call]:
+    """What was called, and what it is made of."""
+    found = []
+    for role in ("stall", "background"):
+        kinds: dict[str, list[Span]] = defaultdict(list)
+        for span in trace.spans:
+            if _role(span) == role:
+                kinds[span.name].append(span)
+        found += [_call(name, role, spans, trace.spans) for name, spans in kinds.items()]
+    return found
+
+
+def _call(name: str, role: str, shown: list[Span], spans: list[Span]) -> Call:
+    phases: dict[str, float] = defaultdict(float)
+    accounted = 0.0
+    begins = [span.begin for span in spans]
+    for outer in shown:
+        first = bisect.bisect_left(begins, outer.begin)
+        last = bisect.bisect_right(begins, outer.end)
+        inner = [one for one in spans[first:last] if one.end <= outer.end]
+        own = next((one for one in inner if _is_same(one, outer)), None)
+        if own is None:
+            continue
+        children = [one for one in inner if one.row == own.row and one is not own]
+        for child in _outermost(children):
+            phases[child.name] += child.seconds
+            accounted += child.seconds
+    seconds = sum(span.seconds for span in shown)
+    longest = max(span.seconds for span in shown)
+    share = accounted / seconds if seconds else 0.0
+    return Call(name, role, len(shown), seconds, longest, dict(phases), share)
+
+
+def _is_same(own: Span, shown: Span) -> bool:
+    """Whether a span is that of the thread in whose call it is shown."""
+    is_call = own.name == shown.name and own.detail == shown.detail
+    return is_call and _role(own) == "caller"
+
+
+def _outermost(spans: Iterable[Span]) -> list[Span]:
+    """Of spans in the order of their begin, those that are in no other."""
+    found: list[Span] = []
+    for span in spans:
+        if not found or span.begin >= found[-1].end:
+            found.append(span)
+    return found
+
+
+def work(trace: Trace) -> list[Work]:
+    """What the threads that move bytes did."""
+    found = []
+    for role in ("stager", "writer", "reader"):
+        rows: dict[str, list[Span]] = defaultdict(list)
+        for span in trace.spans:
+            if _role(span) == role:
+                rows[span.row].append(span)
+        parts: dict[str, float] = defaultdict(float)
+        for spans in rows.values():
+            for name, own in _own_seconds(spans):
+                parts["other" if name == "work" else name] += own
+        if rows:
+            found.append(Work(role, sum(parts.values()), dict(parts)))
+    return found
+
+
+def _own_seconds(spans: list[Span]) -> list[tuple[str, float]]:
+    """Of each span, its time less that of what is nested in it."""
+    own: list[float] = []
+    open_now: list[int] = []
+    for index, span in enumerate(spans):
+        while open_now and spans[open_now[-1]].end <= span.begin:
+            open_now.pop()
+        if open_now:
+            own[open_now[-1]] -= span.seconds
+        own.append(span.seconds)
+        open_now.append(index)
+    return [(span.name, seconds) for span, seconds in zip(spans, own, strict=True)]
+
+
+def requests(trace: Trace) -> list[Requests]:
+    """Requests by operation and size."""
+    kinds: dict[tuple[str, int], list[Request]] = defaultdict(list)
+    for one in trace.requests:
+        kinds[one.operation, _size(one.nbytes)].append(one)
+    found = []
+    for (operation, size), some in sorted(kinds.items()):
+        times = np.array([one.seconds for one in some]) * 1e3
+        p50, p99 = np.percentile(times, (50, 99))
+        made = Requests(
+            operation=operation,
+            size=SIZES[size][1],
+            requests=len(some),
+            nbytes=sum(one.nbytes for one in some),
+            aligned=sum(one.is_aligned for one in some) / len(some),
+            direct=sum(one.is_direct for one in some) / len(some),
+            p50_ms=float(p50),
+            p99_ms=float(p99),
+            max_ms=float(times.max()),
+        )
+        found.append(made)
+    return found
+
+
+def slowest(trace: Trace, count: int) -> list[Request]:
+    """The requests that were in flight longest, the longest first."""
+    return sorted(trace.requests, key=lambda one: one.seconds, reverse=True)[:count]
+
+
+def _size(nbytes: int) -> int:
+    return next(index for index, (limit, _) in enumerate(SIZES) if limit is None or nbytes < limit)
+
+
+def phases(trace: Trace) -> list[Phase]:
+    """Start-up, compute, checkpoint and load, and what was read and written in each.
+
+    Start-up ends with the last load before the first save. Checkpoint is while the process waits
+    for a save, load while it waits for anything else of Penstock. What is left is compute.
+    """
+    parts = _timeline(trace)
+    reads, writes = _Rate(trace, "process reads GiB/s"), _Rate(trace, "process writes GiB/s")
+    found = []
+    for name in (START, COMPUTE, CHECKPOINT, LOAD):
+        own = [(begin, end) for begin, end, phase in parts if phase == name]
+        read = sum(reads.moved(begin, end) for begin, end in own)
+        written = sum(writes.moved(begin, end) for begin, end in own)
+        found.append(Phase(name, sum(end - begin for begin, end in own), read, written))
+    return found
+
+
+def moments(trace: Trace, count: int) -> list[Moment]:
+    """The run cut into equal times, with what was read and written in each."""
+    length = trace.seconds / count
+    if not length:
+        return []
+    parts = _timeline(trace)
+    reads, writes = _Rate(trace, "process reads GiB/s"), _Rate(trace, "process writes GiB/s")
+    found = []
+    for index in range(count):
+        begin, end = index * length, (index + 1) * length
+        shares: dict[str, float] = defaultdict(float)
+        for first, last, phase in parts:
+            shares[phase] += max(0.0, min(end, last) - max(begin, first))
+        read, written = reads.moved(begin, end), writes.moved(begin, end)
+        phase = max(shares, key=lambda name: shares[name], default=COMPUTE)
+        found.append(Moment(begin, end, phase, read, written))
+    return found
+
+
+def _timeline(trace: Trace) -> list[tuple[float, float, str]]:
+    """The phases one after the other: begin, end, name."""
+    stalls = [span for span in trace.spans if _role(span) == "stall"]
+    first_save = next((one.begin for one in stalls if _is_saving(one)), trace.seconds)
+    loads = [one.end for one in stalls if one.name == "load" and one.end <= first_save]
+    at = max(loads, default=0.0)
+    parts = [(0.0, at, START)]
+    for stall in stalls:
+        # Several threads may wait at once.
+        if stall.end > at:
+            begin = max(stall.begin, at)
+            parts.append((at, begin, COMPUTE))
+            parts.append((begin, stall.end, CHECKPOINT if _is_saving(stall) else LOAD))
+            at = stall.end
+    parts.append((at, trace.seconds, COMPUTE))
+    return [part for part in parts if part[1] > part[0]]
+
+
+def _is_saving(stall: Span) -> bool:
+    return stall.name in ("save", "save_async", "stage", "wait")
+
+
+class _Rate:
+    """A counter of GiB/s, of which each value holds until the next one."""
+
+    def __init__(self, trace: Trace, counter: str) -> None:
+        levels = trace.levels.get(counter, [])
+        self._at = np.array([at for at, _ in levels] + [trace.seconds])
+        rates = np.array([rate for _, rate in levels])
+        moved = np.cumsum(rates * np.diff(self._at)) * (1 << 30)
+        self._moved = np.concatenate([[0.0], moved])
+
+    def moved(self, begin: float, end: float) -> float:
+        """Bytes between two moments."""
+        before, after = np.interp([begin, end], self._at, self._moved)
+        return float(after - before)
+
+
+def _role(span: Span) -> str:
+    return span.row.split(" ", 1)[0]

@@ -1,0 +1,86 @@
+"""`Note`: what the metadata of a checkpoint says of a table; `docs/gather.md` specifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.state.names import escaped
+from penstock.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MEMBER = "penstock.features"
+"""The member of the metadata: an object with a note for each table by its key."""
+BLOCK_BYTES = 4096
+"""Bytes of a table that have a checksum of their own."""
+_DIGEST = "crc32c"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is known of a table beside its tensor.
+
+    Attributes:
+        row_shape: The sizes of a row; elements behind those are padding.
+        checks: Name of the tensor with the checksum of each of its blocks; None for none.
+    """
+
+    row_shape: tuple[int, ...]
+    checks: str | None
+
+    @classmethod
+    def of(cls, key: str, row_shape: tuple[int, ...]) -> Note:
+        """That of a table which is written with its checksums."""
+        return cls(row_shape, checks_name(key))
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as the metadata has it."""
+        return {
+            "row_shape": list(self.row_shape),
+            "checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES},
+        }
+
+
+def checks_name(key: str) -> str:
+    """What the tensor is called that has the checksums of a table."""
+    return f"{key}.{_DIGEST}"
+
+
+def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:
+    """The notes of all tables of a checkpoint, by the names of their leaves.
+
+    Raises:
+        CorruptCheckpointError: One makes no sense.
+    """
+    notes = metadata.get(MEMBER, {})
+    if not isinstance(notes, dict):
+        raise _senseless(path, MEMBER)
+    return {escaped(key): _note(path, key, note) for key, note in notes.items()}
+
+
+def _note(path: str, key: str, note: Any) -> Note:
+    try:
+        row_shape, checks = note["row_shape"], note.get("checks")
+        if not all(type(size) is int and size >= 0 for size in row_shape):
+            raise _senseless(path, key)
+        # Checksums of another kind are of a newer writer, and as good as none.
+        is_known = checks is not None and (
+            (checks["digest"], checks["block_bytes"]) == (_DIGEST, BLOCK_BYTES)
+        )
+        name = checks["tensor"] if is_known else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _senseless(path, key) from error
+    if name is not None and not isinstance(name, str):
+        raise _senseless(path, key)
+    return Note(tuple(row_shape), None if name is None else escaped(name))
+
+
+def _senseless(path: str, key: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: what its metadata says of the table {key!r} makes no sense: write the table again"
+        " with penstock.features.write",
+        path=path,
+        tensor=key,
+    )

@@ -1,0 +1,87 @@
+"""What one call of a `TensorIO` asks for: tensors of the host, and those of devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.io.arrays import memory_of, native_of, refusal, to_read_into
+from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.dtypes import import_torch
+from penstock.tensors.memory import CPU
+
+if TYPE_CHECKING:
+    from penstock._native import _Array
+    from penstock.tensors.devices import Place
+    from penstock.tensors.memory import Memory
+
+
+class Requests:
+    """Requests of one direction.
+
+    Attributes:
+        of_host: File, offset and array of each whose memory the host has.
+        on_devices: The same of devices that a driver copies for, with where that is.
+        copies: Tensors of devices that PyTorch fills when all is read, and what from.
+    """
+
+    def __init__(self) -> None:
+        self.of_host: list[tuple[_native.DataFile, int, _Array]] = []
+        self.on_devices: list[tuple[_native.DataFile, int, _Array, Place]] = []
+        self.copies: list[tuple[Any, Any]] = []
+        self._places = DirectPlaces()
+
+    def read(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
+        """Adds one to be filled.
+
+        Raises:
+            UnsupportedStateError: It has no plain memory, or none that may be written to.
+            TypeError: It is neither a tensor nor an array nor a buffer.
+            DeviceError: The stream of its device is being captured.
+        """
+        memory = memory_of(tensor)
+        array = to_read_into(tensor, memory)
+        if memory.device == CPU:
+            self.of_host.append((file, offset, array))
+            return
+        place = self._place(memory)
+        if place is not None:
+            self.on_devices.append((file, offset, array, place))
+            return
+        if any(
+            not step and size > 1
+            for size, step in zip(memory.shape, memory.strides or memory.shape, strict=True)
+        ):
+            raise refusal("its items lie in each other: use a contiguous one")
+        host = import_torch().empty(tensor.shape, dtype=tensor.dtype, device=CPU)
+        self.of_host.append((file, offset, to_read_into(host, memory_of(host))))
+        self.copies.append((tensor, host))
+
+    def write(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
+        """Adds one to be written.
+
+        Raises:
+            UnsupportedStateError: It has no plain memory.
+            TypeError: It is neither a tensor nor an array nor a buffer.
+            DeviceError: The stream of its device is being captured.
+        """
+        memory = memory_of(tensor)
+        place = None
+        if memory.device != CPU:
+            place = self._place(memory)
+            if place is None:
+                memory = memory_of(memory.owner.detach().to(CPU))
+        array = native_of(memory)
+        if place is None:
+            self.of_host.append((file, offset, array))
+        else:
+            self.on_devices.append((file, offset, array, place))
+
+    def _place(self, memory: Memory) -> Place | None:
+        """Where a driver reaches a memory; None where PyTorch has to copy it."""
+        place = self._places.of(memory)
+        if place is None or not is_scattered(memory):
+            return place
+        # PyTorch's copy would break the capture.
+        _native.check_stream(place)
+        return None

@@ -1,0 +1,155 @@
+"""`relinked`: files of a generation, taken over as they are.
+
+Where they are laid out as the files of a state, they get names there, and none of their bytes is
+written again. All are read and compared with their digests.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import CorruptCheckpointError
+from penstock.io.digests import chunk_digests
+from penstock.offload.optim.import_state import Incoming
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from penstock.checkpoint.loading.opened import OpenCheckpoint
+    from penstock.checkpoint.state.references import Row
+    from penstock.offload.optim.layout import Segment
+    from penstock.offload.optim.state import StoredState
+
+_READ_BYTES = 16 << 20
+
+
+class _Own(NamedTuple):
+    """A file of a generation that may be one of a state.
+
+    Attributes:
+        name: In the directory of the generation.
+        header: What it begins with then.
+        nbytes: How long it is.
+    """
+
+    name: str
+    header: bytes
+    nbytes: int
+
+
+def relinked(
+    source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
+) -> Incoming | None:
+    """Takes over the files of a generation.
+
+    Args:
+        source: The generation.
+        stored: The state that its files come to.
+        numbers: The parameters that it has moments of.
+
+    Returns:
+        What has come; None where something is laid out otherwise, or cannot be linked, so that it
+        has to be copied.
+
+    Raises:
+        CorruptCheckpointError: It is damaged.
+        TransferError: It cannot be read.
+    """
+    plan = _plan(source, stored, numbers)
+    if plan is None:
+        return None
+    incoming = Incoming(stored)
+    for segment, files in plan.items():
+        held = []
+        for one in files:
+            room = stored.files.link(os.path.join(source.path, one.name), one.nbytes)
+            if room is None or (chunks := _chunks(source, one, room.path, stored)) is None:
+                return None
+            held.append(stored.held(room, chunks))
+        incoming.take(segment, held)
+    return incoming
+
+
+def _plan(
+    source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
+) -> dict[Segment, list[_Own]] | None:
+    """Which files make up the segments; None where some do not."""
+    rows = {row[0]: row for row in source.native.tensors()}
+    sizes = dict(source.native.files())
+    segments: dict[Segment, list[int]] = {}
+    for number in numbers:
+        segments.setdefault(stored.segment_of(number), []).append(number)
+    # What this state has no place for is not to be left out in silence.
+    if len(rows) != sum(len(one.moments) * len(some) for one, some in segments.items()):
+        return None
+    plan: dict[Segment, list[_Own]] = {}
+    for segment, some in segments.items():
+        plan[segment] = []
+        for moment, header in zip(segment.moments, segment.headers, strict=True):
+            name = _file_of(rows, segment, some, moment)
+            if name is None or sizes.get(name) != segment.nbytes:
+                return None
+            plan[segment].append(_Own(name, header, segment.nbytes))
+    return plan
+
+
+def _file_of(
+    rows: Mapping[str, Row], segment: Segment, numbers: list[int], moment: str
+) -> str | None:
+    """The file in which a moment of all lies where it does in one of the segment."""
+    names = set()
+    for number in numbers:
+        index = segment.index_of(number)
+        row = rows.get(f"state.{number}.{moment}")
+        if row is None:
+            return None
+        if segment.entries[index].count:
+            if row[4] != segment.starts[index]:
+                return None
+            names.add(row[3])
+    return names.pop() if len(names) == 1 else None
+
+
+def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -> list[int] | None:
+    """The digests of a file, which are those that the generation has; None for another header."""
+    chunks: list[int] = []
+    head = b""
+    for start, memory in _read_ahead(one, path, stored):
+        wanted = (start, start + memory.numel())
+        try:
+            source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
+        except CorruptCheckpointError:
+            # What differs may have been damaged on its way.
+            stored.passage.reads.read(memory, path, start).result()
+            source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
+        if start < len(one.header):
+            head += bytes(memory[: len(one.header) - start].numpy())
+        chunks += chunk_digests(memory)
+    return chunks if head == one.header else None
+
+
+def _read_ahead(one: _Own, path: str, stored: StoredState) -> Iterator[tuple[int, Any]]:
+    """A file, piece by piece: where each begins, and its bytes, while the next one is read."""
+    torch = dtypes.import_torch()
+    size = min(_READ_BYTES, one.nbytes)
+    memories = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
+    starts = range(0, one.nbytes, _READ_BYTES)
+    pieces = [
+        (start, memories[index % 2][: min(size, one.nbytes - start)])
+        for index, start in enumerate(starts)
+    ]
+    reading = None
+    for index, (start, memory) in enumerate(pieces):
+        if reading is None:
+            reading = stored.passage.reads.read(memory, path, start)
+        reading.result()
+        if index + 1 < len(pieces):
+            following, ahead = pieces[index + 1]
+            reading = stored.passage.reads.read(ahead, path, following)
+            # Whoever waits for it hears what went wrong; perhaps nobody does.
+            reading.is_seen = True
+        yield start, memory

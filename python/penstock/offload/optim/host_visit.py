@@ -1,0 +1,157 @@
+"""`Visit`: what devices have of parameters comes to the host to be updated, and goes back."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock import _native
+from penstock.tensors.devices import DirectPlaces, open_place, pinned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.offload.optim.shares import Shares
+    from penstock.tensors.devices import Place
+
+
+class Visit:
+    """Elements of parameters, in memory of the host for an update.
+
+    Those of the host are updated where they are. Those of a device are copied by it, behind what
+    its current stream has, while others are updated: to pinned memory when this is made, and back
+    when they leave. The host waits for those that come. What the stream gets behind those that
+    leave sees them updated.
+
+    Args:
+        shares: What is updated; values and gradients of it become those of the host.
+        has_masters: Whether values are computed of masters alone, but for the first step.
+
+    Raises:
+        DeviceError: The driver fails, or this is a fork of a process that has used the device.
+    """
+
+    def __init__(self, shares: dict[tuple[int, bool], Shares], *, has_masters: bool) -> None:
+        self._shares = shares
+        self._places = DirectPlaces()
+        self._values: list[_Parcel] = []
+        coming: list[_Parcel] = []
+        for (_, is_first), share in shares.items():
+            share.gradients, parcels = self._on_host(share.gradients)
+            coming += parcels
+            share.values, parcels = self._on_host(share.values)
+            self._values += parcels
+            if is_first or not has_masters:
+                coming += parcels
+        for parcel in coming:
+            parcel.come()
+        there = dict.fromkeys(parcel.place for parcel in coming if parcel.place is not None)
+        self._there = [_native.Moment(place) for place in there]
+
+    def arrive(self) -> dict[tuple[int, bool], Shares]:
+        """Waits until the host has all; what is updated, by group and whether it is the first step.
+
+        Raises:
+            DeviceError: A device has failed.
+        """
+        for moment in self._there:
+            moment.wait()
+        return self._shares
+
+    def leave(self) -> None:
+        """Has devices take back the values."""
+        for parcel in self._values:
+            parcel.go()
+
+    def _on_host(self, tensors: list[Any]) -> tuple[list[Any], list[_Parcel]]:
+        """Where each is on the host, and what of it goes there and back, by device and type."""
+        found = list(tensors)
+        groups: dict[tuple[Any, Any], list[int]] = {}
+        for at, tensor in enumerate(tensors):
+            if not tensor.is_cpu:
+                groups.setdefault((tensor.device, tensor.dtype), []).append(at)
+        parcels = []
+        for (device, _), members in groups.items():
+            parcel = _Parcel([tensors[at] for at in members], self._places.on(str(device)))
+            for at, view in zip(members, parcel.views, strict=True):
+                found[at] = view
+            parcels.append(parcel)
+        return found, parcels
+
+
+class _Parcel:
+    """Flat tensors of one device and type, one behind the other in memory of the host.
+
+    Attributes:
+        place: The device and its current stream; None where PyTorch waits for its own copies.
+        views: What belongs to each tensor.
+    """
+
+    def __init__(self, tensors: list[Any], place: Place | None) -> None:
+        self.place = place
+        self._tensors = tensors
+        self._counts = [tensor.numel() for tensor in tensors]
+        count, self._dtype = sum(self._counts), tensors[0].dtype
+        self._host: Any = None if place is None else pinned([count], self._dtype)
+        self._is_queued = self._host is not None
+        if self._host is None:
+            self._host = torch.empty(count, dtype=self._dtype, device="cpu")
+        self.views = self._host.split(self._counts)
+
+    def come(self) -> None:
+        """Has them copied to the host."""
+        if (packed := self._packed()) is None:
+            for view, tensor in zip(self.views, self._tensors, strict=True):
+                view.copy_(tensor, non_blocking=self._is_queued)
+            return
+        torch._foreach_copy_(packed.split(self._counts), self._tensors)
+        self._host.copy_(packed, non_blocking=self._is_queued)
+
+    def go(self) -> None:
+        """Has them copied from there."""
+        if (packed := self._packed()) is None:
+            for view, tensor in zip(self.views, self._tensors, strict=True):
+                tensor.copy_(view, non_blocking=self._is_queued)
+            return
+        packed.copy_(self._host, non_blocking=self._is_queued)
+        torch._foreach_copy_(self._tensors, packed.split(self._counts))
+
+    def _packed(self) -> Any:
+        """Memory of the device for all of them: a copy of a small one takes as long as of 200 KB.
+
+        Returns:
+            None where they are copied by themselves: one, or where the device has no more memory.
+        """
+        if len(self._tensors) == 1:
+            return None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            count, device = len(self._host), self._tensors[0].device
+            return torch.empty(count, dtype=self._dtype, device=device)
+        return None
+
+
+def options_on_host(group: dict[str, Any]) -> dict[str, Any]:
+    """Options of a group as kernels of the host take them: what a device has is waited for.
+
+    PyTorch's own optimizers copy them and do not wait where parameters are on the host.
+    """
+    return {name: _on_host(value) for name, value in group.items()}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return value.to("cpu") if isinstance(value, torch.Tensor) else value
+
+
+def check_devices(tensors: Iterable[Any]) -> None:
+    """That what devices have can be copied now.
+
+    Raises:
+        DeviceError: The current stream of one is captured into a graph, or this is a fork of a
+            process that has used it.
+    """
+    for device in dict.fromkeys(one.device for one in tensors if not one.is_cpu):
+        open_place(device)

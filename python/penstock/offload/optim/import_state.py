@@ -1,0 +1,323 @@
+"""`Incoming`: state that comes from elsewhere, many tensors at a time, into files of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import PenstockError, StateMismatchError
+from penstock.io.digests import combined
+from penstock.offload.optim.files import sync
+from penstock.offload.optim.layout import label
+from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
+from penstock.tensors import dtypes
+from penstock.tensors.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, Filler, HeldFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.io.transfer import Transfer
+    from penstock.offload.optim.files import Room, StateFile
+    from penstock.offload.optim.layout import Entry, Segment
+    from penstock.offload.optim.state import StoredState
+    from penstock.tensors.file_tensor import ReadBoxes
+
+_PIECES = 2
+"""How many are in memory: one is read while the one before is written."""
+
+
+class _Arriving:
+    """The files of a segment, as far as they are written.
+
+    Attributes:
+        rooms: One for each moment.
+        parts: Of each file, the bytes that are written: where they begin and end, and their digest.
+        numbers: Of each moment, the parameters that are there.
+    """
+
+    def __init__(self, rooms: list[Room]) -> None:
+        self.rooms = rooms
+        self.parts: list[list[tuple[int, int, int]]] = [[] for _ in rooms]
+        self.numbers: list[set[int]] = [set() for _ in rooms]
+
+
+class Incoming(Filler):
+    """Files that are filled with tensors in any order, and become a generation when all are there.
+
+    Args:
+        state: Whose files they are.
+
+    Attributes:
+        state: The same.
+    """
+
+    def __init__(self, state: StoredState) -> None:
+        self.state = state
+        self._asked: set[tuple[int, str]] = set()
+        self._arriving: dict[Segment, _Arriving] = {}
+        self._whole: dict[Segment, list[StateFile]] = {}
+        self._finished: dict[Segment, list[StateFile]] | None = None
+        self._writes: deque[Transfer] = deque()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more can come."""
+        return self._finished is not None
+
+    def has(self, number: int, moment: str) -> bool:
+        """Whether a moment of a parameter is there."""
+        segment = self.state.segment_of(number)
+        if segment in self._whole:
+            return True
+        arriving = self._arriving.get(segment)
+        return arriving is not None and number in arriving.numbers[segment.moments.index(moment)]
+
+    def ask(self, number: int, moment: str) -> bool:
+        """Reserves the place of a moment of a parameter; whether it was free."""
+        key = number, moment
+        is_free = not (self.is_finished or key in self._asked or self.has(number, moment))
+        self._asked.add(key)
+        return is_free
+
+    def fill(self, targets: Sequence[IncomingTarget], read: ReadBoxes) -> list[FileTensor]:
+        """Writes tensors, a piece of memory at a time; see `Filler.fill`.
+
+        Raises:
+            StorageError: There is no room.
+            TransferError: They cannot be written.
+        """
+        self.put([(one.entry.number, one.moment) for one in targets], read)
+        return [self.tensor(one.entry.number, one.moment, one.like) for one in targets]
+
+    def put(self, wanted: Sequence[tuple[int, str]], read: ReadBoxes) -> None:
+        """Writes tensors.
+
+        Args:
+            wanted: Of each the number of the parameter, and which of its moments.
+            read: Fills boxes of them; see `Filler.fill`.
+
+        Raises:
+            StorageError: There is no room.
+            TransferError: They cannot be written.
+        """
+        torch = dtypes.import_torch()
+        if self._finished is not None:
+            raise AssertionError("nothing comes behind the end")
+        places = []
+        for number, moment in wanted:
+            segment = self.state.segment_of(number)
+            self._arriving_of(segment)
+            places.append((segment, number, segment.moments.index(moment)))
+        before = [(parts, len(parts)) for one in self._arriving.values() for parts in one.parts]
+        try:
+            for piece in pieces(places):
+                self._drain(_PIECES - 1)
+                memory = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
+                read(memory, piece.boxes)
+                self._write(
+                    (memory[run.place : run.place + run.nbytes], run.segment, run.file, run.offset)
+                    for run in piece.runs
+                )
+        except BaseException:
+            self._give_up()
+            for parts, count in before:
+                del parts[count:]
+            raise
+        for segment, number, file in places:
+            self._arriving[segment].numbers[file].add(number)
+
+    def take(self, segment: Segment, files: list[StateFile]) -> None:
+        """Takes files over that hold all of a segment already.
+
+        Args:
+            segment: The segment.
+            files: One for each of its moments.
+        """
+        self._whole[segment] = files
+
+    def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
+        """A moment of a parameter that is there.
+
+        Args:
+            number: The parameter's.
+            moment: Which of them.
+            like: The parameter, if it is a `DTensor`.
+        """
+        segment = self.state.segment_of(number)
+        index = segment.index_of(number)
+        entry = segment.entries[index]
+        held = IncomingFile(self, segment, segment.moments.index(moment))
+        name = label(number, moment)
+        return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
+
+    def finish(self) -> dict[Segment, list[StateFile]]:
+        """The files, once nothing more comes: synced; what did not come is zeros.
+
+        Raises:
+            StateMismatchError: Of a parameter not all moments came.
+            StorageError: The system failed.
+        """
+        if self._finished is None:
+            try:
+                for segment, arriving in self._arriving.items():
+                    self._complete(segment, arriving)
+                self._drain(0)
+            except BaseException:
+                self._give_up()
+                raise
+            finished = dict(self._whole)
+            for segment, arriving in self._arriving.items():
+                for room in arriving.rooms:
+                    sync(room.path)
+                finished[segment] = [
+                    self.state.held(room, _chunks(parts))
+                    for room, parts in zip(arriving.rooms, arriving.parts, strict=True)
+                ]
+            self._finished = finished
+        return self._finished
+
+    def _arriving_of(self, segment: Segment) -> _Arriving:
+        found = self._arriving.get(segment)
+        if found is None:
+            rooms = [self.state.files.take(segment.nbytes) for _ in segment.moments]
+            found = self._arriving[segment] = _Arriving(rooms)
+        return found
+
+    def _complete(self, segment: Segment, arriving: _Arriving) -> None:
+        """Writes headers and zeros."""
+        torch = dtypes.import_torch()
+        there = set().union(*arriving.numbers)
+        for file, (moment, numbers) in enumerate(
+            zip(segment.moments, arriving.numbers, strict=True)
+        ):
+            if missing := there - numbers:
+                name = label(min(missing), moment)
+                raise StateMismatchError(
+                    f"the state has no {name!r}: it is of another optimizer", key=name
+                )
+            header = torch.frombuffer(bytearray(segment.headers[file]), dtype=torch.uint8)
+            gaps = _gaps(arriving.parts[file], header.numel(), segment.nbytes)
+            self._write([(header, segment, file, 0)])
+            for begin, end in gaps:
+                for at in range(begin, end, PIECE_BYTES):
+                    self._drain(_PIECES - 1)
+                    count = min(PIECE_BYTES, end - at)
+                    zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
+                    self._write([(zeros, segment, file, at)])
+
+    def _write(self, runs: Iterable[tuple[Any, Segment, int, int]]) -> None:
+        """Begins to write bytes to where they belong, and notes their digests."""
+        sources: list[_native._TensorSource] = []
+        cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
+        requests = []
+        for flat, segment, file, offset in runs:
+            arriving = self._arriving[segment]
+            address, end = flat.data_ptr() - offset, offset + flat.numel()
+            ends = range((offset // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
+            for low, high in pairwise([offset, *ends, end]):
+                cuts.append((arriving.parts[file], low, high))
+                size = (high - low,)
+                sources.append(("part", "uint8", size, address + low, None, 1, flat, None, None))
+            requests.append((flat, arriving.rooms[file].path, offset))
+        for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
+            parts.append((low, high, digest))
+        self._writes.append(self.state.passage.writes.write_all(requests))
+
+    def _drain(self, count: int) -> None:
+        while len(self._writes) > count:
+            self._writes.popleft().result()
+
+    def _give_up(self) -> None:
+        """Waits for what is being written: its files may be those of somebody else next."""
+        while self._writes:
+            with contextlib.suppress(PenstockError):
+                self._writes.popleft().result()
+
+
+class IncomingFile(HeldFile):
+    """A file that is being filled; whoever reads it has it completed.
+
+    Args:
+        incoming: What it belongs to.
+        segment: Of which it is one.
+        index: Which.
+    """
+
+    def __init__(self, incoming: Incoming, segment: Segment, index: int) -> None:
+        self.incoming = incoming
+        self._segment = segment
+        self._index = index
+
+    @property
+    def _file(self) -> StateFile:
+        return self.incoming.finish()[self._segment][self._index]
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """The file."""
+        return self._file.path
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Its size."""
+        return self._file.nbytes
+
+    @property
+    def chunks(self) -> Sequence[int]:  # type: ignore[override]
+        """The digests of its chunks."""
+        return self._file.chunks
+
+    def read(self, memory: Any, offset: int) -> None:
+        """Reads what fills a contiguous tensor; see `HeldFile.read`."""
+        self._file.read(memory, offset)
+
+    def target(self, tensor: FileTensor) -> FileTarget:
+        """Where a load puts what comes in the place of one of its tensors."""
+        return self._file.target(tensor)
+
+
+class IncomingTarget(FileTarget):
+    """Where a load puts one moment of a parameter.
+
+    Args:
+        incoming: Where it comes in.
+        entry: The parameter.
+        moment: Which of its moments.
+        like: The parameter itself, if it is a `DTensor`.
+
+    Attributes:
+        entry: The parameter.
+        moment: Which of its moments.
+    """
+
+    def __init__(self, incoming: Incoming, entry: Entry, moment: str, like: Any) -> None:
+        self.filler = incoming
+        self.entry = entry
+        self.moment = moment
+        self.dtype = entry.dtype
+        self.shape = entry.shape
+        self.like = like
+
+
+def _gaps(parts: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """What is not yet written of a range of a file."""
+    edges = [(begin, begin), *sorted((low, high) for low, high, _ in parts), (end, end)]
+    return [(one[1], other[0]) for one, other in pairwise(edges) if one[1] < other[0]]
+
+
+def _chunks(parts: list[tuple[int, int, int]]) -> list[int]:
+    """The digest of each chunk, from those of its parts."""
+    found: list[int] = []
+    at = 0
+    for begin, end, digest in sorted(parts):
+        if begin != at:
+            raise AssertionError("all of a file is written once")
+        if begin % CHUNK_BYTES == 0:
+            found.append(digest)
+        else:
+            found[-1] = combined(found[-1], digest, end - begin)
+        at = end
+    return found

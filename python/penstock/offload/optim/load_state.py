@@ -1,0 +1,167 @@
+"""What becomes of a state that an optimizer is given: counts in memory, moments in files."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from penstock.checkpoint.state.torch_names import DTensor
+from penstock.errors import StateMismatchError
+from penstock.offload.optim.import_state import Incoming, IncomingFile
+from penstock.offload.optim.layout import label
+from penstock.tensors.file_tensor import FileTensor
+from penstock.tensors.memory import contiguous_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.offload.optim.layout import Entry
+    from penstock.offload.optim.state import StoredState
+    from penstock.tensors.file_tensor import FileBox
+
+MASTER = "master"
+"""The moment that is a copy of the parameter."""
+
+
+def taken_in(
+    stored: StoredState, own: Sequence[tuple[Any, int]], given: dict[str, Any]
+) -> tuple[dict[Any, Any], Incoming | None]:
+    """Brings the moments of a state into files, where a load has not put them there already.
+
+    Args:
+        stored: Whose files.
+        own: The parameters of the optimizer, in the order of its groups, with their numbers.
+        given: The state, as PyTorch's optimizer has it.
+
+    Returns:
+        What stays in memory of it, and the files; None for a state of nothing.
+
+    Raises:
+        StateMismatchError: It is of another optimizer, or of other parameters.
+        StorageError: There is no room.
+    """
+    theirs = [one for group in given["param_groups"] for one in group["params"]]
+    # As PyTorch has it, a parameter is what is in its place.
+    places = {str(place): (place, one) for place, one in zip(theirs, own, strict=False)}
+    plain: dict[Any, Any] = {}
+    wanted: dict[int, tuple[Any, dict[str, Any]]] = {}
+    for key, state in given["state"].items():
+        if all(value is None for value in state.values()):
+            continue
+        if str(key) not in places:
+            raise StateMismatchError(
+                f"the state has parameter {key}, the optimizer {len(own)}", key=str(key)
+            )
+        place, (parameter, number) = places[str(key)]
+        # Not all optimizers count: what they keep says that there was one.
+        # As a number: PyTorch looks for the parameter of each tensor among all of a group.
+        plain[place] = {"step": float(state.get("step", 1.0))}
+        wanted[number] = parameter, state
+    if not wanted:
+        return plain, None
+    incoming = _arrived(stored, wanted) or Incoming(stored)
+    lacking = {
+        (number, moment): _reader_of(stored, number, moment, state, parameter)
+        for number, (parameter, state) in wanted.items()
+        for moment in stored.segment_of(number).moments
+        if not incoming.has(number, moment)
+    }
+    if lacking:
+        _put(incoming, lacking)
+    return plain, incoming
+
+
+def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]]) -> Incoming | None:
+    """What a load has put into files here, if all moments of a state are there as it left them."""
+    found: set[Incoming] = set()
+    for number, (_, state) in wanted.items():
+        for moment in stored.segment_of(number).moments:
+            value = state.get(moment)
+            if value is None and moment == MASTER:
+                continue
+            if not isinstance(value, FileTensor) or value.label != label(number, moment):
+                return None
+            if not isinstance(value.file, IncomingFile):
+                return None
+            found.add(value.file.incoming)
+    incoming = found.pop() if len(found) == 1 else None
+    return incoming if incoming is not None and incoming.state is stored else None
+
+
+def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
+    """Writes moments, by what reads each."""
+    readers = list(lacking.values())
+
+    def read(memory: Any, boxes: Sequence[FileBox]) -> None:
+        for box in boxes:
+            reader = readers[box.target]
+            end = box.place + math.prod(box.shape) * reader.dtype.itemsize
+            block = memory[box.place : end].view(reader.dtype).view(box.shape)
+            reader.read(block, box.start)
+
+    incoming.put(list(lacking), read)
+
+
+class _Reader(NamedTuple):
+    """What reads boxes of a moment.
+
+    Attributes:
+        dtype: Of its elements, as they are wanted.
+        read: Fills a contiguous tensor with a box that begins at an index.
+    """
+
+    dtype: Any
+    read: Callable[[Any, tuple[int, ...]], object]
+
+
+def _reader_of(
+    stored: StoredState, number: int, moment: str, state: dict[str, Any], parameter: Any
+) -> _Reader:
+    value = state.get(moment)
+    if value is None and moment == MASTER:
+        value = local_of(parameter)
+    if value is None:
+        raise StateMismatchError(
+            f"the state of parameter {number} has no {moment!r}: it is of another optimizer",
+            key=f"{number}.{moment}",
+        )
+    return _reader(value, stored.entry_of(number), moment)
+
+
+def local_of(tensor: Any) -> Any:
+    """What this rank holds, without autograd."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _reader(value: Any, entry: Entry, moment: str) -> _Reader:
+    """Reads boxes of a moment that is in memory, or in a file of something else."""
+    tensor = value if isinstance(value, FileTensor) else local_of(value)
+    shape = tuple(tensor.shape)
+    if shape != entry.shape:
+        raise StateMismatchError(
+            f"{moment!r} of parameter {entry.number} has shape {list(shape)} in the state,"
+            f" {list(entry.shape)} in the optimizer",
+            key=f"{entry.number}.{moment}",
+        )
+    if not isinstance(value, FileTensor):
+        return _Reader(entry.dtype, partial(_copy, tensor))
+    return _Reader(entry.dtype, partial(_read, value))
+
+
+def _copy(tensor: Any, block: Any, start: tuple[int, ...]) -> None:
+    box = tuple(slice(at, at + size) for at, size in zip(start, block.shape, strict=True))
+    block.copy_(tensor[box])
+
+
+def _read(tensor: FileTensor, block: Any, start: tuple[int, ...]) -> None:
+    first = sum(map(int.__mul__, start, contiguous_strides(tensor.shape, tensor.dtype.itemsize)))
+    if block.dtype == tensor.dtype:
+        tensor.file.read(block, tensor.offset + first)
+        return
+    other = torch.empty(block.shape, dtype=tensor.dtype, device="cpu")
+    tensor.file.read(other, tensor.offset + first)
+    block.copy_(other)

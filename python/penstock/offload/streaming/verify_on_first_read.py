@@ -1,0 +1,160 @@
+"""What is read for the first time is compared with its digests before anybody computes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import CorruptCheckpointError
+from penstock.tensors import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.io.extents import Digests
+    from penstock.io.file_marks import FileMark
+    from penstock.io.tensor_io import TensorIO
+    from penstock.io.transfer import Transfer
+    from penstock.offload.streaming.units import Span
+
+_SPANS_MAX = 8
+"""So many are looked at together: what lies around each takes up to two chunks of memory."""
+
+
+class Around(NamedTuple):
+    """What lies around spans in their chunks.
+
+    Attributes:
+        spans: That are read for the first time.
+        pieces: Of each, memory for what lies before it and behind it, and where in the file that
+            begins.
+        transfer: Reads it.
+    """
+
+    spans: list[Span]
+    pieces: list[list[tuple[Any, int]]]
+    transfer: Transfer
+
+
+class FirstReads:
+    """Compares spans with the digests of the chunks that they lie in.
+
+    Chunks do not end where tensors do: what lies around a span in its chunks is read beside it.
+
+    Args:
+        digests: Of the files.
+        marks: How long each file is, by its path.
+        io: Reads; it has a share of the device of its own, so that nothing here waits for all that
+            is read ahead.
+
+    Attributes:
+        read_bytes: That were asked of storage.
+    """
+
+    def __init__(self, digests: Digests, marks: Mapping[str, FileMark], io: TensorIO) -> None:
+        self.read_bytes = 0
+        self._digests = digests
+        self._marks = marks
+        self._io = io
+        self._good: set[tuple[str, int, int]] = set()
+        self._lock = threading.Lock()
+
+    def begin(self, spans: Sequence[Span]) -> Around | None:
+        """Begins to read what lies around spans that are being read, where there are few of them.
+
+        Args:
+            spans: Of files.
+        """
+        new = self._new(spans)
+        return self._begin(new) if 0 < len(new) <= _SPANS_MAX else None
+
+    def check(self, spans: Sequence[Span], memory: Any, around: Around | None) -> None:
+        """Compares what was read, unless it was right before.
+
+        Args:
+            spans: Of files.
+            memory: That holds them, where they say.
+            around: What `begin` has given.
+
+        Raises:
+            CorruptCheckpointError: Bytes are not what was stored, when read once more, too.
+            TransferError: What lies around them cannot be read.
+        """
+        with self._lock:
+            new = self._new(spans)
+            if around is not None and around.spans == new:
+                self._check(around, memory)
+                return
+            for begin in range(0, len(new), _SPANS_MAX):
+                self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
+
+    def forget(self, path: str) -> None:
+        """Compares all of a file again when it is read next."""
+        with self._lock:
+            self._good = {key for key in self._good if key[0] != path}
+
+    def _new(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if span.nbytes and span[:3] not in self._good]
+
+    def _begin(self, spans: list[Span]) -> Around:
+        pieces = [self._around(span) for span in spans]
+        requests = [
+            (piece, span.path, offset)
+            for span, both in zip(spans, pieces, strict=True)
+            for piece, offset in both
+        ]
+        return Around(spans, pieces, self._read(self._io, requests))
+
+    def _check(self, around: Around, memory: Any) -> None:
+        around.transfer.result()
+        for span, pieces in zip(around.spans, around.pieces, strict=True):
+            inside = memory[span.place : span.place + span.nbytes]
+            try:
+                self._compare(span, pieces, inside)
+            except CorruptCheckpointError:
+                # The device may have other bytes than those that the page cache holds.
+                again = [(piece, span.path, offset) for piece, offset in pieces]
+                _drop_cache(span.path)
+                with self._io._another(direct="auto") as past_cache:
+                    again.append((inside, span.path, span.offset))
+                    self._read(past_cache, again).result()
+                self._compare(span, pieces, inside)
+            self._good.add(span[:3])
+
+    def _read(self, io: TensorIO, requests: list[tuple[Any, str, int]]) -> Transfer:
+        requests = [one for one in requests if one[0].numel()]
+        self.read_bytes += sum(piece.numel() for piece, _, _ in requests)
+        transfer = io.read_all(requests)
+        # Whoever compares hears what went wrong; perhaps nobody does.
+        transfer.is_seen = True
+        return transfer
+
+    def _around(self, span: Span) -> list[tuple[Any, int]]:
+        """Memory for what lies before a span and behind it, and where in the file that begins."""
+        torch = dtypes.import_torch()
+        chunk_bytes = self._digests.chunk_bytes
+        end = span.offset + span.nbytes
+        begin = span.offset // chunk_bytes * chunk_bytes
+        last = min(-(-end // chunk_bytes) * chunk_bytes, self._marks[span.path].nbytes)
+        return [
+            (torch.empty(span.offset - begin, dtype=torch.uint8, device="cpu"), begin),
+            (torch.empty(last - end, dtype=torch.uint8, device="cpu"), end),
+        ]
+
+    def _compare(self, span: Span, pieces: list[tuple[Any, int]], inside: Any) -> None:
+        (before, begin), (behind, end) = pieces
+        if inside.device.type != "cpu":
+            # What the device has is compared, before anything is computed of it.
+            inside = inside.to("cpu")
+        self._digests.check(span.path, begin, [before, inside, behind], (span.offset, end))
+
+
+def _drop_cache(path: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)

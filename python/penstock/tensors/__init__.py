@@ -1,0 +1,1 @@
+"""Tensors as values: dtypes, the memory they lie in, devices, marks on leaves of a state."""

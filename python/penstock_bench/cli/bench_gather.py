@@ -1,0 +1,238 @@
+"""`penstock bench gather`: how fast rows come by id, by us and others, and what caches miss."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli import endings, working
+from penstock.cli.examples import example
+from penstock.cli.names import names_of
+from penstock.cli.units import Finite, Size
+from penstock.common.console import PATH, console, json_option, print_json
+from penstock.common.machine import facts
+from penstock_bench.cli import outputs
+from penstock_bench.cli.gather_table import print_results
+from penstock_bench.cli.outputs import output_option, report_option
+from penstock_bench.peers.gather import GATHERERS, OURS
+from penstock_bench.results.results import Results
+from penstock_bench.suites.gather.cases import (
+    CASES,
+    POLICIES,
+    ROWS_STEP,
+    Case,
+    Plan,
+    cached_trace,
+    table_size,
+)
+from penstock_bench.suites.gather.gather import Gather
+from penstock_bench.suites.io.running import unused
+from penstock_bench.workloads import numbered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TABLE_BYTES, _LIMIT_BYTES_MIN = 2 << 30, 512 << 20
+_CACHE_PART, _LIMIT_PART = 10, 4
+_LIBRARY_BYTES = 384 << 20
+"""Beside the cache, what a process with libraries and batches under way takes."""
+_OTHERS_TIMES = 2
+"""What the files of another one take at most, of the table."""
+_QUICK: dict[str, Any] = {"rows": 1 << 16, "batches": 24, "rounds": 1}
+
+
+def _row_bytes(_: click.Context, __: click.Parameter, nbytes: int) -> int:
+    if not numbered.ROW_BYTES_MIN <= nbytes <= 1 << 16 or nbytes % numbered.WORD_BYTES:
+        raise click.BadParameter(
+            f"{nbytes}: rows have {numbered.ROW_BYTES_MIN} to 65536 bytes, a multiple of"
+            f" {numbered.WORD_BYTES}"
+        )
+    return nbytes
+
+
+_CASE_NOTES = {one.name: one.note for one in CASES.values()} | {
+    POLICIES: "what policies miss, with caches of several sizes"
+}
+
+
+@click.command(
+    "gather", epilog=example("penstock bench gather /scratch --case batches --by penstock,memmap")
+)
+@click.argument("directory", type=PATH, default=".")
+@click.option(
+    "--case",
+    "cases",
+    metavar="LIST",
+    default=",".join(_CASE_NOTES),
+    callback=names_of(_CASE_NOTES),
+    help=f"What is measured. [{', '.join(_CASE_NOTES)}]",
+)
+@click.option(
+    "--by",
+    "names",
+    metavar="LIST",
+    callback=names_of({name: entry.note for name, entry in GATHERERS.items()}),
+    help="Who gathers. [those that each case is for]",
+)
+@click.option("--rows", type=click.IntRange(4 * ROWS_STEP), help="Of the table. [those of 2 GiB]")
+@click.option(
+    "--row-bytes", type=Size(), default="4096", show_default=True, callback=_row_bytes,
+    help="Of a row.",
+)  # fmt: skip
+@click.option(
+    "--batches", type=click.IntRange(1), default=96, show_default=True,
+    help="Of a trace; four times as many where caches serve them.",
+)  # fmt: skip
+@click.option(
+    "--batch-rows", type=click.IntRange(1), default=1024, show_default=True, help="Of a batch."
+)
+@click.option("--cache", "cache_bytes", type=Size(), help="For rows. [a tenth of the table]")
+@click.option(
+    "--limit", "limit_bytes", type=Size(),
+    help="Memory of each process. [a quarter of the table, and what the cache takes]",
+)  # fmt: skip
+@click.option(
+    "--law", type=click.Choice(["degree", "zipf"]), default="degree", show_default=True,
+    help="How likely rows are, where caches serve them.",
+)  # fmt: skip
+@click.option(
+    "--recurring", type=Finite(0, 1), default=0.1, show_default=True,
+    help="Likewise, the part of a batch that are seeds.",
+)  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--seconds", "seconds_max", type=Finite(min=0.01), default=2.0, show_default=True,
+    help="For who waits for one row after the other.",
+)  # fmt: skip
+@click.option(
+    "--timeout", type=Finite(min=1), default=600.0, show_default=True, help="Of a process."
+)
+@click.option("--quick", is_flag=True, help="One round, with a small table and short traces.")
+@output_option
+@report_option
+@json_option
+@click.pass_context
+def bench_gather(
+    context: click.Context,
+    /,
+    directory: Path,
+    quick: bool,
+    timeout: float,
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
+    """Gather rows by id in DIRECTORY, from a table that does not fit into memory.
+
+    Tables are made, and removed in the end. Each process has its memory limited by a control group,
+    where one can be made, and finds nothing of its files in memory. In each round fio reads the
+    same file before penstock does and after.
+    """
+    outputs.check_distinct(output, report)
+    place = directory.absolute()
+    if not place.is_dir():
+        raise click.UsageError(f"{directory} is no directory")
+    if quick:
+        given = click.core.ParameterSource.COMMANDLINE
+        asked |= {
+            name: value
+            for name, value in _QUICK.items()
+            if context.get_parameter_source(name) is not given
+        }
+    plan = _planned(place, asked, timeout)
+    present = _present(plan)
+    _check(place, plan)
+    settings = {
+        "rows": plan.rows, "row_bytes": plan.row_bytes, "batches": plan.batches,
+        "batch_rows": plan.batch_rows, "cache_bytes": plan.cache_bytes,
+        "limit_bytes": plan.limit_bytes, "law": plan.law, "recurring": plan.recurring,
+        "rounds": plan.rounds, "by": ",".join(present),
+    }  # fmt: skip
+    results = Results(
+        kind="gather", machine=facts.machine(), disk=facts.disk(place), settings=settings
+    )
+
+    def tell() -> None:
+        outputs.write(results, output, report)
+        if as_json:
+            print_json(results.as_json())
+        else:
+            print_results(results)
+
+    with endings.tidy():
+        try:
+            working.worked(
+                plan.work, lambda say: Gather(plan, results, say).run(), is_quiet=as_json
+            )
+        except BaseException:
+            # Many minutes may have gone into what there is.
+            if results.measurements:
+                tell()
+            raise
+    tell()
+    return int(any(one.error and one.by.startswith(OURS) for one in results.measurements))
+
+
+def _planned(place: Path, asked: dict[str, Any], timeout: float) -> Plan:
+    row_bytes = asked["row_bytes"]
+    rows = asked.pop("rows") or _TABLE_BYTES // row_bytes
+    rows = rows // ROWS_STEP * ROWS_STEP
+    cache_bytes = asked.pop("cache_bytes") or rows * row_bytes // _CACHE_PART
+    limit_bytes = asked.pop("limit_bytes") or max(
+        _LIMIT_BYTES_MIN, rows * row_bytes // _LIMIT_PART, cache_bytes + _LIBRARY_BYTES
+    )
+    return Plan(
+        work=unused(place), rows=rows, cache_bytes=cache_bytes, limit_bytes=limit_bytes,
+        timeout_seconds=timeout, **asked,
+    )  # fmt: skip
+
+
+def _present(plan: Plan) -> list[str]:
+    """Who will gather; tells of those who are not installed."""
+    wanted = plan.names
+    if wanted is None:
+        each = [CASES[name].names for name in plan.cases if name in CASES]
+        wanted = list(dict.fromkeys(name for names in each for name in names))
+    out = console(stderr=True)
+    for name in wanted:
+        if (missing := GATHERERS[name].missing) is not None:
+            out.print(f"without {name}: {missing}")
+    return [name for name in wanted if GATHERERS[name].missing is None]
+
+
+def _check(place: Path, plan: Plan) -> None:
+    """Whether there are rows for the traces, and there is room for the files."""
+    cases = [CASES[name] for name in plan.cases if name in CASES]
+    traces = [case.trace(plan) for case in cases]
+    if POLICIES in plan.cases:
+        traces.append(cached_trace(plan, is_permuted=True))
+    try:
+        for trace in traces:
+            trace.check()
+    except ValueError as error:
+        raise click.UsageError(
+            f"{error}: choose more --rows, or fewer --batches or --batch-rows"
+        ) from error
+    needed = _needed_bytes(plan, cases)
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise click.UsageError(
+            f"{place} has {free / 1e9:.1f} GB free and the tables with the files of others take"
+            f" {needed / 1e9:.1f}: choose fewer --rows, or another directory"
+        )
+
+
+def _needed_bytes(plan: Plan, cases: list[Case]) -> int:
+    """What tables and what others make of them take."""
+    sizes = {case.table: table_size(plan, case.table) for case in cases}
+    nbytes = {table: size.rows * size.row_bytes for table, size in sizes.items()}
+    made = {
+        (case.table, name)
+        for case in cases
+        for name in (case.names if plan.names is None else plan.names)
+        if GATHERERS[name].has_files and GATHERERS[name].missing is None
+    }
+    return sum(nbytes.values()) + sum(_OTHERS_TIMES * nbytes[table] for table, _ in made)

@@ -1,0 +1,175 @@
+"""`penstock bench stream`: how fast models are that do not fit into memory, by us and others."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from penstock.cli import endings, working
+from penstock.cli.examples import example
+from penstock.cli.names import names_of
+from penstock.cli.units import BYTE_COUNT, Finite
+from penstock.common.console import PATH, console, json_option, print_json, table
+from penstock.common.machine import facts
+from penstock.errors import MissingDependencyError
+from penstock_bench.cli import outputs
+from penstock_bench.cli.headlines import print_headlines
+from penstock_bench.cli.outputs import output_option, report_option
+from penstock_bench.peers.stream import GENERATORS, OURS
+from penstock_bench.results.results import Results
+from penstock_bench.suites.io.running import unused
+from penstock_bench.suites.stream import stream, tokens
+from penstock_bench.suites.stream.stream import SIZES, Plan, Stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ROUNDS = 5
+_TIMES_WEIGHTS = 2.2
+"""What has to be free: the model, and what one other makes of it."""
+
+
+@click.command(
+    "stream", epilog=example("penstock bench stream /scratch --by penstock,resident --rounds 7")
+)
+@click.argument("directory", type=PATH, default=".")
+@click.option("--model", type=click.Choice([*SIZES]), default="1b", show_default=True)
+@click.option(
+    "--by",
+    "names",
+    metavar="LIST",
+    default=",".join(GENERATORS),
+    callback=names_of({name: entry.note for name, entry in GENERATORS.items()}),
+    help=f"Who generates. [{', '.join(GENERATORS)}]",
+)
+@click.option("--limit", type=BYTE_COUNT, help="Memory of each process. [half of the model]")
+@click.option("--tokens", "count", type=click.IntRange(2), default=12, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=_ROUNDS, show_default=True)
+@click.option(
+    "--timeout", type=Finite(min=1), default=900.0, show_default=True, help="Of a process."
+)
+@output_option
+@report_option
+@json_option
+def bench_stream(
+    directory: Path,
+    model: str,
+    names: list[str],
+    limit: int | None,
+    count: int,
+    rounds: int,
+    timeout: float,
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> int:
+    """Generate text in DIRECTORY with a model that does not fit into memory.
+
+    A Llama of random weights is made, and removed in the end. Each process has its memory limited
+    by a control group, but for the one that has the model in memory: it tells what computing takes,
+    and what the logits are. In each round fio reads the same files before penstock does and after.
+    """
+    outputs.check_distinct(output, report)
+    if find_spec("transformers") is None:
+        raise MissingDependencyError(
+            "bench stream takes transformers: pip install transformers", name="transformers"
+        )
+    place = directory.absolute()
+    if not place.is_dir():
+        raise click.UsageError(f"{directory} is no directory")
+    _check_room(place, model)
+    out = console(stderr=True)
+    present = [name for name in names if GENERATORS[name].missing is None]
+    for name in names:
+        if name not in present:
+            out.print(f"without {name}: {GENERATORS[name].missing}")
+    plan = Plan(
+        work=unused(place), size=model, names=present, rounds=rounds, tokens=count,
+        limit_bytes=limit, timeout_seconds=timeout,
+    )  # fmt: skip
+    settings = {"model": model, "tokens": count, "rounds": rounds, "by": ",".join(present)}
+    results = Results(
+        kind="stream", machine=facts.machine(), disk=facts.disk(place), settings=settings
+    )
+
+    def tell() -> None:
+        outputs.write(results, output, report)
+        if as_json:
+            print_json(results.as_json())
+        else:
+            _print(results)
+
+    with endings.tidy():
+        try:
+            working.worked(
+                plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json
+            )
+        except BaseException:
+            # Hours may have gone into what there is.
+            if results.measurements:
+                tell()
+            raise
+    tell()
+    return int(not results.of(tokens.CASE, OURS))
+
+
+def _check_room(place: Path, model: str) -> None:
+    needed = _TIMES_WEIGHTS * stream.weight_bytes(model)
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise click.UsageError(
+            f"{place} has {free / 1e9:.1f} GB free and the model with the files of others takes"
+            f" {needed / 1e9:.1f}: choose a smaller --model, or another directory"
+        )
+
+
+def _print(results: Results) -> None:
+    out = console()
+    print_headlines(results)
+    limit, weights = (results.settings[name] for name in ("limit_bytes", "weight_bytes"))
+    out.print(f"weights of {weights / 1e9:.2f} GB, memory of {limit / 1e9:.2f} GB a process")
+    numbers = ["tokens/s", "times", "first s", "MB", "wrote", "CPU s"]
+    rows = table("by", *numbers, "logits", numbers=numbers)
+    for by, rates in tokens.token_rates(results).items():
+        made = results.of(tokens.CASE, by)
+        times = tokens.times_of(results, by)
+        rows.add_row(
+            by,
+            _range(rates, ".2f"),
+            f"{np.median(times):.1f}" if times and by != OURS else "",
+            f"{np.median([one.first_token_seconds for one in made]):.2f}",
+            f"{np.median([one.memory_over_bytes for one in made]) / 1e6:,.0f}",
+            f"{np.median([one.written_bytes for one in made]) / 1e6:,.1f}",
+            f"{np.median([one.cpu_seconds / one.requests for one in made]):.2f}",
+            "same" if all(one.checked == one.requests for one in made) else "other",
+        )
+    out.print(rows)
+    out.print(
+        f"times: as fast {OURS} is; MB: memory at its most, without interpreter and libraries;"
+        " wrote: MB to storage; CPU s: of a token"
+    )
+    if rates := [one.gb_per_second for one in results.of(tokens.CASE, tokens.FIO)]:
+        out.print(f"fio reads the files at {_range(rates, '.2f')} GB/s")
+    if parts := tokens.of_roofline(results):
+        out.print(f"{OURS} has {_range(parts, '.2f')} of what reading or computing allows")
+    if firsts := tokens.first_of_pass(results):
+        out.print(f"its first token takes {_range(firsts, '.2f')} of a pass over all weights")
+    budgets = [
+        one.memory_over_bytes / one.budget_bytes
+        for one in results.of(tokens.CASE, OURS)
+        if one.memory_over_bytes and one.budget_bytes
+    ]
+    if budgets:
+        out.print(f"its memory is {_range(budgets, '.3f')} of its budget")
+    failed = {f"{one.by}: {one.error}" for one in results.measurements if one.error}
+    notes = {f"{one.by}: {note}" for one in results.measurements for note in one.notes}
+    for line in sorted(failed | notes):
+        out.print(line)
+
+
+def _range(values: list[float], form: str) -> str:
+    return f"{np.median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"

@@ -1,0 +1,1 @@
+"""The machine, processes, page cache and fio, as every suite uses them."""

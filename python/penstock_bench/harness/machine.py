@@ -1,0 +1,60 @@
+"""The machine and the disk that the numbers belong to, with what the comparison depends on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.common.machine import facts
+from penstock.common.machine.kernel import read
+from penstock_bench.peers.save_load import CONTENDERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGES = ("numpy", *dict.fromkeys(entry.package for entry in CONTENDERS.values()))
+
+# Environment variables that change what is measured, beside those that change Penstock.
+_VARIABLES = ("THP_", "OMP_", "TORCH", "FASTSAFETENSORS_")
+
+
+def describe(root: Path) -> dict[str, Any]:
+    """Machine, kernel and versions."""
+    found = facts.machine()
+    return {
+        **found,
+        "system": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "virtual": facts.output("systemd-detect-virt"),
+        "transparent_huge_pages": read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "io_uring_disabled": read("/proc/sys/kernel/io_uring_disabled"),
+        "root": found["is_root"],
+        "environment": {
+            **found["environment"],
+            **{k: v for k, v in os.environ.items() if k.startswith(_VARIABLES)},
+        },
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "revision": facts.output("git", "-C", str(root), "rev-parse", "HEAD"),
+        "modified": bool(facts.output("git", "-C", str(root), "status", "--porcelain")),
+    }
+
+
+def disk(directory: Path) -> dict[str, Any]:
+    """File system and device of a directory, and what direct I/O there is aligned to."""
+    probed = _native.probe_directory(str(directory))
+    memory, offset = probed["alignment"]
+    alignment = {"memory_bytes": memory, "offset_bytes": offset}
+    return {
+        **facts.disk(directory),
+        "direct_io_alignment": alignment if probed["is_direct"] else None,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,108 @@
+"""Processes of their own for what is measured, so that memory and caches are nobody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from penstock_bench.suites.io.running import described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+# Forked from a process that has imported what all need and done nothing else: as good as a fresh
+# interpreter, and half of the run is not spent on importing PyTorch from a cold page cache.
+_FORKS = multiprocessing.get_context("forkserver")
+_preloaded: list[str] = []
+
+
+def preload(*modules: str) -> None:
+    """What to import before processes are forked; to be called before the first `run`."""
+    _preloaded[:] = modules
+
+
+def run(
+    function: Callable[[Any], dict[str, Any]],
+    arguments: Sequence[object],
+    place: Path,
+    timeout_seconds: float,
+) -> list[dict[str, Any]]:
+    """Calls a function for each argument, each in a process of its own, all at the same time.
+
+    Args:
+        function: Returns what can be JSON.
+        arguments: One for each process.
+        place: A directory for what they leave.
+        timeout_seconds: For all of them.
+
+    Returns:
+        What each call returned, or ``{"error": …}``.
+    """
+    # Not before: it is a setting of the whole interpreter, and who imports a benchmark may have
+    # other forks.
+    _FORKS.set_forkserver_preload(_preloaded)
+    results = [place / f"result-{index}.json" for index in range(len(arguments))]
+    logs = [place / f"log-{index}" for index in range(len(arguments))]
+    for path in results:
+        path.unlink(missing_ok=True)
+    processes = [
+        _FORKS.Process(target=_main, args=(function, argument, result, log))
+        for argument, result, log in zip(arguments, results, logs, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout_seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    stopped = [process.is_alive() for process in processes]
+    for process in processes:
+        _end(process)
+    return [
+        {"error": f"stopped after {timeout_seconds:.0f} s"}
+        if was_stopped
+        else _result(process.exitcode, result, log)
+        for was_stopped, process, result, log in zip(stopped, processes, results, logs, strict=True)
+    ]
+
+
+def _main(
+    function: Callable[[Any], dict[str, Any]], argument: object, result_path: Path, log_path: Path
+) -> None:
+    """Calls the function; what libraries print goes to the log."""
+    with log_path.open("w") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    try:
+        result = function(argument)
+    except BaseException as error:
+        result_path.write_text(json.dumps({"error": described(error)}))
+        raise
+    result_path.write_text(json.dumps(result, default=str))
+
+
+def _end(process: Any) -> None:
+    """Kills a process that is still there, with those that it started."""
+    if not process.is_alive():
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+    process.join()
+
+
+def _result(exit_code: int | None, result_path: Path, log_path: Path) -> dict[str, Any]:
+    if result_path.exists():
+        fields: dict[str, Any] = json.loads(result_path.read_text())
+        return fields
+    tail = " ".join(log_path.read_text(errors="replace").split())[-200:]
+    return {"error": f"ended with code {exit_code}: {tail}"}

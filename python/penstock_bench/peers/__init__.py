@@ -1,0 +1,1 @@
+"""Penstock and the libraries it is compared with, behind one interface for each job."""

@@ -1,0 +1,107 @@
+"""Penstock as it comes: saved at once, and in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import penstock
+from penstock import _native
+from penstock_bench.harness.durable import files_below
+from penstock_bench.peers.checkpoint.base import Detail, Writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock_bench.workloads.content import Source
+
+
+class Penstock(Writer):
+    """The defaults: what a user gets."""
+
+    synced = "everything"
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def input(self, source: Source) -> Any:
+        """The state; of several ranks, that of each is its own."""
+        state = source.nested()
+        return penstock.PerRank(state) if self.ranks > 1 else state
+
+    def save(self, directory: Path, state: Any) -> Detail:
+        """`penstock.save`."""
+        path = directory / "state"
+        report = penstock.save(path, state, options=self._options(), no_dist=self.ranks == 1)
+        return self._told(report, path)
+
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
+        """`penstock.load`."""
+        return self._load(directory / "state", variant)
+
+    def own_files(self, directory: Path) -> list[Path]:
+        """Shards and part of the rank; of the first, also the manifest."""
+        files = ((path, _native.rank_of_file(path.name)) for path in files_below(directory))
+        return [path for path, rank in files if (rank or 0) == self.rank]
+
+    def _load(self, path: Path, variant: str | None) -> tuple[Any, Detail]:
+        reports: list[penstock.LoadReport] = []
+        changes = {"verify": False} if variant == "unverified" else {}
+        options = self._options(**changes)
+        state = penstock.load(path, options=options, report=reports.append)
+        return state, dataclasses.asdict(reports[0])
+
+    def _options(self, **changes: Any) -> penstock.Options:
+        return penstock.Options(**{**self.settings, **changes})
+
+    def _told(self, report: penstock.SaveReport, path: Path) -> Detail:
+        return {**dataclasses.asdict(report), "syncs": report.files + self._directory_syncs(path)}
+
+    def _directory_syncs(self, path: Path) -> int:
+        """Of every file there is one; of directories what format.md, 7 has.
+
+        That is the checkpoint's own after the part of each rank; by the first rank also before
+        anything is written all above it on the same file system, and after the manifest its own.
+        """
+        if self.rank:
+            return 1
+        device = path.stat().st_dev
+        above = 0
+        for parent in path.resolve().parents:
+            if parent.stat().st_dev != device:
+                break
+            above += os.access(parent, os.R_OK)
+        return above + 2
+
+
+class PenstockAsync(Penstock):
+    """`CheckpointStore.save_async`: copied, then written in the background."""
+
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        super().__init__(rank, ranks)
+        self._store: penstock.CheckpointStore | None = None
+
+    def save(self, directory: Path, state: Any) -> Detail:
+        """Saves as a step of the store above the directory, which is named for the step."""
+        if self._store is None or self._store.root != str(directory.parent):
+            self.close()
+            # It keeps the memory that it stages in from save to save.
+            options, is_alone = self._options(), self.ranks == 1
+            self._store = penstock.CheckpointStore(
+                directory.parent, options=options, no_dist=is_alone
+            )
+        step = _native.parse_step(directory.name)
+        if step is None:
+            raise ValueError(f"{directory} is not named as the directory of a step")
+        pending = self._store.save_async(step, state)
+        report = pending.result()
+        return {**self._told(report, directory), "stall_seconds": pending.stall_seconds}
+
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
+        """`penstock.load`."""
+        return self._load(directory, variant)
+
+    def close(self) -> None:
+        """Gives the staging memory back."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None

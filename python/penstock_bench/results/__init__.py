@@ -1,0 +1,1 @@
+"""Measurements, their statistics, and how two runs compare."""

@@ -1,0 +1,289 @@
+"""What was measured, in the one form that all tables, plots and comparisons are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock_bench.results import likeness
+from penstock_bench.results.documents import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FORMAT = "penstock-bench"
+FORMAT_VERSION = 1
+
+_SECONDS_MIN = 1e-9
+"""What no measurement takes less than."""
+
+
+class ResultsError(PenstockError, ValueError):
+    """A file holds no results of a benchmark."""
+
+
+class UnlikeError(ResultsError):
+    """Runs that measured different things are taken for the same."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurement:
+    """One case, once.
+
+    Attributes:
+        case: What was done, in words.
+        by: Who did it: ``"penstock"``, ``"fio"``, a library.
+        round_index: The round, from 0.
+        nbytes: Bytes moved.
+        requests: Requests completed.
+        seconds: From the first request to the last completion of the slowest process.
+        sync_seconds: Until everything was synced, after that.
+        open_seconds: To make, allocate or open the files, before that.
+        cpu_seconds: Processor time of all processes.
+        latency_us: Microseconds of a request, by percentile.
+        timeline_bytes: Bytes completed in each tenth of a second.
+        metadata: How often files were made, opened, allocated, cut, synced.
+        is_direct: Whether the page cache was passed by.
+        setup: How requests reached the kernel.
+        path: Of cases with a GPU, the way that each byte took, by its name (`gpu_paths`).
+        notes: What is not as it was asked for.
+        rate_spread: GB/s of each process by itself.
+        checked: Requests, or of checkpoints tensors, whose content was checked.
+        stall_seconds: Of a save in the background, what training waited for.
+        synced_by: Who made what was written durable.
+        resident_fraction: Of checkpoints, the part of the files in the page cache: after the write,
+            or before the read.
+        token_seconds: Of generated text, the median of what each token behind the first took.
+        first_token_seconds: From the call to the first token.
+        pass_bytes: What each pass through the model reads, where that is known.
+        routed_bytes: Of what was read, or was in memory, the experts that routers chose.
+        written_bytes: What the process wrote to storage, from its beginning.
+        memory_peak_bytes: The most memory that was resident.
+        memory_over_bytes: Of it, what is not the interpreter and its libraries.
+        budget_bytes: What of it was given for weights.
+        rows: Of tables, rows that were asked for.
+        hits: Of them, those that were in memory or on their way.
+        read_bytes: What storage gave, as the kernel counts it.
+        error: Why there is nothing, if so.
+    """
+
+    case: str
+    by: str
+    round_index: int
+    nbytes: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    sync_seconds: float = 0.0
+    open_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    latency_us: dict[str, float] = field(default_factory=dict)
+    timeline_bytes: list[int] = field(default_factory=list)
+    metadata: dict[str, int] = field(default_factory=dict)
+    is_direct: bool = False
+    setup: str = ""
+    path: str = ""
+    notes: list[str] = field(default_factory=list)
+    rate_spread: list[float] = field(default_factory=list)
+    checked: int = 0
+    stall_seconds: float | None = None
+    synced_by: str = ""
+    resident_fraction: float | None = None
+    token_seconds: float | None = None
+    first_token_seconds: float | None = None
+    pass_bytes: int | None = None
+    routed_bytes: int | None = None
+    written_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_over_bytes: int | None = None
+    budget_bytes: int | None = None
+    rows: int | None = None
+    hits: int | None = None
+    read_bytes: int | None = None
+    error: str | None = None
+
+    @property
+    def gb_per_second(self) -> float:
+        """The rate without the sync."""
+        return self.nbytes / self.seconds / 1e9
+
+    @property
+    def durable_gb_per_second(self) -> float:
+        """The rate with the sync."""
+        return self.nbytes / (self.seconds + self.sync_seconds) / 1e9
+
+    @property
+    def waited_seconds(self) -> float:
+        """What training waits for a save: the stall, or all of it where none is in background."""
+        if self.stall_seconds is not None:
+            return self.stall_seconds
+        return self.seconds + self.sync_seconds
+
+    @property
+    def requests_per_second(self) -> float:
+        """IOPS, of what was written with the sync."""
+        return self.requests / (self.seconds + self.sync_seconds)
+
+    @property
+    def cpu_seconds_per_gib(self) -> float:
+        """Processor time."""
+        return self.cpu_seconds / self.nbytes * (1 << 30)
+
+
+class Rates(NamedTuple):
+    """Rates of several measurements, GB/s with the sync.
+
+    Attributes:
+        median: Half of them are slower.
+        mean_of_rates: What MLPerf Storage publishes; it flatters whoever is fast now and then.
+        least: The slowest one.
+        most: The fastest one.
+    """
+
+    median: float
+    mean_of_rates: float
+    least: float
+    most: float
+
+
+class Spread(NamedTuple):
+    """Median and range of several measurements."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """A run.
+
+    Attributes:
+        kind: ``"io"``, ``"tune"``, ``"checkpoint"``, ``"stream"`` or ``"gather"``.
+        machine: What the figures belong to.
+        disk: And where the files were.
+        settings: What was asked for.
+        cases: Settings of each case, by its label.
+        measurements: Everything that was measured, in order.
+        created: When, RFC 3339.
+    """
+
+    kind: str
+    machine: dict[str, Any]
+    disk: dict[str, Any]
+    settings: dict[str, Any]
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def of(self, case: str, by: str) -> list[Measurement]:
+        """The measurements of a case that have a result."""
+        return [
+            one for one in self.measurements if (one.case, one.by) == (case, by) and not one.error
+        ]
+
+    def spread(self, case: str, by: str, value: Callable[[Measurement], float]) -> Spread | None:
+        """The statistics of a case; None where there is no result."""
+        values = [value(one) for one in self.of(case, by)]
+        if not values:
+            return None
+        return Spread(float(np.median(values)), min(values), max(values))
+
+    def rates(self, case: str, by: str) -> Rates | None:
+        """What the measurements of a case come to; None where there are none."""
+        found = self.of(case, by)
+        if not found:
+            return None
+        rates = [one.durable_gb_per_second for one in found]
+        return Rates(float(np.median(rates)), float(np.mean(rates)), min(rates), max(rates))
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The rates of each case and of each who was measured with it."""
+        pairs = dict.fromkeys((one.case, one.by) for one in self.measurements)
+        return [
+            {
+                "case": case,
+                "by": by,
+                "measurements": len(self.of(case, by)),
+                "gb_per_second": rates.median,
+                "mlperf_mean_gb_per_second": rates.mean_of_rates,
+                "least_gb_per_second": rates.least,
+                "most_gb_per_second": rates.most,
+            }
+            for case, by in pairs
+            if (rates := self.rates(case, by)) is not None
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON, with the summary that follows from it."""
+        document = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
+        return {**document, "summary": self.summary()}
+
+    def write(self, path: Path) -> None:
+        """Writes it down."""
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """What `write` has written.
+
+        Args:
+            path: A file, or a directory of such files with the extension ``.json``: their
+                measurements together, round after round in the order of their names, under the
+                machine and settings of the first, with the names as ``settings["files"]``.
+
+        Raises:
+            ResultsError: The file holds something else, or the directory has no such file.
+            UnlikeError: The files of the directory measured different things, or elsewhere.
+            OSError: It cannot be read.
+        """
+        if path.is_dir():
+            return cls._pooled(path)
+        text = path.read_bytes()
+        try:
+            return cls._of(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise ResultsError(f"{path} holds no results of penstock bench: {error}") from error
+
+    @classmethod
+    def _of(cls, document: Any) -> Results:
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        version = document.pop("version", None)
+        if version != FORMAT_VERSION:
+            raise ValueError(f"its version is {version!r}, and {FORMAT_VERSION} is known")
+        found = checked(cls, document)
+        measured = found.pop("measurements", ())
+        measurements = [Measurement(**checked(Measurement, one)) for one in measured]
+        for one in measurements:
+            if not one.error and one.seconds < _SECONDS_MIN:
+                raise ValueError(f"{one.case}, {one.by}: neither seconds nor an error")
+        return cls(**found, measurements=measurements)
+
+    @classmethod
+    def _pooled(cls, directory: Path) -> Results:
+        paths = sorted(directory.glob("*.json"))
+        if not paths:
+            raise ResultsError(f"{directory} holds no file of results, *.json")
+        pooled, *others = (cls.read(path) for path in paths)
+        for path, one in zip(paths[1:], others, strict=True):
+            if unlike := [
+                *likeness.differences(pooled, one),
+                *likeness.circumstances(pooled, one),
+            ]:
+                raise UnlikeError(
+                    f"{paths[0]} and {path} are no rounds of the same: {'; '.join(unlike)}"
+                )
+            rounds = 1 + max((each.round_index for each in pooled.measurements), default=-1)
+            for each in one.measurements:
+                each.round_index += rounds
+            pooled.cases |= one.cases
+            pooled.measurements += one.measurements
+        pooled.settings["files"] = [path.name for path in paths]
+        return pooled

@@ -1,0 +1,1 @@
+"""Checkpoints of a model by several ranks: `penstock bench checkpoint`."""

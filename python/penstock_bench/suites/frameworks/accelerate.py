@@ -1,0 +1,101 @@
+"""For how long training waits for ``save_state``: Accelerate's own, and Penstock's.
+
+    python -m penstock_bench.suites.frameworks.accelerate --rounds 7
+
+A model and AdamW of 0.8 GB on the CPU. In each round every way saves once, in turn: its own,
+waiting for it all, in the background, and lazily. The stall is the call, and what the step behind
+it takes longer than the median of steps without a save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from penstock.integrations.accelerate import enable
+
+WIDTH = 4096
+LAYERS = 4
+WAYS: dict[str, dict[str, Any] | None] = {
+    "accelerate": None,
+    "waiting": {},
+    "background": {"background": True},
+    "lazy": {"background": True, "lazy": True},
+}
+
+
+class Run:
+    """One model, saved in one way."""
+
+    def __init__(self, how: dict[str, Any] | None) -> None:
+        self.accelerator: Any = Accelerator(cpu=True)
+        self.is_ours = how is not None
+        if how is not None:
+            enable(self.accelerator, **how)
+        layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.step()
+
+    def step(self) -> float:
+        """Seconds of a step of the optimizer."""
+        self.accelerator.backward(self.model(torch.ones(1, WIDTH)).sum())
+        began = time.perf_counter()
+        self.optimizer.step()
+        seconds = time.perf_counter() - began
+        self.optimizer.zero_grad()
+        return seconds
+
+    def stall(self, directory: Path) -> float:
+        """Seconds that training waits for one save."""
+        usual = statistics.median(self.step() for _ in range(3))
+        began = time.perf_counter()
+        self.accelerator.save_state(str(directory))
+        called = time.perf_counter() - began
+        stall = called + max(self.step() - usual, 0)
+        # What is under way is none of the next one's business.
+        while self.is_ours and not (directory / "manifest.json").exists():
+            time.sleep(0.01)
+        shutil.rmtree(directory)
+        return stall
+
+
+def main() -> None:
+    """Prints a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", default=None, help="where to save; the system's by default")
+    arguments = parser.parse_args()
+    root = Path(tempfile.mkdtemp(dir=arguments.directory))
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    try:
+        runs = {name: Run(how) for name, how in WAYS.items()}
+        for number in range(arguments.rounds + 1):
+            for name, run in runs.items():
+                seconds = run.stall(root / name)
+                if number:
+                    # The first one of each takes memory and imports.
+                    found[name].append(seconds)
+    finally:
+        shutil.rmtree(root)
+    own = found["accelerate"]
+    for name, stalls in found.items():
+        ratios = [one / other for one, other in zip(stalls, own, strict=True)]
+        print(  # noqa: T201
+            f"{name:12} {statistics.median(stalls):.3f} s "
+            f"[{min(stalls):.3f}, {max(stalls):.3f}], ratio {statistics.median(ratios):.2f} "
+            f"[{min(ratios):.2f}, {max(ratios):.2f}]"
+        )
+
+
+if __name__ == "__main__":
+    main()

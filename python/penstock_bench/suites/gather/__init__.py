@@ -1,0 +1,1 @@
+"""Rows by id: `penstock bench gather`."""

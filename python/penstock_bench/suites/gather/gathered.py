@@ -1,0 +1,246 @@
+"""What comes of rounds in which rows were gathered: rates, ratios, and what caches miss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from penstock_bench.peers.gather import (
+    CALLS,
+    EXACT,
+    FORESEEING,
+    OURS,
+    POOL,
+    RESIDENT,
+    REUSED,
+    SCAN,
+    UNCHECKED,
+)
+from penstock_bench.suites.gather.cases import (
+    ALL,
+    BATCHES,
+    BELADY,
+    CACHED,
+    COLD,
+    DENSE,
+    EMULATED,
+    FIO,
+    FIO_POOL,
+    HITS,
+    ORDERED,
+    POLICIES,
+    REFERENCE,
+    SIEVE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from penstock_bench.results.results import Measurement, Results
+
+    _Value: TypeAlias = Callable[[Measurement], float | None]
+
+
+_WHOLE_FROM = 99.95
+
+
+class Range(NamedTuple):
+    """The median of some values, and the least and the most of them."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Range | None:
+        """That of values; None without any."""
+        return cls(float(np.median(values)), min(values), max(values)) if values else None
+
+    def texts(self, show: Callable[[float], str]) -> tuple[str, str]:
+        """The median, and the ends in brackets where they are others.
+
+        Args:
+            show: Has a number as a text: `figure`, or `ratio`.
+        """
+        middle, *ends = map(show, self)
+        return middle, "" if {middle} == {*ends} else f"[{', '.join(ends)}]"
+
+
+def figure(value: float) -> str:
+    """A number with three digits that count."""
+    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:#.3g}"
+
+
+def ratio(value: float) -> str:
+    """A number near one, of which a hundredth matters."""
+    return f"{value:.3f}"
+
+
+def gathered_cases(results: Results) -> dict[str, list[str]]:
+    """Of each case in which rows came, who gathered, in the order of the first round."""
+    found: dict[str, list[str]] = {}
+    for one in results.measurements:
+        if rate(one) and one.case not in found:
+            found[one.case] = []
+        if rate(one) and one.by not in found[one.case]:
+            found[one.case].append(one.by)
+    return found
+
+
+def row_rates(results: Results) -> dict[str, dict[str, list[float]]]:
+    """Rows a second in each round, by case and by who gathered."""
+    return {
+        case: {by: [found for one in results.of(case, by) if (found := rate(one))] for by in names}
+        for case, names in gathered_cases(results).items()
+    }
+
+
+def rate(one: Measurement) -> float | None:
+    """Rows a second."""
+    return one.rows / one.seconds if one.rows and one.nbytes and not one.error else None
+
+
+def requests_per_row(one: Measurement) -> float | None:
+    """Requests to the device for each row; None of who does not count them."""
+    return one.requests / one.rows if one.rows and one.requests else None
+
+
+def read_per_byte(one: Measurement) -> float | None:
+    """Bytes that storage gave for each byte of the rows."""
+    return one.read_bytes / one.nbytes if one.nbytes and one.read_bytes is not None else None
+
+
+def hit_rate(one: Measurement) -> float | None:
+    """The part of the rows that were in memory or on their way; None where no row was."""
+    return one.hits / one.rows if one.rows and one.hits else None
+
+
+def cpu_seconds_per_million(one: Measurement) -> float | None:
+    """Processor time."""
+    return one.cpu_seconds / one.rows * 1e6 if one.rows else None
+
+
+def spread(results: Results, case: str, by: str, value: _Value) -> Range | None:
+    """A figure over the rounds; None where nobody has it."""
+    found = [figure for one in results.of(case, by) if (figure := value(one)) is not None]
+    return Range.of(found)
+
+
+def times_of(
+    results: Results, case: str, by: str, value: _Value = rate, *, ours_by: str = OURS
+) -> Range | None:
+    """How many times the figure of another one ours is, round by round; by default the rate."""
+    ours, theirs = _by_round(results, case, ours_by, value), _by_round(results, case, by, value)
+    return Range.of([ours[index] / theirs[index] for index in ours if theirs.get(index)])
+
+
+def _by_round(results: Results, case: str, by: str, value: _Value) -> dict[int, float]:
+    """A figure by round; the mean where it was measured before and after another."""
+    found: dict[int, list[float]] = {}
+    for one in results.of(case, by):
+        if (figure := value(one)) is not None:
+            found.setdefault(one.round_index, []).append(figure)
+    return {index: float(np.mean(figures)) for index, figures in found.items()}
+
+
+def request_bytes(results: Results) -> float | None:
+    """What the device reads in order in the time of a request at random, by fio."""
+    scans = [one.read_bytes / one.seconds for one in results.of(DENSE, FIO) if one.read_bytes]
+    randoms = [one.requests_per_second for one in results.of(BATCHES, FIO)]
+    return float(np.median(scans) / np.median(randoms)) if scans and randoms else None
+
+
+def miss_curves(results: Results) -> dict[str, dict[float, float]]:
+    """Of each policy, the part of the rows that are not there, by the part that is kept."""
+    found: dict[str, dict[float, float]] = {}
+    for case, settings in results.cases.items():
+        if settings.get("pattern") == POLICIES:
+            for one in results.measurements:
+                if one.case == case and not one.error and one.rows and one.hits is not None:
+                    found.setdefault(one.by, {})[settings["part"]] = 1 - one.hits / one.rows
+    return found
+
+
+class Comparison(NamedTuple):
+    """A figure of ours beside another one.
+
+    Attributes:
+        case: Where.
+        words: What by what.
+        found: The ratio, round by round; of caches, over their sizes.
+    """
+
+    case: str
+    words: str
+    found: Range
+
+
+def comparisons(results: Results) -> list[Comparison]:
+    """All that there are figures for."""
+    return [
+        Comparison(case, words, found)
+        for case, words, found in _comparisons(results)
+        if found is not None
+    ]
+
+
+def _comparisons(results: Results) -> Iterator[tuple[str, str, Range | None]]:
+    for case in (COLD, BATCHES):
+        yield case, "rows a second, by fio's", times_of(results, case, FIO)
+    for by in (OURS, EXACT):
+        yield (
+            BATCHES,
+            f"bytes read by bytes of rows, {by}",
+            spread(results, BATCHES, by, read_per_byte),
+        )
+    yield BATCHES, "rows a second, by those not checked", times_of(results, BATCHES, UNCHECKED)
+    for case in (COLD, BATCHES):
+        for by in (FIO_POOL, POOL):
+            words = f"CPU seconds a row, by {by}"
+            yield case, words, times_of(results, case, by, cpu_seconds_per_million)
+    yield DENSE, "requests a row", spread(results, DENSE, OURS, requests_per_row)
+    yield DENSE, "time, by the better of a scan and rows alone", _by_better(results)
+    yield DENSE, "time, by fio's that reads everything", _inverse(times_of(results, DENSE, FIO))
+    for case in (CACHED, ORDERED):
+        for ours_by in (OURS, FORESEEING):
+            for by in EMULATED:
+                found = _inverse(times_of(results, case, by, ours_by=ours_by))
+                yield case, f"time, {ours_by} by {by}", found
+        yield case, f"rows missed, {FORESEEING} by ginex", _missed_by(results, case)
+    for ours_by in (OURS, CALLS):
+        for by in (RESIDENT, REUSED):
+            found = times_of(results, HITS, by, ours_by=ours_by)
+            yield HITS, f"rows a second, {ours_by} by {by}", found
+    curves = miss_curves(results)
+    for by, other in ((ALL, BELADY), (SIEVE, REFERENCE)):
+        if by in curves and other in curves:
+            ratios = [missed / curves[other][part] for part, missed in curves[by].items()]
+            yield POLICIES, f"misses, {by} by {other}", Range.of(ratios)
+
+
+def _by_better(results: Results) -> Range | None:
+    """The time of a dense batch by the least time of any other way to have it."""
+    ours = _by_round(results, DENSE, OURS, rate)
+    others = [_by_round(results, DENSE, by, rate) for by in (EXACT, SCAN)]
+    return Range.of(
+        [
+            max(best) / rows
+            for index, rows in ours.items()
+            if (best := [other[index] for other in others if index in other])
+        ]
+    )
+
+
+def _missed_by(results: Results, case: str) -> Range | None:
+    """What is missed with everything known, by what others miss who know it as well."""
+    ours, theirs = (
+        _by_round(results, case, by, lambda one: 1 - (hit_rate(one) or 0))
+        for by in (FORESEEING, "ginex")
+    )
+    return Range.of([missed / theirs[index] for index, missed in ours.items() if index in theirs])
+
+
+def _inverse(found: Range | None) -> Range | None:
+    return None if found is None else Range(1 / found.median, 1 / found.most, 1 / found.least)

@@ -1,0 +1,229 @@
+"""The command behind `make gpu`."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import torch
+
+from penstock.common.machine import gpus
+from penstock_bench.harness import machine, progress
+from penstock_bench.harness.options import QUICK_ROUNDS, ROOT, common, output_directory
+from penstock_bench.harness.workplace import workplace
+from penstock_bench.suites.gpu import asking, link, loading, promises, report, saving
+from penstock_bench.suites.gpu.accelerators import NoGpuError, accelerator
+from penstock_bench.suites.gpu.results import Results
+from penstock_bench.suites.gpu.run import OverError, Run
+from penstock_bench.workloads import scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock_bench.suites.gpu.accelerators import Accelerator
+
+GROUPS: dict[str, tuple[Callable[[Run], None], float, tuple[str, ...]]] = {
+    "link": (link.measure, 5, ()),
+    "pinning": (link.pinning, 2, ("pinning",)),
+    "conformance": (promises.conformance, 10, ("conformance",)),
+    "stalls": (
+        saving.stalls,
+        45,
+        ("staging", "stall", "stall_dcp", "lazy_stall", "pinned_again"),
+    ),
+    "load-memory": (
+        loading.from_memory,
+        70,
+        ("load_memory", "load_fastsafetensors", "load_safetensors", "load_instanttensor"),
+    ),
+    "steps": (saving.steps, 15, ("lazy_steps",)),
+    "graphs": (promises.graphs, 15, ("graphs",)),
+    "gather": (asking.gather, 25, ("gather", "gather_disk")),
+    "ring": (asking.ring, 15, ("ring_latency", "ring_rate", "ring_reads")),
+    "saves": (saving.whole, 50, ("save_memory", "save_disk")),
+    "load-disk": (loading.from_disk, 70, ("load_fio", "load_kvikio", "load_cufile")),
+    "torn": (promises.torn, 30, ("torn",)),
+    "leaks": (promises.leaks, 30, ("leaks",)),
+}
+"""What is measured together, in this order; its part of the time; the rows that it answers."""
+
+_ROUNDS = 3
+_SIZE_BYTES, _SMALL_BYTES = 10_000_000_000, 48 << 20
+_FREE_BYTES = 4 * _SMALL_BYTES
+_SLACK = 1.3
+"""A group may take so many times its part of the time that is left."""
+_PARTS_OF_GPU, _PARTS_OF_MEMORY, _PARTS_OF_PLACE = 3, 8, 3
+"""A state, one that is loaded, and what PyTorch keeps; copies; checkpoints side by side."""
+
+
+def _groups(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    chosen = tuple(GROUPS) if value is None else tuple(value.split(","))
+    unknown = [name for name in chosen if name not in GROUPS]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(GROUPS)}")
+    return chosen
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--only", "groups", callback=_groups, metavar="LIST", help=f"Some of {', '.join(GROUPS)}."
+)
+@common
+@click.option("--memory", type=click.Path(path_type=Path), default="/dev/shm", help="A tmpfs.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=20.0, show_default=True)
+@click.option("--gigabytes", type=click.FloatRange(min=0.01), help="Of the large state. [10]")
+def main(
+    groups: tuple[str, ...],
+    rounds: int | None,
+    quick: bool,
+    directory: Path,
+    output: Path | None,
+    memory: Path,
+    minutes: float,
+    gigabytes: float | None,
+) -> None:
+    """Everything that is promised of GPUs, measured on this one."""
+    begun = time.monotonic()
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(memory).free < _FREE_BYTES:
+        raise click.UsageError(
+            f"{memory} has {shutil.disk_usage(memory).free / 1e6:.0f} MB free: name a larger tmpfs "
+            "by --memory (in a container: docker run --shm-size 32g)"
+        )
+    try:
+        with accelerator() as device:
+            is_small = quick or device.is_stand_in
+            size = _SMALL_BYTES if is_small else int((gigabytes or _SIZE_BYTES / 1e9) * 1e9)
+            # What there is room for on all sides.
+            with (
+                workplace(memory, _FREE_BYTES) as in_memory,
+                workplace(directory, _FREE_BYTES) as on_disk,
+            ):
+                room, what = _room(in_memory, on_disk)
+                if room < size:
+                    size = room
+                    click.echo(f"{size / 1e9:.2f} GB at a time: {what} has no more room", err=True)
+                results = _results(device, in_memory, on_disk)
+                results.settings = {
+                    "command": sys.argv[1:],
+                    "rounds": rounds or (QUICK_ROUNDS if is_small else _ROUNDS),
+                    "size_bytes": size,
+                    "room_bytes": room,
+                    "room_of": what,
+                    "minutes": minutes,
+                    "seconds_of_groups": {},
+                }
+                where = output_directory(output)
+                with progress.shown(len(groups), "groups") as tell:
+                    run = Run(
+                        device=device,
+                        results=results,
+                        size_bytes=size,
+                        rounds=results.settings["rounds"],
+                        memory=in_memory,
+                        disk=on_disk,
+                        deadline=begun + minutes * 60,
+                        is_small=is_small,
+                        tell=lambda text: tell(text, 0),
+                    )
+                    for name in GROUPS:
+                        run.end_group(_share(begun + minutes * 60, name, groups))
+                        _measure(run, name, is_chosen=name in groups)
+                        tell("", int(name in groups))
+                        # What was measured is there, whatever comes later.
+                        results.settings["seconds"] = time.monotonic() - begun
+                        _write(results, where)
+    except NoGpuError as error:
+        raise click.UsageError(
+            f"there is no GPU to measure on: {error}. `penstock doctor` says more; "
+            "PENSTOCK_CUDA_DRIVER with the driver for tests shows that everything runs"
+        ) from error
+    click.echo(_write(results, where))
+    click.echo(f"{where}: gpu.json, gpu.md")
+
+
+def _share(end: float, name: str, groups: tuple[str, ...]) -> float:
+    """When a group has to be over, so that those after it have time as well."""
+    now = time.monotonic()
+    names = list(GROUPS)
+    left = sum(GROUPS[one][1] for one in names[names.index(name) :] if one in groups)
+    share = _SLACK * GROUPS[name][1] / left if left else 1.0
+    return now + min(1.0, share) * (end - now)
+
+
+def _write(results: Results, where: Path) -> str:
+    """All that there is so far; returns the table."""
+    results.write(where / "gpu.json")
+    text = report.markdown(results)
+    (where / "gpu.md").write_text(text)
+    return text
+
+
+def _measure(run: Run, name: str, *, is_chosen: bool) -> None:
+    """One group; whatever goes wrong is the reason of its rows."""
+    measure, _, rows = GROUPS[name]
+    reason = "it was left out by --only"
+    begun = time.monotonic()
+    if is_chosen:
+        try:
+            measure(run)
+        except OverError:
+            reason = f"its part of the {run.results.settings['minutes']:g} minutes was over"
+        except Exception as error:
+            reason = f"failed: {type(error).__name__}: {error}"
+            click.echo(f"{name} {reason}", err=True)
+            traceback.print_exc()
+        taken = time.monotonic() - begun
+        run.results.settings["seconds_of_groups"][name] = taken
+    for row in rows:
+        run.results.skip(row, reason)
+    gc.collect()
+    run.device.release()
+
+
+def _room(in_memory: Path, on_disk: Path) -> tuple[int, str]:
+    """The largest state that fits everywhere, and where it is tightest."""
+    rooms = {
+        "the GPU": gpus.look(0).gpus[0].free_bytes // _PARTS_OF_GPU,
+        "memory": scaling.memory_bytes() // _PARTS_OF_MEMORY,
+        "tmpfs (--memory)": shutil.disk_usage(in_memory).free // _PARTS_OF_PLACE,
+        "the disk (--directory)": shutil.disk_usage(on_disk).free // _PARTS_OF_PLACE,
+    }
+    return min((room, what) for what, room in rooms.items())
+
+
+def _results(device: Accelerator, in_memory: Path, on_disk: Path) -> Results:
+    driver = gpus.look(0)
+    gpu = driver.gpus[0]
+    return Results(
+        machine={
+            **machine.describe(ROOT),
+            "peers": {name: machine.package_version(name) for name in PEERS},
+        },
+        gpu={
+            "name": gpu.name,
+            "pci_bus_id": gpu.pci_bus_id,
+            "memory_bytes": gpu.total_bytes,
+            "cuda": driver.version,
+            "driver": driver.path,
+            "bus_gb_per_second": gpus.bus_gb_per_second(gpu.pci_bus_id),
+            "torch": torch.__version__,
+            "is_stand_in": device.is_stand_in,
+        },
+        places={"tmpfs": machine.disk(in_memory), "disk": machine.disk(on_disk)},
+        settings={},
+    )
+
+
+PEERS = ("safetensors", "fastsafetensors", "instanttensor", "kvikio-cu13", "cupy-cuda13x")
+
+
+if __name__ == "__main__":
+    main()

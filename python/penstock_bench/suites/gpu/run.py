@@ -1,0 +1,117 @@
+"""What all measurements are given: where to write, how much, for how long, what came out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.common.machine import gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from penstock_bench.suites.gpu.accelerators import Accelerator
+    from penstock_bench.suites.gpu.results import Results
+
+_BLOCK_BYTES = 4 << 20
+"""What saves and loads copy at a time."""
+
+
+class OverError(Exception):
+    """The time of the run is over."""
+
+
+@dataclass
+class Run:
+    """One run.
+
+    Attributes:
+        device: Where tensors are.
+        results: What came out so far.
+        size_bytes: Of the large state.
+        rounds: How often everything is measured.
+        memory: A directory in memory.
+        disk: A directory on the disk.
+        deadline: When a group of measurements has to be over, on the monotonic clock.
+        is_small: Whether only to show that it runs.
+        tell: Called with what is measured next.
+    """
+
+    device: Accelerator
+    results: Results
+    size_bytes: int
+    rounds: int
+    memory: Path
+    disk: Path
+    deadline: float
+    is_small: bool
+    tell: Callable[[str], None]
+
+    def end_group(self, deadline: float) -> None:
+        """Says when the measurements that come have to be over."""
+        self.deadline = deadline
+
+    def is_over(self) -> bool:
+        """Whether there is no more time."""
+        return time.monotonic() >= self.deadline
+
+    def left(self) -> float:
+        """Seconds until the group has to be over.
+
+        Raises:
+            OverError: It has.
+        """
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise OverError
+        return left
+
+    def each_round(self, what: str) -> Iterator[int]:
+        """The numbers of the rounds, as long as there is time.
+
+        Raises:
+            OverError: The time is over before the first.
+        """
+        for number in range(self.rounds):
+            if number and self.is_over():
+                return
+            self.left()
+            self.tell(f"{what}, round {number + 1}")
+            yield number
+
+    def link(self, way: gpus.Way) -> float:
+        """GB/s of the GPU's link in a direction, now."""
+        found = gpus.link(
+            0,
+            block_bytes=[_BLOCK_BYTES],
+            window_bytes=(16 if self.is_small else 256) << 20,
+            seconds=0.01 if self.is_small else 0.2,
+            rounds=1,
+            ways=(way,),
+        )
+        (rate,) = found.of(way).gb_per_second
+        name = {"to_host": "L from the GPU, GB/s", "to_device": "L to the GPU, GB/s"}[way]
+        self.results.figure(name, rate)
+        return rate
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def remove(path: Path) -> None:
+    """Deletes a directory, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

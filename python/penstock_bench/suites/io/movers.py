@@ -1,0 +1,96 @@
+"""Who moves one tensor from or to one file: `penstock.offload`, and DeepSpeed's async_io."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from penstock_bench.harness.rest import settle_after
+from penstock_bench.results.results import Measurement
+from penstock_bench.suites.io.cases import share_bytes
+from penstock_bench.suites.io.running import interpreter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock_bench.suites.io.cases import Case
+
+TENSOR_IO, DEEPSPEED, KVIKIO, CUFILE = "tensor_io", "deepspeed", "kvikio", "cufile"
+OF_GPUS = (KVIKIO, CUFILE)
+"""Those that move memory of a GPU, and none of the host: kvikio by itself, and cuFile by kvikio."""
+
+MISSING = {
+    DEEPSPEED: "DeepSpeed is not installed: pip install deepspeed",
+    KVIKIO: "kvikio is not installed: pip install kvikio-cu13",
+    CUFILE: "kvikio, which calls cuFile, is not installed: pip install kvikio-cu13",
+}
+_PACKAGES = {DEEPSPEED: "deepspeed", KVIKIO: "kvikio", CUFILE: "kvikio"}
+
+
+def is_there(library: str) -> bool:
+    """Whether a library is installed."""
+    return library == TENSOR_IO or importlib.util.find_spec(_PACKAGES[library]) is not None
+
+
+def run(
+    case: Case, library: str, directory: Path, total_bytes: int, *, round_index: int
+) -> Measurement:
+    """Measures a case: the tensor is moved by one call, in blocks, as ds_io does.
+
+    Leaves nothing behind. What a library cannot do is a measurement with an error.
+
+    Args:
+        case: What to measure; its method is the library's.
+        library: One of the names above.
+        directory: Where; must not exist, and does not afterwards.
+        total_bytes: Of the tensor.
+        round_index: The round.
+    """
+    made = Measurement(case=case.label, by=library, round_index=round_index)
+    made.error = _refusal(case, library)
+    if made.error is not None:
+        return made
+    settle_after(directory.parent, total_bytes)
+    directory.mkdir()
+    try:
+        found = _child(case, library, directory, share_bytes(case, total_bytes))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if "error" in found:
+        made.error = found["error"]
+        return made
+    for name, value in found.items():
+        setattr(made, name, value)
+    return made
+
+
+def _refusal(case: Case, library: str) -> str | None:
+    if case.tensors or case.processes > 1 or case.pattern == "random_read":
+        return f"{library} is measured with one tensor, in order, in one process"
+    if (library in OF_GPUS) != (case.device is not None):
+        return f"{library} moves memory of {'GPUs' if library in OF_GPUS else 'the host'} alone"
+    if library == DEEPSPEED and not case.direct:
+        return "DeepSpeed has no way through the page cache"
+    return None
+
+
+def _child(case: Case, library: str, directory: Path, nbytes: int) -> dict[str, Any]:
+    job = {"library": library, "path": str(directory / "tensor"), "nbytes": nbytes}
+    job |= case.as_json()
+    done = subprocess.run(
+        interpreter(f"penstock_bench.{'gpu_mover' if library in OF_GPUS else 'mover'}"),
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Before it, whatever the library has to say.
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(last)
+        return found
+    tail = " ".join(done.stderr.split())[-300:]
+    return {"error": f"{library} ended with {done.returncode}: {tail}"}

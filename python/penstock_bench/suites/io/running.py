@@ -1,0 +1,221 @@
+"""Runs a case on as many processes as it asks for."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import penstock
+from penstock.errors import PenstockError
+from penstock_bench.harness.rest import settle_after
+from penstock_bench.results.results import Measurement
+from penstock_bench.suites.io import gpu_paths
+from penstock_bench.suites.io.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
+
+if TYPE_CHECKING:
+    from penstock_bench.suites.io.cases import Case
+
+_HEAD_START_SECONDS = 0.05
+"""Between the last process being ready and all beginning."""
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+
+
+class BenchError(PenstockError):
+    """A benchmark could not be run."""
+
+
+def described(error: BaseException) -> str:
+    """How a library failed, in one line for a table: it may in any way."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+def unused(place: Path) -> Path:
+    """A directory to work in that nobody else has, also no other machine that shares the place."""
+    return place / f".penstock-bench-{secrets.token_hex(6)}"
+
+
+def interpreter(module: str) -> list[str]:
+    """The command that runs a module of ours in a process of its own."""
+    command = [sys.executable, "-m", module]
+    # What lies in the user's directory, such as a numpy.py, is no library.
+    if Path(penstock.__file__).parents[1] != Path.cwd():
+        command.insert(1, "-P")
+    return command
+
+
+def run(
+    case: Case, directory: Path, total_bytes: int, *, seed: int, verifies: bool, round_index: int
+) -> Measurement:
+    """Measures a case; what is read is written first, untimed.
+
+    Leaves nothing behind.
+
+    Args:
+        case: What to measure.
+        directory: Where; must not exist, and does not afterwards.
+        total_bytes: Of all processes.
+        seed: What is written, and which blocks are read at random.
+        verifies: Whether every block says where it belongs, and is checked when it is read.
+        round_index: The round.
+
+    Raises:
+        BenchError: A process failed.
+    """
+    settle_after(directory.parent, total_bytes)
+    directory.mkdir()
+    try:
+        if case.pattern != "write":
+            written = {**_job(case, directory, total_bytes, seed), "pattern": "write"}
+            written |= {"seconds": None, "verifies": verifies, "copies": False, "device": None}
+            if case.method in ("posix", "threads", "cufile"):
+                written |= {"method": "threads", "depth": WRITTEN_DEPTH, "threads": 1}
+            _launch(written, case.processes, seed)
+            settle_after(directory, total_bytes)
+        job = {**_job(case, directory, total_bytes, seed), "verifies": verifies}
+        outcomes = _launch(job, case.processes, seed)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return _summed_up(case, outcomes, round_index)
+
+
+def _job(case: Case, directory: Path, total_bytes: int, seed: int) -> dict[str, Any]:
+    share = share_bytes(case, total_bytes)
+    return {
+        "directory": str(directory),
+        "processes": case.processes,
+        "method": case.method,
+        "direct": case.direct,
+        "layout": case.layout,
+        "aggregated": case.aggregated,
+        "pattern": case.pattern,
+        "tensors": tensor_sizes(share) if case.tensors else [share],
+        "copies": case.tensors,
+        "block_bytes": case.block_bytes,
+        "depth": case.depth,
+        "threads": case.threads,
+        "allocates": True,
+        "syncs": case.syncs,
+        "seconds": case.seconds,
+        "device": case.device,
+        "seed": seed,
+    }
+
+
+def _launch(job: dict[str, Any], processes: int, seed: int) -> list[dict[str, Any]]:
+    children = []
+    try:
+        for process in range(processes):
+            child = subprocess.Popen(
+                interpreter("penstock_bench.suites.io.child"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            children.append(child)
+            _tell(child, json.dumps({**job, "process": process, "seed": seed}))
+            if job["layout"] == "shared_file" and process == 0:
+                # It makes the file that the others open.
+                _hear(child)
+        begun_first = job["layout"] == "shared_file"
+        for child in children[1:] if begun_first else children:
+            _hear(child)
+        start_at = time.monotonic() + _HEAD_START_SECONDS
+        for child in children:
+            _tell(child, str(start_at))
+        return [_hear(child) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _tell(child: subprocess.Popen[str], line: str) -> None:
+    if child.stdin is None:
+        raise AssertionError("it has a pipe")
+    try:
+        child.stdin.write(line + "\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        # What it says tells why.
+        _hear(child)
+
+
+def _hear(child: subprocess.Popen[str]) -> Any:
+    if child.stdout is None:
+        raise AssertionError("it has a pipe")
+    line = child.stdout.readline()
+    if not line:
+        raise BenchError(f"a process of the benchmark ended with {child.wait()}")
+    said = json.loads(line)
+    if isinstance(said, dict) and "error" in said:
+        raise BenchError(said["error"])
+    return said
+
+
+def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> Measurement:
+    began = min(one["started_at"] for one in outcomes)
+    # All of the slowest process.
+    seconds = max(one["started_at"] + one["seconds"] - began for one in outcomes)
+    synced = max(one["started_at"] + one["seconds"] + one["sync_seconds"] for one in outcomes)
+    pairs = np.array([pair for one in outcomes for pair in one["latencies"]], np.int64)
+    damaged = next((one["damaged"] for one in outcomes if one["damaged"]), None)
+    if damaged is not None:
+        raise BenchError(
+            f"{damaged[0]}: what was read at byte {damaged[1]} is not what was written there"
+        )
+    length = max(len(one["timeline"]) for one in outcomes)
+    timeline = np.zeros(length, np.int64)
+    for one in outcomes:
+        timeline[: len(one["timeline"])] += one["timeline"]
+    metadata = {
+        name: sum(one["metadata"][name] for one in outcomes) for name in outcomes[0]["metadata"]
+    }
+    is_direct = all(one["is_direct"] for one in outcomes)
+    counts = [one["cufile"] for one in outcomes]
+    return Measurement(
+        case=case.label,
+        by="penstock",
+        round_index=round_index,
+        nbytes=sum(one["bytes"] for one in outcomes),
+        requests=sum(one["requests"] for one in outcomes),
+        seconds=seconds,
+        sync_seconds=max(0.0, synced - began - seconds),
+        open_seconds=max(one["open_seconds"] for one in outcomes),
+        cpu_seconds=sum(one["cpu_seconds"] for one in outcomes),
+        latency_us=percentiles(pairs),
+        timeline_bytes=timeline.tolist(),
+        metadata=metadata,
+        is_direct=is_direct,
+        setup=outcomes[0]["setup"],
+        path="" if case.device is None else gpu_paths.of_ours(case, is_direct, counts),
+        notes=[one["fallback"] for one in outcomes[:1] if one["fallback"]],
+        rate_spread=[one["bytes"] / one["seconds"] / 1e9 for one in outcomes],
+        checked=sum(one["checked"] for one in outcomes),
+    )
+
+
+def percentiles(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Latencies in microseconds that so many per cent of requests stay within.
+
+    Args:
+        pairs: Nanoseconds and how many requests took that long, shape (n, 2).
+    """
+    if not len(pairs):
+        return {}
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    counted = np.cumsum(pairs[:, 1])
+    wanted = np.ceil(np.array(PERCENTILES) / 100 * counted[-1])
+    found = pairs[np.searchsorted(counted, np.maximum(wanted, 1)), 0] / 1000
+    mean = float((pairs[:, 0] * pairs[:, 1]).sum() / counted[-1] / 1000)
+    names = [f"p{percent:g}" for percent in PERCENTILES[:-1]]
+    return {"mean": mean, **dict(zip([*names, "max"], map(float, found), strict=True))}

@@ -1,0 +1,176 @@
+"""One operation of one contender, in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock_bench.harness import memory
+from penstock_bench.harness.measure import measured
+from penstock_bench.harness.rest import settle
+from penstock_bench.harness.turns import rotated
+from penstock_bench.suites.objects.contenders import CONTENDERS, SAVE, Setting, reach
+from penstock_bench.suites.objects.results import COPYING, LOCAL, MIRRORED
+from penstock_bench.suites.objects.server import BUCKET
+from penstock_bench.workloads import content, states
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock_bench.workloads.content import StateSpec
+
+
+_SETTLE_SECONDS_MAX = 5.0
+
+WARM_UP = "warm-up"
+"""Below which the small states are that are saved and loaded first."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process.
+
+    Attributes:
+        contender: A name of `CONTENDERS`.
+        setting: How the library is used.
+        operation: `SAVE` or `LOAD`.
+        endpoint: Where the server answers.
+        key: Below which the checkpoint is.
+        size_bytes: About how large the state is.
+        cores: Which processors the process may use.
+        names: The tensors that are loaded; none: all.
+        is_warmed_up: Whether a small state is saved and loaded before.
+    """
+
+    contender: str
+    setting: Setting
+    operation: str
+    endpoint: str
+    key: str
+    size_bytes: int
+    cores: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    is_warmed_up: bool = True
+
+
+@dataclass(frozen=True)
+class StoreTask:
+    """A process with stores on the disk.
+
+    Attributes:
+        endpoint: Where the server of the mirror answers.
+        key: Below which the mirror is.
+        directory: Below which the stores are.
+        size_bytes: About how large the state is.
+        cores: Which processors the process may use.
+        saves: How many count, in each store.
+    """
+
+    endpoint: str
+    key: str
+    directory: str
+    size_bytes: int
+    cores: tuple[int, ...]
+    saves: int
+
+
+def describe(size_bytes: int) -> StateSpec:
+    """The tensors of a training state: of a Llama in bfloat16, and of Adam in float32."""
+    whole = states.describe("llama", size_bytes)
+    tensors = [one for one in whole.tensors if one.shape]
+    return content.StateSpec("tensors", whole.description, tensors)
+
+
+def run(task: Task) -> dict[str, Any]:
+    """The fields of a `penstock_bench.suites.objects.results.Sample`."""
+    # Before anything asks how many there are.
+    os.sched_setaffinity(0, task.cores)
+    reach(task.endpoint)
+    setting = {**task.setting, "keys": list(task.names)} if task.names else task.setting
+    contender = CONTENDERS[task.contender](task.endpoint, task.setting)
+    spec, url = describe(task.size_bytes), f"s3://{BUCKET}/{task.key}"
+    if task.is_warmed_up:
+        _warm_up(contender, f"s3://{BUCKET}/{WARM_UP}/{os.getpid()}")
+    contender.setting = setting
+    if task.operation == SAVE:
+        state = spec.flat()
+        memory.touch(spec.nbytes)
+        with measured() as cost:
+            contender.save(url, state)
+        extra_bytes = cost.peak_growth_bytes
+    else:
+        targets = contender.targets(spec.flat_targets())
+        wanted = [one for one in spec.tensors if not task.names or one.name in task.names]
+        memory.touch(2 * spec.nbytes)
+        with measured() as cost:
+            loaded = contender.load(url, targets)
+        extra_bytes = cost.peak_growth_bytes - sum(one.nbytes for one in wanted)
+        require_equal(loaded, spec, task.names)
+    contender.close()
+    return {
+        "seconds": cost.seconds,
+        "cpu_seconds": cost.cpu_seconds,
+        "extra_bytes": max(0, extra_bytes),
+    }
+
+
+def run_stores(task: StoreTask) -> dict[str, Any]:
+    """Seconds of a save, the median, for each of `STORES`."""
+    os.sched_setaffinity(0, task.cores)
+    reach(task.endpoint)
+    state = describe(task.size_bytes).flat()
+    directory = Path(task.directory)
+    mirror = penstock.Mirror(f"s3://{BUCKET}/{task.key}")
+    plain = penstock.CheckpointStore(directory / LOCAL, keep_last=1)
+    mirrored = penstock.CheckpointStore(directory / MIRRORED, keep_last=1, mirror=mirror)
+    steps = itertools.count()
+
+    def saved(store: penstock.CheckpointStore) -> float:
+        settle(directory, seconds_max=_SETTLE_SECONDS_MAX)
+        step = next(steps)
+        begun = time.perf_counter()
+        store.save(step, state)
+        return time.perf_counter() - begun
+
+    seconds: dict[str, list[float]] = {LOCAL: [], MIRRORED: [], COPYING: []}
+    for number in range(task.saves + 1):
+        for place, store in rotated([(LOCAL, plain), (MIRRORED, mirrored)], number):
+            seconds[place].append(saved(store))
+            mirrored.wait_for_mirror()
+    for _ in range(task.saves):
+        mirrored.save(next(steps), state)
+        seconds[COPYING].append(saved(mirrored))
+        mirrored.wait_for_mirror()
+    mirrored.close()
+    # The first save of a store finds memory and files cold.
+    seconds[LOCAL], seconds[MIRRORED] = seconds[LOCAL][1:], seconds[MIRRORED][1:]
+    return {place: statistics.median(found) for place, found in seconds.items()}
+
+
+def _warm_up(contender: Any, url: str) -> None:
+    """Saves and loads a megabyte, so that nobody is timed at importing and connecting."""
+    toy = describe(1 << 20)
+    contender.save(url, toy.flat())
+    contender.load(url, contender.targets(toy.flat_targets()))
+
+
+def require_equal(
+    loaded: dict[str, torch.Tensor], spec: StateSpec, names: tuple[str, ...] = ()
+) -> None:
+    """Refuses a load that did not give what was saved, all of it or these tensors of it."""
+    if names and set(loaded) != set(names):
+        raise AssertionError("other tensors were loaded than were asked for")
+    for index, tensor in enumerate(spec.tensors):
+        if names and tensor.name not in names:
+            continue
+        if tensor.name not in loaded:
+            raise AssertionError(f"{tensor.name} was not loaded")
+        problem = content.difference(tensor, index, loaded[tensor.name])
+        if problem:
+            raise AssertionError(problem)

@@ -1,0 +1,303 @@
+"""Models that do not fit into memory: who generates how many tokens a second."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.common.machine.limits import LimitError, limited
+from penstock_bench.harness import cache, fio
+from penstock_bench.harness.fio import FioError
+from penstock_bench.harness.once import once
+from penstock_bench.harness.rest import settle_after
+from penstock_bench.harness.turns import rotated
+from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
+from penstock_bench.results.results import Measurement
+from penstock_bench.suites.io.running import BenchError
+from penstock_bench.suites.stream.tokens import CASE, FIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock_bench.results.results import Results
+
+_PROMPT_TOKENS = 8
+_SPARE_BYTES = 64 << 20
+"""Of the limit, what is neither weights nor libraries: activations, caches, what is copied."""
+_FIO_DEPTH = 64
+
+SIZES: dict[str, dict[str, int]] = {
+    "toy": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32_000,
+    },
+    "3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_000,
+    },
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    },
+    "moe": {
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 32_000,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 8,
+    },
+}
+"""Llamas by name, of bfloat16; a Mixtral where there are experts."""
+
+
+def weight_bytes(size: str) -> int:
+    """Bytes of the weights of a model."""
+    one = SIZES[size]
+    hidden, heads = one["hidden_size"], one["num_attention_heads"]
+    keys = hidden // heads * one["num_key_value_heads"]
+    attention = 2 * hidden * hidden + 2 * hidden * keys
+    experts = one.get("num_local_experts", 1)
+    router = hidden * one.get("num_local_experts", 0)
+    block = attention + 3 * hidden * one["intermediate_size"] * experts + router + 2 * hidden
+    return 2 * (2 * one["vocab_size"] * hidden + one["num_hidden_layers"] * block + hidden)
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        work: A directory of this run.
+        size: A name of `SIZES`.
+        names: Who generates, of `GENERATORS`.
+        rounds: How often each does.
+        tokens: How many are generated.
+        limit_bytes: Memory of each process; None for half of the model.
+        timeout_seconds: For one process.
+    """
+
+    work: Path
+    size: str
+    names: list[str]
+    rounds: int
+    tokens: int
+    limit_bytes: int | None
+    timeout_seconds: float
+
+
+@dataclass(slots=True)
+class Stream:
+    """A run of it.
+
+    Args:
+        plan: What to measure.
+        results: Where it goes.
+        tell: Called with what is about to be done.
+    """
+
+    plan: Plan
+    results: Results
+    tell: Callable[[str], object]
+    _failed: set[str] = field(default_factory=set)
+    _logits: list[str] | None = None
+    _limit_bytes: int = 0
+    _budget_bytes: int = 0
+    _library_bytes: int = 0
+
+    def run(self) -> None:
+        """Makes the model, tries everybody with a toy, and measures in rounds."""
+        model, toy = self.plan.work / "model", self.plan.work / "toy"
+        for size, directory in (("toy", toy), (self.plan.size, model)):
+            self.tell(f"making the model {size}")
+            made = self._child(_MAKE, {"directory": str(directory), "config": SIZES[size]})
+            if "error" in made:
+                raise BenchError(f"making the model {size}: {made['error']}")
+        weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+        self._limit_bytes = self.plan.limit_bytes or weights // 2
+        self.results.settings |= {"weight_bytes": weights, "limit_bytes": self._limit_bytes}
+        self.results.cases = {CASE: {"pattern": CASE, "size": self.plan.size}}
+        self._look_at_libraries(toy)
+        for number in range(self.plan.rounds):
+            for name in rotated(self.plan.names, number):
+                if name in self._failed:
+                    continue
+                # Devices drift: what this one gives is asked before and after ours.
+                if name == OURS:
+                    self._fio(model, number)
+                self.tell(f"round {number + 1} of {self.plan.rounds}: {name}")
+                self._turn(name, model, number)
+                if name == OURS:
+                    self._fio(model, number)
+
+    def _look_at_libraries(self, toy: Path) -> None:
+        """What a process takes that has next to no weights."""
+        self.tell("a model of nearly nothing")
+        found = self._generated(OURS, toy, 0, tokens=2)
+        if "error" in found:
+            raise BenchError(f"with a model of nearly nothing: {found['error']}")
+        self._library_bytes = found["memory_peak_bytes"]
+        # What is in memory already, as libraries that others use, is not counted for the group.
+        counted_bytes = found.get("group_peak_bytes") or self._library_bytes
+        self._budget_bytes = max(1, self._limit_bytes - counted_bytes - _SPARE_BYTES)
+        self.results.settings |= {
+            "library_bytes": self._library_bytes,
+            "budget_bytes": self._budget_bytes,
+        }
+
+    def _turn(self, name: str, model: Path, number: int) -> None:
+        budget = self._budget_bytes
+        if GENERATORS[name].has_files:
+            prepared = self._generated(name, model, budget, tokens=0, is_preparing=True)
+            if "error" in prepared:
+                self._give_up(name, number, prepared["error"])
+                return
+            settle_after(self.plan.work, self.results.settings["weight_bytes"])
+        found = self._generated(name, model, budget, tokens=self.plan.tokens)
+        shutil.rmtree(self._place(name), ignore_errors=True)
+        if "error" in found:
+            self._give_up(name, number, found["error"])
+            return
+        self._take(name, number, found)
+
+    def _take(self, name: str, number: int, found: dict[str, Any]) -> None:
+        if self._logits is None or name == RESIDENT:
+            self._logits = found["logits"]
+        equal = sum(a == b for a, b in zip(self._logits, found["logits"], strict=True))
+        later = found["token_seconds"]
+        made = Measurement(
+            case=CASE,
+            by=name,
+            round_index=number,
+            nbytes=found["read_bytes"],
+            requests=len(found["logits"]),
+            seconds=found["seconds"],
+            open_seconds=found["open_seconds"],
+            cpu_seconds=found["cpu_seconds"],
+            is_direct=found.get("is_direct", False),
+            setup=found.get("setup", ""),
+            notes=found.get("notes", []),
+            checked=equal,
+            first_token_seconds=found["first_token_seconds"],
+            token_seconds=statistics.median(later) if later else found["first_token_seconds"],
+            memory_peak_bytes=found["memory_peak_bytes"],
+            memory_over_bytes=found["memory_peak_bytes"] - self._library_bytes,
+            budget_bytes=self._budget_bytes,
+            written_bytes=found["written_bytes"],
+            pass_bytes=found.get("pass_bytes"),
+            routed_bytes=found.get("routed_bytes"),
+        )
+        if equal < len(found["logits"]):
+            made.notes.append(f"{len(found['logits']) - equal} logits are not those in memory")
+        self.results.measurements.append(made)
+
+    def _generated(
+        self, name: str, model: Path, budget: int, *, tokens: int, is_preparing: bool = False
+    ) -> dict[str, Any]:
+        """What came of a process; within the limit, with nothing of its files in memory."""
+        entry = GENERATORS[name]
+        place = self._place(name) if model.name == "model" else self.plan.work / f"toy-{name}"
+        place.mkdir(exist_ok=True)
+        vocabulary = SIZES[self.plan.size if model.name == "model" else "toy"]["vocab_size"]
+        job = {
+            "by": name,
+            "model": str(model),
+            "place": str(place),
+            "memory_bytes": budget or 1 << 30,
+            "is_preparing": is_preparing,
+            "group": None,
+            "prompt": [1 + 7919 * index % (vocabulary - 1) for index in range(_PROMPT_TOKENS)],
+            "tokens": tokens,
+        }
+        os.sync()
+        files = [path for path in self.plan.work.rglob("*") if path.is_file()]
+        cache.drop(files)
+        if not entry.is_limited or is_preparing:
+            return self._child(_GENERATE, job)
+        try:
+            with limited(self._limit_bytes) as group:
+                found = self._child(_GENERATE, job | {"group": str(group.processes)})
+                return found | {"group_peak_bytes": group.peak_bytes}
+        except LimitError as error:
+            return {"error": f"skipped, as memory cannot be limited: {error}"}
+
+    def _child(self, module: str, job: dict[str, Any]) -> dict[str, Any]:
+        return once(module, job, timeout_seconds=self.plan.timeout_seconds)
+
+    def _place(self, name: str) -> Path:
+        return self.plan.work / name
+
+    def _give_up(self, name: str, number: int, error: str) -> None:
+        self._failed.add(name)
+        self.results.measurements.append(
+            Measurement(case=CASE, by=name, round_index=number, error=error)
+        )
+
+    def _fio(self, model: Path, number: int) -> None:
+        """Reads the files one behind the other, as fast as it goes."""
+        if FIO in self._failed:
+            return
+        self.tell(f"round {number + 1} of {self.plan.rounds}: fio")
+        files = sorted(model.glob("*.safetensors"))
+        command = [
+            "fio",
+            "--name=bench",
+            f"--filename={':'.join(map(str, files))}",
+            "--file_service_type=sequential",
+            "--rw=read",
+            "--direct=1",
+            "--ioengine=io_uring",
+            "--bs=1M",
+            f"--iodepth={_FIO_DEPTH}",
+            "--iomem_align=2m",
+            "--output-format=json",
+        ]
+        try:
+            if not fio.is_there():
+                raise FioError(fio.MISSING)
+            side = fio.job(command)["read"]
+        except FioError as error:
+            self._give_up(FIO, number, str(error))
+            return
+        seconds = side["runtime"] / 1000
+        self.results.measurements.append(
+            Measurement(
+                case=CASE,
+                by=FIO,
+                round_index=number,
+                nbytes=side["io_bytes"],
+                requests=side["total_ios"],
+                seconds=seconds,
+                is_direct=True,
+                setup=" ".join(command[1:]),
+            )
+        )
+
+
+_MAKE, _GENERATE = "penstock_bench.suites.stream.making", "penstock_bench.suites.stream.generating"

@@ -1,0 +1,86 @@
+"""What comes of rounds in which text was generated: rates, and what was possible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock_bench.peers.stream import OURS, RESIDENT
+
+if TYPE_CHECKING:
+    from penstock_bench.results.results import Measurement, Results
+
+FIO = "fio"
+CASE = "tokens"
+
+
+def token_rates(results: Results) -> dict[str, list[float]]:
+    """Tokens a second in each round, by who generated."""
+    found: dict[str, list[float]] = {}
+    for one in results.measurements:
+        if one.token_seconds and not one.error:
+            found.setdefault(one.by, []).append(1 / one.token_seconds)
+    return found
+
+
+def of_roofline(results: Results) -> list[float]:
+    """What part of the speed that was possible we had, in each round that tells."""
+    ours = {one.round_index: one for one in results.of(CASE, OURS)}
+    found = []
+    for index, least in _roofline_seconds(results).items():
+        seconds = ours[index].token_seconds
+        if seconds:
+            found.append(least / seconds)
+    return found
+
+
+def token_roofline(results: Results) -> float | None:
+    """Tokens a second that were possible: the median of the rounds."""
+    found = list(_roofline_seconds(results).values())
+    return 1 / float(np.median(found)) if found else None
+
+
+def first_of_pass(results: Results) -> list[float]:
+    """In each round, our first token as so many passes that read all weights, or compute."""
+    weights = results.settings.get("weight_bytes")
+    found = []
+    for one, fio, resident in _together(results):
+        if one.first_token_seconds and resident.first_token_seconds and weights:
+            least = max(weights / fio / 1e9, resident.first_token_seconds)
+            found.append(one.first_token_seconds / least)
+    return found
+
+
+def times_of(results: Results, by: str) -> list[float]:
+    """How many times the tokens of another one we have, in each round that both have."""
+    theirs = {one.round_index: one.token_seconds for one in results.of(CASE, by)}
+    ours = {one.round_index: one.token_seconds for one in results.of(CASE, OURS)}
+    return [
+        seconds / own for index, seconds in theirs.items() if seconds and (own := ours.get(index))
+    ]
+
+
+def _roofline_seconds(results: Results) -> dict[int, float]:
+    """What a pass of ours takes at least, by round: to read what passes through, or to compute."""
+    found = {}
+    for ours, fio, resident in _together(results):
+        if ours.pass_bytes is not None and resident.token_seconds:
+            read = ours.pass_bytes / fio / 1e9
+            found[ours.round_index] = max(read, resident.token_seconds)
+    return found
+
+
+def _together(results: Results) -> list[tuple[Measurement, float, Measurement]]:
+    """Ours, GB/s of fio before and after, and the model in memory, of rounds that have them all."""
+    ours, resident = (
+        {one.round_index: one for one in results.of(CASE, name)} for name in (OURS, RESIDENT)
+    )
+    fio: dict[int, list[float]] = {}
+    for one in results.of(CASE, FIO):
+        fio.setdefault(one.round_index, []).append(one.gb_per_second)
+    return [
+        (one, float(np.mean(fio[index])), resident[index])
+        for index, one in ours.items()
+        if index in fio and index in resident
+    ]

@@ -1,0 +1,1 @@
+"""States, tables and traces of ids that suites save, load and gather."""
