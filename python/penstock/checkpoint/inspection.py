@@ -7,15 +7,15 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.checkpoint.loading.numbering import NO_FILE
-from penstock.checkpoint.loading.partial import is_missing
-from penstock.checkpoint.loading.view import may_share, view
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.plain import plain
 from penstock.checkpoint.state.references import is_data, reference
 from penstock.checkpoint.state.scalars import TreeError
 from penstock.checkpoint.state.tree import part_name
+from penstock.checkpoint.view.numbering import NO_FILE
+from penstock.checkpoint.view.partial import is_missing
+from penstock.checkpoint.view.view import may_share, view
 from penstock.common.file_names import FileNames
 from penstock.common.report_lines import aligned, counted, first_of, in_bytes
 from penstock.errors import CorruptCheckpointError
@@ -23,7 +23,7 @@ from penstock.errors import CorruptCheckpointError
 if TYPE_CHECKING:
     from penstock import _native
     from penstock._native import _MissingRow
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
 
 _NAME_CHARS_PER_CHAR = 256
 """What the names of all leaves may take for a character of the tree: a file of kilobytes must not

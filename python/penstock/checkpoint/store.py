@@ -17,9 +17,9 @@ from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
 from penstock.checkpoint.saving.save_queue import Turns
 from penstock.checkpoint.saving.together import save_together
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.retention import Retention
+from penstock.checkpoint.view.live import LiveState
 from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call

@@ -13,8 +13,8 @@ from penstock.common.machine.gpus import LANE_GB_PER_SECOND
 from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
-from penstock_bench.suites.io.cases import KIB, MIB, Case, Method
-from penstock_bench.suites.io.running import BenchError, run
+from penstock_bench.harness.cases import KIB, MIB, Case, Method
+from penstock_bench.harness.running import BenchError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,10 +21,10 @@ from penstock_bench.cli import outputs
 from penstock_bench.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.cli.outputs import output_option, report_option
-from penstock_bench.harness.spawning import spawn
 from penstock_bench.harness.team import Launched, Team, launched, store_at
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.compare import rounds_needed
+from penstock_bench.suites.checkpoint.spawning import spawn
 from penstock_bench.workloads.models import MODELS
 
 if TYPE_CHECKING:

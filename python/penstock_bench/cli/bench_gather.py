@@ -16,6 +16,7 @@ from penstock.common.machine import facts
 from penstock_bench.cli import outputs
 from penstock_bench.cli.gather_table import print_results
 from penstock_bench.cli.outputs import output_option, report_option
+from penstock_bench.harness.running import unused
 from penstock_bench.peers.gather import GATHERERS, OURS
 from penstock_bench.results.results import Results
 from penstock_bench.suites.gather.cases import (
@@ -28,7 +29,6 @@ from penstock_bench.suites.gather.cases import (
     table_size,
 )
 from penstock_bench.suites.gather.gather import Gather
-from penstock_bench.suites.io.running import unused
 from penstock_bench.workloads import numbered
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from penstock_bench.cli import outputs
 from penstock_bench.cli.headlines import print_headlines
 from penstock_bench.cli.outputs import output_option, report_option, writable
 from penstock_bench.cli.tune import tune_io
-from penstock_bench.harness import fio
+from penstock_bench.harness import cases, fio, gpu_paths
+from penstock_bench.harness.cases import PRESETS, Case
+from penstock_bench.harness.running import BenchError, run, unused
 from penstock_bench.harness.turns import rotated
 from penstock_bench.results.compare import rounds_needed
 from penstock_bench.results.percentiles import latencies
 from penstock_bench.results.results import Measurement, Results
-from penstock_bench.suites.io import cases, gpu_paths, movers
-from penstock_bench.suites.io.cases import PRESETS, Case
-from penstock_bench.suites.io.running import BenchError, run, unused
+from penstock_bench.suites.io import movers
 from penstock_bench.workloads import scaling
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from penstock.errors import MissingDependencyError
 from penstock_bench.cli import outputs
 from penstock_bench.cli.headlines import print_headlines
 from penstock_bench.cli.outputs import output_option, report_option
+from penstock_bench.harness.running import unused
 from penstock_bench.peers.stream import GENERATORS, OURS
 from penstock_bench.results.results import Results
-from penstock_bench.suites.io.running import unused
 from penstock_bench.suites.stream import stream, tokens
 from penstock_bench.suites.stream.stream import SIZES, Plan, Stream
 

@@ -12,10 +12,10 @@ import click
 from penstock.common.console import console
 from penstock.common.machine import facts
 from penstock.errors import MissingDependencyError
+from penstock_bench.harness.running import unused
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.results import Results
 from penstock_bench.suites.checkpoint.plan import Plan
-from penstock_bench.suites.io.running import unused
 from penstock_bench.workloads import scaling
 from penstock_bench.workloads.models import MODELS, Model
 

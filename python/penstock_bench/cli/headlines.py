@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.common.console import console
-from penstock_bench.results.headline import NOTE, headlines
+from penstock_bench.report.headline import NOTE, headlines
 
 if TYPE_CHECKING:
     from penstock_bench.results.results import Results

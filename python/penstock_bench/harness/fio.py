@@ -9,15 +9,15 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
+from penstock_bench.harness import gpu_paths
+from penstock_bench.harness.cases import share_bytes
 from penstock_bench.harness.rest import settle_after
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.io import gpu_paths
-from penstock_bench.suites.io.cases import share_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock_bench.suites.io.cases import Case
+    from penstock_bench.harness.cases import Case
 
 MISSING = "fio is not on PATH: install it (Debian, Ubuntu: apt-get install fio)"
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from typing import Any
 
-from penstock_bench.suites.io.running import interpreter
+from penstock_bench.harness.running import interpreter
 
 
 def once(module: str, job: dict[str, Any], *, timeout_seconds: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from penstock_bench.suites.io.running import described
+from penstock_bench.harness.running import described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

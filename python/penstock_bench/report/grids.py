@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock_bench.harness.cases import size
 from penstock_bench.report.lines import durable_rate, measurers, plain, told_apart
-from penstock_bench.suites.io.cases import size
 
 if TYPE_CHECKING:
     from penstock_bench.results.results import Results

@@ -12,11 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_filesizeformat
 
 from penstock_bench.report.drawn import drawn
+from penstock_bench.report.headline import NOTE, headlines
 from penstock_bench.report.lines import all_cases, measurers
 from penstock_bench.report.palette import COLOURS
 from penstock_bench.report.row_tables import row_tables
 from penstock_bench.report.tables import remarks, tables
-from penstock_bench.results.headline import NOTE, headlines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,13 +30,12 @@ from rich.console import Console
 
 from penstock.cli import endings
 from penstock.common.machine import facts
-from penstock_bench.harness import progress
+from penstock_bench.harness import cases, progress
+from penstock_bench.harness.cases import Case
+from penstock_bench.harness.running import BenchError, run
 from penstock_bench.harness.turns import rotated
 from penstock_bench.results.compare import MARGIN, compare
 from penstock_bench.results.results import Results
-from penstock_bench.suites.io import cases
-from penstock_bench.suites.io.cases import Case
-from penstock_bench.suites.io.running import BenchError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from penstock import _native
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.devices import DirectPlaces
 

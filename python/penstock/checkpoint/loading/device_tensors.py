@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import _Fill, _Target
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
     from penstock.tensors.devices import DirectPlaces, Place
 
 

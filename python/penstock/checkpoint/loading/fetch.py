@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock._native import _Fill
     from penstock.checkpoint.loading.device_tensors import DeviceTensors
     from penstock.checkpoint.loading.load_plan import Targets
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.references import Place, Row
+    from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
 
 _SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock import _native
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
     from penstock.tensors.file_tensor import FileBox, Filler
 
 

@@ -12,16 +12,16 @@ from penstock.checkpoint.loading.device_tensors import DeviceTensors
 from penstock.checkpoint.loading.fetch import fetch, merged
 from penstock.checkpoint.loading.load_plan import Targets
 from penstock.checkpoint.loading.opened import OpenCheckpoint
-from penstock.checkpoint.loading.partial import loadable
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.loading.view import View, view
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.state.names import is_wild
 from penstock.checkpoint.state.plain import plain
 from penstock.checkpoint.state.references import BYTES_TAGS, Place, needed
 from penstock.checkpoint.state.unstaged import hold_devices
+from penstock.checkpoint.view.live import LiveState
+from penstock.checkpoint.view.partial import loadable
+from penstock.checkpoint.view.view import View, view
 from penstock.common.events import observed
 from penstock.common.found import is_there
 from penstock.common.gc_paused import gc_paused

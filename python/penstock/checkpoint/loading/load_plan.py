@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock import _native
     from penstock._native import _Fill, _Target
     from penstock.checkpoint.loading.device_tensors import DeviceTensors
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.file_tensor import FileTensor
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.checkpoint.layout.boxes import Box
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
 
 _REPORTED_MAX = 10
 

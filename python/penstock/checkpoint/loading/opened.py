@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import _native
 from penstock.checkpoint.loading.fetch import whole_request
 from penstock.checkpoint.loading.foreign import telling
-from penstock.checkpoint.loading.partial import loadable
-from penstock.checkpoint.loading.view import view
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.references import needed, reference
 from penstock.checkpoint.state.tree import part_name
+from penstock.checkpoint.view.partial import loadable
+from penstock.checkpoint.view.view import view
 from penstock.io.arguments import decode_local_path as decode_local_path
 from penstock.io.arguments import decode_path as decode_path
 from penstock.io.arguments import to_native as to_native
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock._native import _Fill
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.references import Place
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
     from penstock.tensors.memory import Memory
 
 
@@ -141,7 +141,7 @@ class OpenCheckpoint:
 
         Returns:
             Whether leaves of the tree are missing; see
-            `penstock.checkpoint.loading.partial.is_missing`.
+            `penstock.checkpoint.view.partial.is_missing`.
 
         Raises:
             PartialCheckpointError: Something is missing, or was never checked.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.checkpoint.saving.apart import untied
 from penstock.checkpoint.state.flatten import flatten
-from penstock.checkpoint.state.live import captured
+from penstock.checkpoint.view.live import captured
 from penstock.common.events import observed
 from penstock.common.progress import Progress, shown
 from penstock.common.tracing import span

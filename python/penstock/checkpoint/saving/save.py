@@ -15,7 +15,7 @@ from penstock.checkpoint.saving.apart import untied
 from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
 from penstock.checkpoint.saving.versions import Versions
 from penstock.checkpoint.state.flatten import flatten
-from penstock.checkpoint.state.live import captured
+from penstock.checkpoint.view.live import captured
 from penstock.common.found import has_bytes
 from penstock.common.tracing import span
 from penstock.errors import (

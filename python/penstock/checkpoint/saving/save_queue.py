@@ -13,7 +13,7 @@ from penstock.checkpoint.ranks.node_ranks import processes_here
 from penstock.checkpoint.saving.guard import guard_all
 from penstock.checkpoint.saving.pending import PendingSave
 from penstock.checkpoint.saving.save import Save
-from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.view.live import LiveState
 from penstock.common.events import observed
 from penstock.errors import PenstockError, SaveInProgressError
 

@@ -7,8 +7,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.saving.destination import told_aside
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.steps.reader import is_lost
+from penstock.checkpoint.view.live import LiveState
 from penstock.common.events import told
 from penstock.errors import (
     CheckpointNotFoundError,

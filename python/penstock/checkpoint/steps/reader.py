@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.loading import load as loading
-from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.view.live import LiveState
 from penstock.common.events import observed, told
 from penstock.common.paths import absolute
 from penstock.errors import (

@@ -16,8 +16,8 @@ from penstock.checkpoint.training.filling import has_wholes, like
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
 
 
 class Component:

@@ -25,8 +25,8 @@ from penstock.checkpoint.training.randomness import Generator
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.training.naming import Names
+    from penstock.checkpoint.view.view import View
 
 
 def make(value: Any, name: str, names: Names) -> Component | None:

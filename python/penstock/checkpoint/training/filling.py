@@ -18,7 +18,7 @@ from penstock.tensors.per_rank import PerRank
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
 
 
 ATOMS = frozenset({type(None), bool, int, float, str})

@@ -16,7 +16,7 @@ from penstock.errors import UnsupportedStateError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.view import View
+    from penstock.checkpoint.view.view import View
 
 
 class Model(Component):

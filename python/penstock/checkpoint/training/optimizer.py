@@ -15,8 +15,8 @@ from penstock.errors import StateMismatchError, UnsupportedStateError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.training.naming import Names
+    from penstock.checkpoint.view.view import View
 
 
 class Optimizer(Component):

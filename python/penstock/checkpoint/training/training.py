@@ -9,17 +9,17 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import Filled, differences
 from penstock.checkpoint.state.check import check_storable
 from penstock.checkpoint.state.flatten import flatten
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
 from penstock.checkpoint.training import components, filling, randomness
 from penstock.checkpoint.training.naming import Names
+from penstock.checkpoint.view.live import LiveState
 from penstock.errors import PenstockWarning, StateMismatchError, UnsupportedStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.training.component import Component
+    from penstock.checkpoint.view.view import View
 
 _RANDOM = "rng"
 """What the states of random generators are called."""

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock.checkpoint.loading.copying import bump_versions
 from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
-from penstock.checkpoint.loading.partial import is_missing
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite
 from penstock.checkpoint.state.scalars import TreeError, integers, member
+from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
 from penstock.tensors import dtypes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import Training
-from penstock.checkpoint.state.live import LiveState
+from penstock.checkpoint.view.live import LiveState
 from penstock.errors import PenstockError
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import tags, values

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
 import penstock
 from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.state.tree import branches
+from penstock.checkpoint.view.live import LiveState
 from penstock.errors import PenstockWarning, StateMismatchError
 from penstock.integrations.lightning import directories, loading, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
     from torch.optim import Optimizer
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
 
 _MODEL = "state_dict"
 _OPTIMIZERS = "optimizer_states"

@@ -14,9 +14,9 @@ from torchtitan.components.checkpointer import DATALOADER, MODEL, OPTIMIZER
 
 import penstock
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.live import LiveState
 from penstock.checkpoint.state.references import reference
 from penstock.checkpoint.state.tree import SKIPPED, branches
+from penstock.checkpoint.view.live import LiveState
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.torchtitan import places
 from penstock.tensors.dtypes import torch_dtype
@@ -24,8 +24,8 @@ from penstock.tensors.dtypes import torch_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
 
 RANDOM = "rng"
 """What the states of random generators are called, as a `penstock.Training` calls them."""

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock_bench.suites.gather.policies import Policy
+    from penstock_bench.peers.gather.policies import Policy
 
 _Array = np.ndarray[Any, Any]
 

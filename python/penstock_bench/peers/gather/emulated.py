@@ -21,7 +21,7 @@ from penstock.features.source import find
 from penstock.offload import Buffers, TensorIO
 from penstock_bench.peers.gather.base import KEY
 from penstock_bench.peers.gather.calls import Rules, planned
-from penstock_bench.suites.gather.policies import Belady, Policy, RandomAhead, Sieve
+from penstock_bench.peers.gather.policies import Belady, Policy, RandomAhead, Sieve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from penstock.errors import PenstockError
 from penstock_bench.harness import cache
 from penstock_bench.harness.durable import counted_syncs, files_below, sync_directories, sync_files
+from penstock_bench.harness.running import described
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.io.running import described
 from penstock_bench.workloads.content import flatten
 
 if TYPE_CHECKING:

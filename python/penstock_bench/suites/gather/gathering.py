@@ -25,7 +25,7 @@ def main() -> None:
     """Does what standard input says."""
     job = json.loads(sys.stdin.read())
     join(job["group"])
-    from penstock_bench.suites.io.running import described
+    from penstock_bench.harness.running import described
 
     try:
         found = done(job)

@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock import _native
 from penstock.features import rank
+from penstock_bench.peers.gather import policies
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.gather import policies
 from penstock_bench.suites.gather.cases import (
     ALL,
     BELADY,

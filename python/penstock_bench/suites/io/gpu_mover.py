@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from penstock_bench.suites.io import gpu_paths
+from penstock_bench.harness import gpu_paths
 from penstock_bench.suites.io.cufile_stats import CufileStats
 from penstock_bench.suites.io.mover import make_empty, synced
 from penstock_bench.suites.io.movers import CUFILE

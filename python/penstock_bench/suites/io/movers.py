@@ -8,15 +8,15 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from penstock_bench.harness.cases import share_bytes
 from penstock_bench.harness.rest import settle_after
+from penstock_bench.harness.running import interpreter
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.io.cases import share_bytes
-from penstock_bench.suites.io.running import interpreter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock_bench.suites.io.cases import Case
+    from penstock_bench.harness.cases import Case
 
 TENSOR_IO, DEEPSPEED, KVIKIO, CUFILE = "tensor_io", "deepspeed", "kvikio", "cufile"
 OF_GPUS = (KVIKIO, CUFILE)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import penstock
 from penstock.common.machine import facts
 from penstock.options import DEFAULTS, Options
+from penstock_bench.harness.running import BenchError, unused
 from penstock_bench.results.results import Results
-from penstock_bench.suites.io.running import BenchError, unused
 from penstock_bench.suites.io.search import Search, Trial, Verdict, decide
 from penstock_bench.suites.io.trials import AXES, Trials, changed, make_state
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock_bench.harness import fio
+from penstock_bench.harness.cases import MIB
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.rest import settle
-from penstock_bench.suites.io.cases import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable

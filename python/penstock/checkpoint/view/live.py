@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.tensors.frozen import Frozen
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.loading.view import View
     from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.view.view import View
 
 
 class LiveState:

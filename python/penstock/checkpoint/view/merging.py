@@ -12,7 +12,7 @@ from penstock.checkpoint.state.tree import LEVELS_MAX, MAPPINGS, Node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.numbering import Numbering
+    from penstock.checkpoint.view.numbering import Numbering
 
     _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 

@@ -15,13 +15,13 @@ import numpy as np
 
 import penstock
 from penstock.errors import PenstockError
+from penstock_bench.harness import gpu_paths
+from penstock_bench.harness.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
 from penstock_bench.harness.rest import settle_after
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.io import gpu_paths
-from penstock_bench.suites.io.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
 
 if TYPE_CHECKING:
-    from penstock_bench.suites.io.cases import Case
+    from penstock_bench.harness.cases import Case
 
 _HEAD_START_SECONDS = 0.05
 """Between the last process being ready and all beginning."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from penstock.checkpoint.loading.partial import MISSING
 from penstock.checkpoint.state.references import is_data, reference, references
 from penstock.checkpoint.state.scalars import TreeError, UnknownError, member
+from penstock.checkpoint.view.partial import MISSING
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:

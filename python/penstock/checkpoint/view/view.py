@@ -12,10 +12,10 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from penstock.checkpoint.loading.merging import Merging
-from penstock.checkpoint.loading.numbering import Numbering, Stored
-from penstock.checkpoint.loading.partial import Gone, shared_only
 from penstock.checkpoint.state import tree
+from penstock.checkpoint.view.merging import Merging
+from penstock.checkpoint.view.numbering import Numbering, Stored
+from penstock.checkpoint.view.partial import Gone, shared_only
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock_bench.suites.io.cases import Case
+    from penstock_bench.harness.cases import Case
 
 DIRECT = "GPUD"
 HOST = "CPUONLY"

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock_bench.harness.running import BenchError, interpreter
 from penstock_bench.results.results import Measurement
-from penstock_bench.suites.io.running import BenchError, interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
