@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError
 from penstock.checkpoint.loading.load_plan import Targets
-from penstock.checkpoint.loading.view import View, view
 from penstock.checkpoint.state import build, references, tree
+from penstock.checkpoint.view.view import View, view
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _fill(text: str, rows: list[references.Row]) -> None:
 
 
 class _TwoRanks:
-    """Input of `penstock.checkpoint.loading.view`: two ranks, a tree each, boxes of two tensors."""
+    """Input of `penstock.checkpoint.view.view`: two ranks, a tree each, boxes of two tensors."""
 
     world_size = 2
     partial = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.loading.copying import bump_versions, copy_elements
 from penstock.features.pending import PendingRows
 from penstock.features.results import target_of
 from penstock.tensors import dtypes
+from penstock.tensors.copying import bump_versions, copy_elements
 from penstock.tensors.devices import DirectPlaces, current_streams, open_place
 from penstock.tensors.memory import of_tensor
 

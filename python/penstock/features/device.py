@@ -9,10 +9,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock import _native
-from penstock.checkpoint.loading.copying import bump_versions
 from penstock.common.option_kinds import Number
 from penstock.errors import DeviceError
 from penstock.tensors import dtypes
+from penstock.tensors.copying import bump_versions
 from penstock.tensors.devices import DirectPlaces, check_known, current_streams
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import UnsupportedStateError
 from penstock.features.padding import Align, row_bytes_for
 from penstock.features.table_file import TableFile
-from penstock.offload.optim.files import Room, StateFile
+from penstock.io.digested_file import DigestedFile, ReservedFile
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import FileTensor
 
@@ -92,7 +92,7 @@ class Form:
 
     def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
         """The tensor of a file that is finished, as a state has it."""
-        held = StateFile(Room(file.path, file.nbytes), file.chunks, io, _no_target)
+        held = DigestedFile(ReservedFile(file.path, file.nbytes), file.chunks, io, _no_target)
         return FileTensor(held, file.begin, self.key, self.dtype, (rows, *self.row_shape))
 
 

@@ -17,8 +17,8 @@ from penstock.errors import StorageError
 from penstock.features.table_metadata import BLOCK_BYTES
 from penstock.io.arrays import to_write_from
 from penstock.io.buffers import Buffers
+from penstock.io.digested_file import sync
 from penstock.io.digests import combined
-from penstock.offload.optim.files import sync
 from penstock.tensors.dtypes import header_entry
 from penstock.tensors.file_tensor import CHUNK_BYTES
 

@@ -12,7 +12,6 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.checkpoint.loading.copying import bump_versions
 from penstock.common.option_kinds import Number
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.io.call_files import CallFiles
@@ -23,6 +22,7 @@ from penstock.io.requests import Requests
 from penstock.io.transfer import Transfer, wait_all
 from penstock.options import Options
 from penstock.reports import Fallback
+from penstock.tensors.copying import bump_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable

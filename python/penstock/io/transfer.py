@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.loading.copying import copy_elements
 from penstock.errors import PenstockError
 from penstock.io.notifier import bell_of_loop
 from penstock.reports import Fallback
+from penstock.tensors.copying import copy_elements
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from penstock import _native
 from penstock.errors import DeviceError
@@ -20,10 +20,31 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.tensors.memory import Memory
 
 Place: TypeAlias = "_native._Device"
 """Number of a device, and the handle of a stream on which its memory is what it should be."""
+
+
+class _Addressed(Protocol):
+    """A `penstock.tensors.memory.Memory`, as far as its place matters."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+
+class _Strided(Protocol):
+    """A `penstock.tensors.memory.Memory`, as far as its layout matters."""
+
+    @property
+    def item_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...] | None: ...
 
 
 class DirectPlaces:
@@ -36,7 +57,7 @@ class DirectPlaces:
     def __init__(self) -> None:
         self._known: dict[str, Place | None] = {}
 
-    def of(self, memory: Memory) -> Place | None:
+    def of(self, memory: _Addressed) -> Place | None:
         """The place of a memory, on the stream that its user works on at the moment.
 
         Args:
@@ -93,7 +114,7 @@ A copy of rows takes some microseconds, and a transposed matrix has a row for ea
 """
 
 
-def is_scattered(memory: Memory) -> bool:
+def is_scattered(memory: _Strided) -> bool:
     """Whether so little of it lies together that rows are too many to be copied one by one."""
     if memory.strides is None:
         return False

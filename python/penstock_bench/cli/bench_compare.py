@@ -10,7 +10,7 @@ import click
 from penstock.cli.examples import example
 from penstock.cli.units import Finite
 from penstock.common.console import PATH, console, json_option, print_json, table
-from penstock_bench.results import likeness
+from penstock_bench.results import results as results_module
 from penstock_bench.results.compare import MARGIN, Compared, compare
 from penstock_bench.results.results import Results
 
@@ -40,7 +40,7 @@ def bench_compare(before: Path, after: Path, margin: float, paired: bool, as_jso
     """
     runs = Results.read(before), Results.read(after)
     found = compare(*runs, margin=margin, is_paired=paired)
-    circumstances = likeness.circumstances(*runs)
+    circumstances = results_module.circumstances(*runs)
     is_slower = any(one.verdict == "slower" for one in found)
     code = int(not all(one.passes for one in found))
     if as_json:

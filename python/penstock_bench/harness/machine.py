@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.common.machine import facts
 from penstock.common.machine.kernel import read
-from penstock_bench.peers.save_load import CONTENDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PACKAGES = ("numpy", *dict.fromkeys(entry.package for entry in CONTENDERS.values()))
+PACKAGES = (
+    "numpy",
+    "penstock",
+    "torch",
+    "safetensors",
+    "torchsnapshot",
+    "tensorizer",
+    "fastsafetensors",
+    "torch-checkpointing",
+)
+"""Packages whose versions results name: those that save and load, and what they build on."""
 
 # Environment variables that change what is measured, beside those that change Penstock.
 _VARIABLES = ("THP_", "OMP_", "TORCH", "FASTSAFETENSORS_")

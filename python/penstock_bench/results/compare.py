@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from penstock_bench.results import likeness, ratios
+from penstock_bench.results import ratios
+from penstock_bench.results import results as results_module
 from penstock_bench.results.results import ResultsError, UnlikeError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def compare(
             rounds, or they are those of a search.
         MissingDependencyError: SciPy is not installed.
     """
-    if unlike := likeness.differences(before, after):
+    if unlike := results_module.differences(before, after):
         raise UnlikeError(f"the runs measured different things: {'; '.join(unlike)}")
     if before.kind == "tune":
         raise UnlikeError("a search for options measures what it likes: it cannot be compared")

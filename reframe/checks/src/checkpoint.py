@@ -12,7 +12,7 @@ import numpy as np
 import penstock
 from penstock.cli.units import BYTES
 from penstock_bench.harness import cache
-from penstock_bench.suites.io.cases import tensor_sizes
+from penstock_bench.harness.cases import tensor_sizes
 
 
 def main() -> None:

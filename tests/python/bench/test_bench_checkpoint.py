@@ -25,13 +25,15 @@ import forks
 from conftest import mounted, supports_direct
 from penstock.cli import cli
 from penstock_bench.cli.checkpoint_table import print_results
-from penstock_bench.harness import spawning
+from penstock_bench.harness import running
 from penstock_bench.harness import team as team_module
+from penstock_bench.harness.running import BenchError
 from penstock_bench.harness.team import LaunchError, Team, launched, store_at
 from penstock_bench.peers.checkpoint import WRITERS, torch_save
 from penstock_bench.peers.checkpoint.emulated import FastPersist
 from penstock_bench.results.compare import compare
 from penstock_bench.results.results import Results
+from penstock_bench.suites.checkpoint import spawning
 from penstock_bench.suites.checkpoint.checkpoint import Rank
 from penstock_bench.suites.checkpoint.operations import (
     Outcome,
@@ -42,8 +44,6 @@ from penstock_bench.suites.checkpoint.operations import (
     together,
 )
 from penstock_bench.suites.checkpoint.plan import Plan
-from penstock_bench.suites.io import running
-from penstock_bench.suites.io.running import BenchError
 from penstock_bench.workloads import content, scaling
 from penstock_bench.workloads.content import TensorSpec, rank_state
 from penstock_bench.workloads.models import MODELS, Model

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from penstock import cli
 from penstock_bench.cli import checkpoint_table
+from penstock_bench.harness.cases import Case
 from penstock_bench.report import tables
-from penstock_bench.results import likeness
+from penstock_bench.results import results as results_module
 from penstock_bench.results.compare import MARGIN, compare, rounds_needed
 from penstock_bench.results.results import Measurement, Results, ResultsError, UnlikeError
-from penstock_bench.suites.io.cases import Case
 
 
 def results(rates, case=None):
@@ -344,10 +344,10 @@ def test_a_way_through_the_page_cache_is_told():
     for one in before.measurements:
         one.is_direct = True
     label = Case().label
-    assert likeness.circumstances(before, after) == [
+    assert results_module.circumstances(before, after) == [
         f"{label}, penstock: past the page cache and through the page cache"
     ]
-    assert likeness.circumstances(before, before) == []
+    assert results_module.circumstances(before, before) == []
 
 
 def test_a_search_is_no_run_to_compare():

@@ -26,11 +26,12 @@ from penstock_bench.peers.gather import (
     SCAN,
     UNCHECKED,
     Entry,
+    policies,
 )
 from penstock_bench.peers.gather.base import KEY, Plain, Setting
 from penstock_bench.peers.gather.calls import Rules, planned
 from penstock_bench.results.results import Measurement, Results
-from penstock_bench.suites.gather import gathered, gathering, policies, random_reads
+from penstock_bench.suites.gather import gathered, gathering, random_reads
 from penstock_bench.suites.gather.cases import (
     ALL,
     BATCHES,

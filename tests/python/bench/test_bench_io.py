@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 from penstock.cli import cli
 from penstock.integrations.deepspeed import environment
-from penstock_bench.harness import fio
+from penstock_bench.harness import cases, fio
+from penstock_bench.harness.cases import Case
+from penstock_bench.harness.running import BenchError, percentiles, run
 from penstock_bench.results.results import Results, ResultsError
-from penstock_bench.suites.io import cases, movers
-from penstock_bench.suites.io.cases import Case
-from penstock_bench.suites.io.running import BenchError, percentiles, run
+from penstock_bench.suites.io import movers
 
 MIB = 1 << 20
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from gpu import DRIVER, VARIABLE
 from penstock.cli import cli
-from penstock_bench.suites.io import cufile_stats, gpu_paths, movers
-from penstock_bench.suites.io.cases import Case
+from penstock_bench.harness import gpu_paths
+from penstock_bench.harness.cases import Case
+from penstock_bench.suites.io import cufile_stats, movers
 from penstock_bench.suites.io.cufile_stats import CufileStats
 
 MIB = 1 << 20

@@ -15,14 +15,14 @@ import pytest
 
 from conftest import tell
 from penstock.common.machine import facts
+from penstock_bench.harness import cases
+from penstock_bench.harness.cases import Case
+from penstock_bench.harness.running import run
 from penstock_bench.report import write_report
 from penstock_bench.report.bars import BARS_MAX
 from penstock_bench.report.grids import grids
 from penstock_bench.report.palette import COLOURS, SERIES
 from penstock_bench.results.results import Measurement, Results
-from penstock_bench.suites.io import cases
-from penstock_bench.suites.io.cases import Case
-from penstock_bench.suites.io.running import run
 
 MIB = 1 << 20
 

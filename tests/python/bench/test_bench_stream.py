@@ -15,10 +15,10 @@ from click.testing import CliRunner
 import forks
 from penstock.cli import cli
 from penstock.common.machine.limits import LimitError, limited
+from penstock_bench.harness.running import BenchError
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
 from penstock_bench.peers.stream.base import Setting
 from penstock_bench.results.results import Measurement, Results
-from penstock_bench.suites.io.running import BenchError
 from penstock_bench.suites.stream import generating, tokens
 from penstock_bench.suites.stream.stream import SIZES, Stream, weight_bytes
 

@@ -19,9 +19,9 @@ from test_bench_io import bench_io
 import penstock
 from penstock.options import DEFAULTS
 from penstock_bench.cli.tune import _check_memory, _print
+from penstock_bench.harness.running import BenchError
 from penstock_bench.results.results import Results
 from penstock_bench.suites.io import trials, tune
-from penstock_bench.suites.io.running import BenchError
 from penstock_bench.suites.io.search import OutOfTime, Search, Trial, decide
 
 DEFAULT = penstock.Options(**DEFAULTS)

@@ -13,7 +13,7 @@ import penstock
 from compare import assert_same
 from forge import Forgery
 from penstock import _native
-from penstock.checkpoint.loading.view import view
+from penstock.checkpoint.view.view import view
 
 OPTIONS = penstock.Options().to_native()
 

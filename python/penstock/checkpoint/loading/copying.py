@@ -1,4 +1,4 @@
-"""Filling targets behind the back of autograd: copies of elements, and what tells it of them."""
+"""Fills targets from tensors that were loaded beside them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.loading.target import local_of
+from penstock.tensors.copying import copy_elements
 
 if TYPE_CHECKING:
     from penstock.checkpoint.layout.boxes import Box
@@ -27,18 +28,6 @@ def copy_built(builder: Builder, target: Target) -> None:
         copy_elements(value, source)
 
 
-def copy_elements(value: Any, source: Any) -> None:
-    """Fills a tensor from one of the same type and shape."""
-    if not value.numel():
-        return
-    torch = sys.modules["torch"]
-    with torch.inference_mode(value.is_inference()), torch.no_grad():
-        if value.itemsize == 1:
-            # PyTorch copies no int4 and its like, but bytes.
-            value, source = value.view(torch.uint8), source.view(torch.uint8)
-        value.copy_(source)
-
-
 def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
     """Fills what a rank holds of a `DTensor` from the whole of it."""
     for box in boxes:
@@ -56,13 +45,3 @@ def bytes_of(value: Any) -> np.ndarray[Any, Any]:
     flat = value.detach().as_strided((value.numel(),), (1,))
     array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
     return array
-
-
-def bump_versions(values: list[Any]) -> None:
-    """Tells autograd of writes behind its back, so that a stale graph fails instead of lying."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    for value in values:
-        if isinstance(value, torch.Tensor) and not value.is_inference():
-            torch.autograd.graph.increment_version(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock import _native
-    from penstock._native import _Fill
-    from penstock.checkpoint.loading.device_tensors import DeviceTensors
-    from penstock.checkpoint.loading.load_plan import Targets
+    from penstock._native import _Fill, _Target
     from penstock.checkpoint.state.references import Place, Row
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
@@ -37,11 +35,23 @@ class Fetched(NamedTuple):
     is_whole: bool
 
 
+class _Destinations(Protocol):
+    """Memory that the native module fills: targets of a load, or tensors made on a device."""
+
+    def native(self) -> dict[int, _Target]:
+        """The memory of stored tensors, by their index."""
+        ...
+
+    def requests(self) -> list[_Fill]:
+        """The memory of boxes and of whole tensors."""
+        ...
+
+
 def fetch(
     checkpoint: _native.Checkpoint,
     seen: View,
     selection: set[int] | None,
-    targets: Targets | DeviceTensors,
+    targets: _Destinations,
     *,
     options: dict[str, Any],
     progress: Progress | None,

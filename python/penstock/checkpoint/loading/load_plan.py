@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.loading.copying import bump_versions, bytes_of, copy_built, copy_elements
+from penstock.checkpoint.loading.copying import bytes_of, copy_built
 from penstock.checkpoint.loading.device_staging import PASSING_BYTES, Passing
 from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
 from penstock.checkpoint.loading.matching import Matching
@@ -24,6 +24,7 @@ from penstock.checkpoint.loading.target import NEW, Target, local_of, unwrapped
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.references import BYTES_TAGS, Place, is_composite, is_data, needed
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.tensors.copying import bump_versions, copy_elements
 from penstock.tensors.memory import CPU, Memory, of_tensor
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock.checkpoint.loading.copying import bump_versions
 from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite
@@ -32,6 +31,7 @@ from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
 from penstock.tensors import dtypes
+from penstock.tensors.copying import bump_versions
 from penstock.tensors.memory import CPU, of_tensor
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from penstock.integrations.trial import trial_directory
 from penstock.integrations.versions import Probe, self_check
 
 if TYPE_CHECKING:
-    from penstock.integrations.transformers.mixin import PenstockTrainerMixin
+    from transformers import Trainer
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
 
@@ -128,7 +128,7 @@ def warn_of_order() -> None:
         )
 
 
-def try_out(trainer: PenstockTrainerMixin) -> None:
+def try_out(trainer: Trainer) -> None:
     """Saves a tiny state as a trainer does, and loads it, where its version is newer than tried.
 
     All ranks call it. It happens below the directory of the run, and leaves nothing behind.
@@ -139,12 +139,12 @@ def try_out(trainer: PenstockTrainerMixin) -> None:
     self_check("transformers", lambda: _try_out(trainer))
 
 
-def _try_out(trainer: PenstockTrainerMixin) -> None:
+def _try_out(trainer: Trainer) -> None:
     with trial_directory(trainer.args.output_dir or ".") as directory:
         _save_and_load(_tiny(trainer, directory), directory)
 
 
-def _tiny(trainer: PenstockTrainerMixin, directory: str) -> Any:
+def _tiny(trainer: Trainer, directory: str) -> Any:
     """The same trainer with a model of two parameters; what it has besides is shared."""
     tiny: Any = copy.copy(trainer)
     tiny.model = tiny.model_wrapped = torch.nn.Linear(1, 1).to(trainer.args.device)

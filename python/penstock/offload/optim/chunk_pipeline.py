@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
+    from penstock.io.digested_file import ReservedFile
     from penstock.io.transfer import Transfer
-    from penstock.offload.optim.files import Room
     from penstock.offload.optim.layout import Segment, Window
     from penstock.tensors.file_tensor import HeldFile
 
@@ -49,7 +49,7 @@ class Task:
 
     segment: Segment
     sources: Sequence[HeldFile] | None
-    targets: list[Room]
+    targets: list[ReservedFile]
     chunks: list[list[int]]
 
 

@@ -14,23 +14,14 @@ import os
 import uuid
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.facts import mount_of
 from penstock.errors import PenstockError, StorageError
-from penstock.io.digests import chunk_digests, damaged, differing
+from penstock.io.digested_file import ReservedFile
 from penstock.offload.optim.lock import Lock
-from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from penstock.io.tensor_io import TensorIO
-    from penstock.tensors.file_tensor import FileTarget
 
 _SUFFIX = ".safetensors"
 _PROBE = "probe"
-_READ_BYTES = 16 << 20
 _BESIDE_BYTES = 1 << 20
 """What has to be free beside the files, for a generation's names, and a hundredth for digests."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,90 +31,8 @@ _COPIES_ON_WRITE = ("btrfs", "bcachefs", "zfs")
 """File systems on which also what is there takes new space when it is written."""
 
 
-class Room:
-    """A file with its space reserved, to be written by whoever holds this; it goes with it.
-
-    Attributes:
-        path: The file.
-        nbytes: Its size.
-    """
-
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.path = path
-        self.nbytes = nbytes
-
-
-_rooms: weakref.WeakSet[Room] = weakref.WeakSet()
+_rooms: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
 """Files of this process, which may outlive the optimizer that they are of."""
-
-
-class StateFile(HeldFile):
-    """A file of the state, whole and on stable storage.
-
-    Args:
-        room: The file.
-        chunks: The digest of each of its chunks.
-        io: Reads it.
-        target: Tells where a load puts what comes in the place of one of its tensors.
-    """
-
-    def __init__(
-        self,
-        room: Room,
-        chunks: Sequence[int],
-        io: TensorIO,
-        target: Callable[[FileTensor], FileTarget],
-    ) -> None:
-        self._room = room
-        self.path = room.path
-        self.nbytes = room.nbytes
-        self.chunks = chunks
-        self._io = io
-        self._target = target
-        self._last: tuple[int, int, Any] = (0, 0, None)
-
-    def read(self, memory: Any, offset: int) -> None:
-        """Reads what fills a contiguous tensor, and compares it with the digests.
-
-        Raises:
-            TransferError: It cannot be read.
-            CorruptCheckpointError: It is damaged.
-        """
-        import torch
-
-        if not memory.numel():
-            return
-        flat = memory.detach().view(-1).view(torch.uint8)
-        end = offset + flat.numel()
-        first = offset // CHUNK_BYTES * CHUNK_BYTES
-        while first < end:
-            last = min(first + _READ_BYTES, self.nbytes, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
-            content = self._content(first, last)
-            low, high = max(first, offset), min(last, end)
-            flat[low - offset : high - offset] = content[low - first : high - first]
-            first = last
-
-    def _content(self, first: int, last: int) -> Any:
-        """What lies in whole chunks, compared with their digests."""
-        import torch
-
-        # Of small tensors many lie in a chunk, and most are read one after the other.
-        begin, end, content = self._last
-        if (begin, end) == (first, last):
-            return content
-        content = torch.empty(last - first, dtype=torch.uint8, device="cpu")
-        self._io.read(content, self.path, first).result()
-        wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
-        if wrong := differing(chunk_digests(content), wanted):
-            begin = first + wrong[0] * CHUNK_BYTES
-            raise damaged(self.path, os.path.basename(self.path), begin)
-        if last - first <= CHUNK_BYTES:
-            self._last = (first, last, content)
-        return content
-
-    def target(self, tensor: FileTensor) -> FileTarget:
-        """Where a load puts what comes in the place of one of its tensors."""
-        return self._target(tensor)
 
 
 class StateFiles:
@@ -229,7 +138,7 @@ class StateFiles:
                 errno=errno.ENOSPC,
             )
 
-    def take(self, nbytes: int) -> Room:
+    def take(self, nbytes: int) -> ReservedFile:
         """A file to write.
 
         Raises:
@@ -257,7 +166,7 @@ class StateFiles:
             ) from error
         return self._room(path, nbytes)
 
-    def link(self, path: str, nbytes: int) -> Room | None:
+    def link(self, path: str, nbytes: int) -> ReservedFile | None:
         """Gives a file of a generation a name here again; nobody writes to it before all others go.
 
         Args:
@@ -290,8 +199,8 @@ class StateFiles:
         self._next += 1
         return path
 
-    def _room(self, path: str, nbytes: int) -> Room:
-        room = Room(path, nbytes)
+    def _room(self, path: str, nbytes: int) -> ReservedFile:
+        room = ReservedFile(path, nbytes)
         _rooms.add(room)
         weakref.finalize(room, self._give_back, path, nbytes).atexit = False
         return room
@@ -318,22 +227,6 @@ class StateFiles:
         if not self._lock.is_released and os.getpid() == self._process:
             self._drop_spares()
             self._lock.release()
-
-
-def sync(path: str) -> None:
-    """Makes what was written to a file survive a power cut.
-
-    Raises:
-        StorageError: The system cannot.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise _failed("sync", path, error) from error
 
 
 def _failed(what: str, path: str, error: OSError) -> StorageError:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import _native
 from penstock.errors import PenstockError, StateMismatchError
+from penstock.io.digested_file import sync
 from penstock.io.digests import combined
-from penstock.offload.optim.files import sync
 from penstock.offload.optim.layout import label
 from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 from penstock.tensors import dtypes
@@ -19,10 +19,11 @@ from penstock.tensors.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, Fi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from penstock.io.digested_file import DigestedFile, ReservedFile
     from penstock.io.transfer import Transfer
-    from penstock.offload.optim.files import Room, StateFile
+    from penstock.offload.optim.chunk_pipeline import Passage
+    from penstock.offload.optim.files import StateFiles
     from penstock.offload.optim.layout import Entry, Segment
-    from penstock.offload.optim.state import StoredState
     from penstock.tensors.file_tensor import ReadBoxes
 
 _PIECES = 2
@@ -38,10 +39,25 @@ class _Arriving:
         numbers: Of each moment, the parameters that are there.
     """
 
-    def __init__(self, rooms: list[Room]) -> None:
+    def __init__(self, rooms: list[ReservedFile]) -> None:
         self.rooms = rooms
         self.parts: list[list[tuple[int, int, int]]] = [[] for _ in rooms]
         self.numbers: list[set[int]] = [set() for _ in rooms]
+
+
+class _Files(Protocol):
+    """A `penstock.offload.optim.state.StoredState`, as its files are written by an import."""
+
+    files: StateFiles
+    passage: Passage
+
+    def segment_of(self, number: int) -> Segment:
+        """The segment that a parameter's moments are in."""
+        ...
+
+    def held(self, room: ReservedFile, chunks: Sequence[int]) -> DigestedFile:
+        """The written file, with the digests of its chunks."""
+        ...
 
 
 class Incoming(Filler):
@@ -54,12 +70,12 @@ class Incoming(Filler):
         state: The same.
     """
 
-    def __init__(self, state: StoredState) -> None:
+    def __init__(self, state: _Files) -> None:
         self.state = state
         self._asked: set[tuple[int, str]] = set()
         self._arriving: dict[Segment, _Arriving] = {}
-        self._whole: dict[Segment, list[StateFile]] = {}
-        self._finished: dict[Segment, list[StateFile]] | None = None
+        self._whole: dict[Segment, list[DigestedFile]] = {}
+        self._finished: dict[Segment, list[DigestedFile]] | None = None
         self._writes: deque[Transfer] = deque()
 
     @property
@@ -129,7 +145,7 @@ class Incoming(Filler):
         for segment, number, file in places:
             self._arriving[segment].numbers[file].add(number)
 
-    def take(self, segment: Segment, files: list[StateFile]) -> None:
+    def take(self, segment: Segment, files: list[DigestedFile]) -> None:
         """Takes files over that hold all of a segment already.
 
         Args:
@@ -153,7 +169,7 @@ class Incoming(Filler):
         name = label(number, moment)
         return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
 
-    def finish(self) -> dict[Segment, list[StateFile]]:
+    def finish(self) -> dict[Segment, list[DigestedFile]]:
         """The files, once nothing more comes: synced; what did not come is zeros.
 
         Raises:
@@ -252,7 +268,7 @@ class IncomingFile(HeldFile):
         self._index = index
 
     @property
-    def _file(self) -> StateFile:
+    def _file(self) -> DigestedFile:
         return self.incoming.finish()[self._segment][self._index]
 
     @property

@@ -27,8 +27,8 @@ from penstock.offload.optim.state_dict import PIECE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.io.digested_file import DigestedFile
     from penstock.offload.optim.chunk_pipeline import Task
-    from penstock.offload.optim.files import StateFile
     from penstock.offload.optim.layout import Segment, Window
     from penstock.offload.optim.shares import Shares
     from penstock.tensors.file_tensor import FileTarget
@@ -409,7 +409,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        files: dict[Segment, list[StateFile]] = {}
+        files: dict[Segment, list[DigestedFile]] = {}
         kinds: list[dict[str, Any]] = []
         counts: dict[Any, float] = {}
 

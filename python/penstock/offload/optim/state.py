@@ -6,8 +6,9 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.common.tracing import span
+from penstock.io.digested_file import DigestedFile, sync
 from penstock.offload.optim.chunk_pipeline import Passage, Task, smallest
-from penstock.offload.optim.files import StateFile, StateFiles, sync
+from penstock.offload.optim.files import StateFiles
 from penstock.offload.optim.import_state import Incoming, IncomingTarget
 from penstock.offload.optim.layout import label, segments_of
 from penstock.tensors.file_tensor import FileTarget, FileTensor
@@ -15,7 +16,7 @@ from penstock.tensors.file_tensor import FileTarget, FileTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from penstock.offload.optim.files import Room
+    from penstock.io.digested_file import ReservedFile
     from penstock.offload.optim.layout import Entry, Segment, Window
 
 _Prepared = TypeVar("_Prepared")
@@ -43,7 +44,7 @@ class StoredState:
         self._memory_bytes = memory_bytes
         self._segments: list[Segment] = []
         self._segment_of: dict[int, Segment] = {}
-        self._current: dict[Segment, list[StateFile]] = {}
+        self._current: dict[Segment, list[DigestedFile]] = {}
         self._incoming: weakref.ref[Incoming] | None = None
 
     def extend(self, entries: Sequence[Entry]) -> None:
@@ -67,13 +68,13 @@ class StoredState:
         segment = self._segment_of[number]
         return segment.entries[segment.index_of(number)]
 
-    def file(self, segment: Segment, index: int) -> StateFile:
+    def file(self, segment: Segment, index: int) -> DigestedFile:
         """One of the files of a segment as it is now."""
         return self._current[segment][index]
 
-    def held(self, room: Room, chunks: Sequence[int]) -> StateFile:
+    def held(self, room: ReservedFile, chunks: Sequence[int]) -> DigestedFile:
         """Holds a file that was written and synced."""
-        return StateFile(room, chunks, self.passage.reads, self._target_in_place)
+        return DigestedFile(room, chunks, self.passage.reads, self._target_in_place)
 
     # ---- Generations
 
@@ -125,7 +126,9 @@ class StoredState:
         }
         self._follow({**self._current, **made}, commit)
 
-    def adopt(self, files: dict[Segment, list[StateFile]], commit: Callable[[str], None]) -> None:
+    def adopt(
+        self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
+    ) -> None:
         """Makes files that have come in the next generation, and nothing else.
 
         Raises:
@@ -133,7 +136,9 @@ class StoredState:
         """
         self._follow(files, commit)
 
-    def _follow(self, files: dict[Segment, list[StateFile]], commit: Callable[[str], None]) -> None:
+    def _follow(
+        self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
+    ) -> None:
         # Held until the generation that they are of is none any more: then they can be reused.
         previous, self._current = self._current, files
         with span("commit"):

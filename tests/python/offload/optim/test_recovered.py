@@ -20,6 +20,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
+from penstock.io.digested_file import DigestedFile
 from penstock.offload.optim import adopt_links, files, generation, optimizer
 
 if TYPE_CHECKING:
@@ -154,13 +155,13 @@ def test_masters_come_back_a_piece_at_a_time(
     one.close()
     monkeypatch.setattr(optimizer, "PIECE_BYTES", 64 << 10)
     sizes = []
-    read = files.StateFile.read
+    read = DigestedFile.read
 
     def noted(file: Any, memory: Any, offset: int) -> None:
         sizes.append(memory.nbytes)
         read(file, memory, offset)
 
-    monkeypatch.setattr(files.StateFile, "read", noted)
+    monkeypatch.setattr(DigestedFile, "read", noted)
     again = [torch.nn.Parameter(torch.zeros_like(one)) for one in ours]
     one = offload.AdamW(again, directory=tmp_path, memory_bytes=MEMORY_BYTES, masters=True)
     assert one.recover()

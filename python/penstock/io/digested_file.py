@@ -1,0 +1,118 @@
+"""`DigestedFile`: a file of tensors with a digest for each chunk, checked by every read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import StorageError
+from penstock.io.digests import chunk_digests, damaged, differing
+from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.io.tensor_io import TensorIO
+    from penstock.tensors.file_tensor import FileTarget
+
+_READ_BYTES = 16 << 20
+
+
+class ReservedFile:
+    """A file whose space is reserved; its owner writes it, and it is removed with this object.
+
+    Attributes:
+        path: The file.
+        nbytes: Its size.
+    """
+
+    def __init__(self, path: str, nbytes: int) -> None:
+        self.path = path
+        self.nbytes = nbytes
+
+
+class DigestedFile(HeldFile):
+    """A file of tensors, complete and on stable storage.
+
+    Args:
+        room: The file.
+        chunks: The digest of each of its chunks.
+        io: Reads it.
+        target: Tells where a load puts what comes in the place of one of its tensors.
+    """
+
+    def __init__(
+        self,
+        room: ReservedFile,
+        chunks: Sequence[int],
+        io: TensorIO,
+        target: Callable[[FileTensor], FileTarget],
+    ) -> None:
+        self._room = room
+        self.path = room.path
+        self.nbytes = room.nbytes
+        self.chunks = chunks
+        self._io = io
+        self._target = target
+        self._last: tuple[int, int, Any] = (0, 0, None)
+
+    def read(self, memory: Any, offset: int) -> None:
+        """Reads what fills a contiguous tensor, and compares it with the digests.
+
+        Raises:
+            TransferError: It cannot be read.
+            CorruptCheckpointError: It is damaged.
+        """
+        import torch
+
+        if not memory.numel():
+            return
+        flat = memory.detach().view(-1).view(torch.uint8)
+        end = offset + flat.numel()
+        first = offset // CHUNK_BYTES * CHUNK_BYTES
+        while first < end:
+            last = min(first + _READ_BYTES, self.nbytes, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+            content = self._content(first, last)
+            low, high = max(first, offset), min(last, end)
+            flat[low - offset : high - offset] = content[low - first : high - first]
+            first = last
+
+    def _content(self, first: int, last: int) -> Any:
+        """What lies in whole chunks, compared with their digests."""
+        import torch
+
+        # Of small tensors many lie in a chunk, and most are read one after the other.
+        begin, end, content = self._last
+        if (begin, end) == (first, last):
+            return content
+        content = torch.empty(last - first, dtype=torch.uint8, device="cpu")
+        self._io.read(content, self.path, first).result()
+        wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
+        if wrong := differing(chunk_digests(content), wanted):
+            begin = first + wrong[0] * CHUNK_BYTES
+            raise damaged(self.path, os.path.basename(self.path), begin)
+        if last - first <= CHUNK_BYTES:
+            self._last = (first, last, content)
+        return content
+
+    def target(self, tensor: FileTensor) -> FileTarget:
+        """Where a load puts what comes in the place of one of its tensors."""
+        return self._target(tensor)
+
+
+def sync(path: str) -> None:
+    """Makes what was written to a file survive a power cut.
+
+    Raises:
+        StorageError: The system cannot.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(
+            f"cannot sync {path}: {error.strerror}", path=path, errno=error.errno
+        ) from error
