@@ -323,8 +323,9 @@ fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters'
 	$(VENV)/bin/ruff format
 
 .PHONY: wheel
-wheel: $(VENV)/.demo ## Build the abi3 wheel for this machine type into dist/.
+wheel: $(VENV)/.demo ## Build the abi3 wheel for this machine type, and that of the benchmarks, into dist/.
 	$(VENV)/bin/maturin build --profile wheel --out dist
+	$(VENV)/bin/uv build --quiet --wheel --no-build-isolation --out-dir dist python/penstock_bench
 
 .PHONY: release
 release: toolchain $(VENV)/.release ## Build wheels for x86-64 and aarch64 and the sdist, check them; publish nothing.

@@ -68,6 +68,8 @@ def _release(targets: tuple[str, ...], dist: Path) -> None:
             (made, f"{checks.check_module(made, tables)} by its symbols"),
             (tables, "debug tables of the above"),
         ]
+    made = wheel.build_benchmarks(_WORK / "tree", dist)
+    rows.append((made, "the benchmarks"))
     checks.check_metadata([sdist, *dist.glob("*.whl")])
     for made in dist.glob(f"*_{platform.machine()}.whl"):
         checks.check_installed(made, _WORK / "installed", ROOT / "requirements/demo.txt")

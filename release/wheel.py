@@ -64,6 +64,16 @@ def build(source: Path, target: str, dist: Path, cache: Path) -> Path:
     return made
 
 
+def build_benchmarks(source: Path, dist: Path) -> Path:
+    """Builds the wheel of `penstock_bench`, for every machine type; returns its path."""
+    run(
+        *python("uv", "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", dist),
+        source / "python/penstock_bench",
+    )
+    (made,) = dist.glob("penstock_bench-*.whl")
+    return made
+
+
 def split(wheel: Path, debug: Path) -> Path:
     """Moves the debug tables of a wheel's module to a file of their own; returns its path.
 

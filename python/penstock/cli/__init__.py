@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130
 
 @click.group(
     cls=LazyGroup,
+    apart={"bench": ("penstock_bench.cli.bench", "bench")},
     helps={
         "bench": "Measure storage, and compare what was measured.",
         "convert": "Save the checkpoint SRC of another library anew, as DST.",

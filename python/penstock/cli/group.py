@@ -8,29 +8,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 class LazyGroup(click.Group):
-    """Lists its commands by what is told here, and imports the one that is run.
+    """Lists its commands without importing them, and imports the one that is run.
 
-    The command ``name`` is the one of that name in `penstock.cli.name`, both with the prefix in
-    front and with underscores, one at the end where Python has the word for itself.
+    The command ``name`` is the function of that name in the module of that name, both with the
+    prefix in front and with underscores, and one at the end where ``name`` is a keyword.
 
     Args:
         arguments: Those of a group.
-        helps: By the name of each command, the first sentence of its help.
-        prefix: What the names of modules and functions begin with.
+        helps: The first sentence of each command's help, by its name.
+        package: The package of the modules.
+        prefix: The start of the names of modules and functions.
+        apart: Commands of another distribution: by the name of each, the package that it is in
+            under its own name, and the extra that installs it.
         options: Those of a group.
     """
 
     def __init__(
-        self, *arguments: Any, helps: Mapping[str, str], prefix: str = "", **options: Any
+        self,
+        *arguments: Any,
+        helps: Mapping[str, str],
+        package: str = "penstock.cli",
+        prefix: str = "",
+        apart: Mapping[str, tuple[str, str]] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._helps = helps
+        self._package = package
         self._prefix = prefix
+        self._apart = apart or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the alphabet."""
@@ -40,12 +53,27 @@ class LazyGroup(click.Group):
         """The command of a name, imported; None if there is none."""
         if cmd_name not in self._helps:
             return None
+        if cmd_name in self._apart:
+            return _of_another_distribution(cmd_name, *self._apart[cmd_name])
         name = f"{self._prefix}{cmd_name}".replace("-", "_")
         name += "_" if iskeyword(name) else ""
-        command: click.Command = getattr(import_module(f"penstock.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"{self._package}.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list with whole sentences; click would cut the longer ones short."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._helps.items()))
+
+
+def _of_another_distribution(name: str, package: str, extra: str) -> click.Command:
+    try:
+        command: click.Command = getattr(import_module(package), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
+            raise
+        raise MissingDependencyError(
+            f"`penstock {name}` is not installed: pip install 'penstock[{extra}]'",
+            name=package.partition(".")[0],
+        ) from error
+    return command

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock import _native
 from penstock.common.machine.facts import rotates, transport
 from penstock.common.machine.gpus import LANE_GB_PER_SECOND
 from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
+from penstock.doctor.probe import ProbeError, Requests, measure
 from penstock.doctor.storage import device_of, stack
-from penstock_bench.harness.cases import KIB, MIB, Case, Method
-from penstock_bench.harness.running import BenchError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SIZE_BYTES_MAX = 2 << 30
+_KIB = 1 << 10
 _NEEDED = ("ring", "ext_arg", "nodrop", "read_write_fsync", "transfer")
 _SECONDS = 3.0
 _SYNCS_MAX = 200
@@ -87,30 +87,30 @@ def check(directory: Path, size_bytes: int, progress: Callable[[str], None]) -> 
     wanted = expected(device_of(directory))
     work = directory / f".penstock-doctor-{os.getpid()}"
 
-    def rate(case: Case) -> float:
-        made = run(case, work, size_bytes, seed=1, verifies=False, round_index=0)
-        if case.pattern == "random_read":
-            return made.requests_per_second
-        return made.durable_gb_per_second
-
-    direct = _has_direct(directory)
-    method: Method = "uring" if _has_uring() else "threads"
+    is_direct = _has_direct(directory)
+    method: Literal["uring", "threads"] = "uring" if _has_uring() else "threads"
     trials = [
-        ("durable write", Case(direct=direct, method=method), wanted.write_gb, "GB/s", "saves"),
+        (
+            "durable write",
+            Requests(is_direct=is_direct, method=method),
+            wanted.write_gb,
+            "GB/s",
+            "saves",
+        ),
         (
             "cold read",
-            Case(pattern="read", direct=direct, method=method),
+            Requests(pattern="read", is_direct=is_direct, method=method),
             wanted.read_gb,
             "GB/s",
             "loads",
         ),
         (
             "random read of 4 KiB",
-            Case(
+            Requests(
                 pattern="random_read",
-                direct=direct,
+                is_direct=is_direct,
                 method=method,
-                block_bytes=4 * KIB,
+                block_bytes=4 * _KIB,
                 depth=64,
                 seconds=_SECONDS,
             ),
@@ -119,14 +119,15 @@ def check(directory: Path, size_bytes: int, progress: Callable[[str], None]) -> 
             "gathering rows",
         ),
     ]
-    for name, case, least, unit, what in trials:
+    for name, requests, least, unit, job in trials:
         progress(name)
         try:
-            found = rate(case)
-        except BenchError as error:
-            yield Finding(name, "warn", f"not measured: {error}", f"{what} may fail as well", "")
+            rates = measure(requests, work, size_bytes)
+        except ProbeError as error:
+            yield Finding(name, "warn", f"not measured: {error}", f"{job} may fail as well", "")
             continue
-        yield _held_against(name, found, least, unit, what, wanted.name, is_more_better=True)
+        found = rates.requests_per_second if unit == "/s" else rates.gb_per_second
+        yield _held_against(name, found, least, unit, job, wanted.name, is_more_better=True)
     progress("sync")
     yield _held_against(
         "sync of 4 KiB", _sync_ms(directory), wanted.sync_ms, "ms", "commits", wanted.name,
@@ -166,7 +167,7 @@ def _sync_ms(directory: Path) -> float:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     taken: list[float] = []
     try:
-        os.posix_fallocate(descriptor, 0, MIB)
+        os.posix_fallocate(descriptor, 0, 1 << 20)
         os.fsync(descriptor)
         end = time.monotonic() + _SECONDS
         while len(taken) < _SYNCS_MAX and time.monotonic() < end:

@@ -10,6 +10,7 @@ from penstock.cli.group import LazyGroup
 
 @click.group(
     cls=LazyGroup,
+    package="penstock_bench.cli",
     prefix="bench_",
     helps={
         "checkpoint": "Save and load the state of a model in DIRECTORY, with a process for each "

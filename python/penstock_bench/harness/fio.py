@@ -8,10 +8,10 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.machine.quiesce import settle_after
 from penstock.errors import PenstockError
 from penstock_bench.harness import gpu_paths
 from penstock_bench.harness.cases import share_bytes
-from penstock_bench.harness.rest import settle_after
 from penstock_bench.results.results import Measurement
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
+from penstock.common.machine.quiesce import settle_after
 from penstock.errors import PenstockError
 from penstock_bench.harness import gpu_paths
 from penstock_bench.harness.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
-from penstock_bench.harness.rest import settle_after
 from penstock_bench.results.results import Measurement
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from rich.table import Table
 import penstock
 from penstock.checkpoint.loading.opened import to_native
 from penstock.checkpoint.saving.rank_save import RankAttempt
+from penstock.common.machine.quiesce import settle
 from penstock.tensors.memory import of_tensor, to_source
 from penstock_bench.harness import fio, machine
 from penstock_bench.harness.cache import drop_everything
@@ -26,7 +27,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.workplace import workplace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock_bench.harness.rest import settle_after
+from penstock.common.machine.quiesce import settle_after
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.checkpoint.operations import WriterError, load, save, summed_up, together

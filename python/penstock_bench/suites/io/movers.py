@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness.cases import share_bytes
-from penstock_bench.harness.rest import settle_after
 from penstock_bench.harness.running import interpreter
 from penstock_bench.results.results import Measurement
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import machine, memory, process, progress
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
@@ -23,7 +24,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.turns import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.objects import layout, report, server, worker

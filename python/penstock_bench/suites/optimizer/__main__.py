@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import fio, machine, process, progress
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.options import (
@@ -20,7 +21,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.turns import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.optimizer import report, worker

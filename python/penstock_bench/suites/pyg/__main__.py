@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.common.machine.limits import LimitError, limited
+from penstock.common.machine.quiesce import settle
 from penstock.integrations.pyg.synthetic import WIDTH, Igbh
 from penstock_bench.harness import cache, fio, machine, process, progress
 from penstock_bench.harness.fio import FioError
@@ -22,7 +23,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.turns import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.pyg import place as files

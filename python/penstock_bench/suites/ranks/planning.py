@@ -27,9 +27,9 @@ from penstock.checkpoint.ranks.group import Ranks
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.sharded import spread
+from penstock.common.machine.quiesce import settle
 from penstock.errors import RankError
 from penstock.io.arguments import to_native
-from penstock_bench.harness.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

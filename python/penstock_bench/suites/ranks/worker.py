@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import cache, memory
 from penstock_bench.harness.durable import files_below, sync_tree
-from penstock_bench.harness.rest import settle
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import cache, memory
 from penstock_bench.harness.durable import files_below, sync_tree
 from penstock_bench.harness.measure import measured
-from penstock_bench.harness.rest import settle
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.workloads import content, states
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import fio
 from penstock_bench.harness.cases import MIB
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import process
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.turns import rotated
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.suites.save_load import child, fio

@@ -16,10 +16,10 @@ import click
 from rich.console import Console
 
 import penstock
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import cache, memory
 from penstock_bench.harness.durable import files_below
 from penstock_bench.harness.options import ROOT
-from penstock_bench.harness.rest import settle
 from penstock_bench.results import ratios
 from penstock_bench.suites.save_load.child import memory_to_touch
 from penstock_bench.workloads import states

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.limits import LimitError, limited
+from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache, fio
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.once import once
-from penstock_bench.harness.rest import settle_after
 from penstock_bench.harness.running import BenchError
 from penstock_bench.harness.turns import rotated
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.common.machine.limits import LimitError, limited
+from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import machine, process, progress
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
@@ -19,7 +20,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.rest import settle
 from penstock_bench.harness.turns import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.updates import report, worker
