@@ -72,6 +72,8 @@ KERNELS_VENV := .cache/kernels-venv
 # Absolute, as maturin and uv find the environment by it. Others' settings must not leak in.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
+# Without compiled modules, every process of the tests would compile PyTorch anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Lets maturin find uv, and the build scripts of pyo3 the right interpreter.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
