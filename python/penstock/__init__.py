@@ -78,7 +78,7 @@ _HOMES = {
     "options": ("Options",),
     "checkpoint.preemption": ("Preemption", "on_signal"),
     "checkpoint.recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
-    "remote": ("Credentials", "Remote", "Token", "set_remote"),
+    "io.remote": ("Credentials", "Remote", "Token", "set_remote"),
     "reports": (
         "Fallback",
         "LoadReport",

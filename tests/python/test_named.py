@@ -14,7 +14,10 @@ import click
 from conftest import REPOSITORY
 from penstock.cli import cli
 
-_PYTHON = sorted((REPOSITORY / "python" / "penstock").rglob("*.py"))
+_PYTHON = [
+    *sorted((REPOSITORY / "python" / "penstock").rglob("*.py")),
+    *sorted((REPOSITORY / "python" / "penstock_bench").rglob("*.py")),
+]
 _RUST = [
     *sorted((REPOSITORY / "crates").glob("*/src/**/*.rs")),
     *sorted((REPOSITORY / "python" / "src").rglob("*.rs")),

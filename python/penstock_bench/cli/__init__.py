@@ -1,1 +1,1 @@
-"""The commands `penstock bench …`."""
+"""The commands of `penstock bench`."""
