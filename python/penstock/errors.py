@@ -237,7 +237,7 @@ class UnsupportedStateError(PenstockError, TypeError):
 
 
 class UnsupportedPathError(PenstockError, ValueError):
-    """A path is a URL; Penstock moves data of file systems only.
+    """A path is a URL that is of no bucket, or that a call for files of this machine does not take.
 
     Attributes:
         path: The path as it was given.

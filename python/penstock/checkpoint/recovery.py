@@ -285,11 +285,10 @@ def salvage(
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
-        StorageError: ``out`` is neither new nor empty, or lies in ``path``; or the operating system
-            failed an operation.
         CorruptCheckpointError: Nothing vouches for what is left, and ``unverified`` is False.
         FormatVersionError: A newer Penstock wrote it.
-        StorageError: The operating system failed an operation.
+        StorageError: ``out`` is neither new nor empty, or lies in ``path``; or the operating system
+            failed an operation.
 
     Example:
         >>> import numpy as np, penstock, tempfile

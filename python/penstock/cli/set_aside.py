@@ -21,8 +21,8 @@ def set_aside(root: str, step: int, as_json: bool) -> int:
     """Set the damaged step STEP of the store ROOT aside.
 
     It is renamed within the store: loads, saves and sweeps pass over it, and penstock salvage takes
-    it by its new path. Only a step that is known to be damaged goes: penstock verify reads one and
-    remembers what it finds.
+    it by its new path. Only a step that is known to be damaged goes: penstock verify ROOT and
+    penstock scrub ROOT read steps and remember what they find.
     """
     store = store_at(root)
     path = store.set_aside(step)
