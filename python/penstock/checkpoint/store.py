@@ -341,11 +341,11 @@ class CheckpointStore(MirroredSteps):
             plain: Load values of classes as what is stored of them; see `penstock.load`.
 
         Raises:
-            CheckpointNotFoundError: There is no complete step, or not the one asked for; with
-                ``fallback``, none is good.
+            CheckpointNotFoundError: There is no complete step, or not the one asked for.
             IncompleteCheckpointError: The save of the step asked for never finished.
             PartialCheckpointError: The step asked for was salvaged, and ``allow_partial`` is False.
-            CorruptCheckpointError: Data is damaged; the message names the step to go back to.
+            CorruptCheckpointError: Data is damaged; the message names the step to go back to. With
+                ``fallback``, there are steps, or such as were set aside, and none is good.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             DeviceError: A GPU is in the way; see `penstock.load`.
