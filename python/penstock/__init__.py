@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from penstock.reports import ScrubbedStep as ScrubbedStep
     from penstock.reports import ScrubReport as ScrubReport
     from penstock.reports import VerifyResult as VerifyResult
-    from penstock.tensors.per_rank import PerRank as PerRank
+    from penstock.tensors.marks import PerRank as PerRank
 
     __version__: str
 
@@ -92,7 +92,7 @@ _HOMES = {
     "checkpoint.saver": ("Saver",),
     "checkpoint.saving.guard": ("guard",),
     "checkpoint.saving.pending": ("PendingSave", "SaveProgress"),
-    "tensors.per_rank": ("PerRank",),
+    "tensors.marks": ("PerRank",),
     "checkpoint.state.register": ("register_type",),
     "checkpoint.store": ("CheckpointStore",),
     "common.tracing": ("trace",),

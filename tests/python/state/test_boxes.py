@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.tensors.frozen import Frozen
-from penstock.tensors.marks import Boxes
+from penstock.tensors.marks import Boxes, Frozen
 
 
 def in_pieces(array, rows):

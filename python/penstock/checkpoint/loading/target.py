@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout.boxes import Box
 from penstock.tensors.devices import Place, is_scattered
+from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
-from penstock.tensors.per_rank import PerRank
 
 if TYPE_CHECKING:
     from penstock._native import _Fill, _Target

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.reports import Fallback, SaveReport
 from penstock.tensors.devices import current_streams
-from penstock.tensors.frozen import Frozen
+from penstock.tensors.marks import Frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

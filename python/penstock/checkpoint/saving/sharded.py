@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.members import Members
     from penstock.checkpoint.state.ties import Window
     from penstock.tensors.file_tensor import FileTensor
-    from penstock.tensors.marks import Boxes
+    from penstock.tensors.marks import Boxes, PerRank
     from penstock.tensors.memory import TensorSource
-    from penstock.tensors.per_rank import PerRank
 
 GENERATOR_BYTES_MAX = 64 << 10
 """A vector of bytes up to this is taken for the state of a random generator, one of each rank."""

@@ -58,9 +58,8 @@ from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces
 from penstock.tensors.file_tensor import FileTensor
-from penstock.tensors.marks import Boxes
+from penstock.tensors.marks import Boxes, PerRank
 from penstock.tensors.memory import Memory, of_array, of_bytes, of_tensor, to_source
-from penstock.tensors.per_rank import PerRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -12,8 +12,8 @@ from penstock.checkpoint.loading.target import NEW, is_sharded
 from penstock.checkpoint.state.references import is_data, reference
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
 from penstock.tensors.copying import copy_elements
+from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU
-from penstock.tensors.per_rank import PerRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.tensors.frozen import Frozen
+from penstock.tensors.marks import Frozen
 
 if TYPE_CHECKING:
     from penstock.checkpoint.state.tree import Node

@@ -20,8 +20,8 @@ from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces
 from penstock.tensors.file_tensor import FileTensor
+from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import of_tensor, to_source
-from penstock.tensors.per_rank import PerRank
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import (

@@ -10,7 +10,7 @@ from penstock import Saver
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.processes import SaveTogether
 from penstock.integrations.jax.trees import to_state
-from penstock.tensors.frozen import Frozen
+from penstock.tensors.marks import Frozen
 
 if TYPE_CHECKING:
     import os
