@@ -22,8 +22,7 @@ from penstock_bench.cli.outputs import output_option, report_option, writable
 from penstock_bench.cli.tune import tune_io
 from penstock_bench.harness import cases, fio, gpu_paths
 from penstock_bench.harness.cases import PRESETS, Case
-from penstock_bench.harness.running import BenchError, run, unused
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import BenchError, rotated, run, unused
 from penstock_bench.results.compare import rounds_needed
 from penstock_bench.results.percentiles import latencies
 from penstock_bench.results.results import Measurement, Results

@@ -22,6 +22,10 @@ from penstock_bench.results.results import Measurement
 
 if TYPE_CHECKING:
     from penstock_bench.harness.cases import Case
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _HEAD_START_SECONDS = 0.05
 """Between the last process being ready and all beginning."""
@@ -219,3 +223,12 @@ def percentiles(pairs: np.ndarray[Any, Any]) -> dict[str, float]:
     mean = float((pairs[:, 0] * pairs[:, 1]).sum() / counted[-1] / 1000)
     names = [f"p{percent:g}" for percent in PERCENTILES[:-1]]
     return {"mean": mean, **dict(zip([*names, "max"], map(float, found), strict=True))}
+
+
+_T = TypeVar("_T")
+
+
+def rotated(items: Sequence[_T], number: int) -> list[_T]:
+    """The items in the order of a round, from 0."""
+    cut = number % len(items) if items else 0
+    return [*items[cut:], *items[:cut]]

@@ -32,8 +32,7 @@ from penstock.cli import endings
 from penstock.common.machine import facts
 from penstock_bench.harness import cases, progress
 from penstock_bench.harness.cases import Case
-from penstock_bench.harness.running import BenchError, run
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import BenchError, rotated, run
 from penstock_bench.results.compare import MARGIN, compare
 from penstock_bench.results.results import Results
 

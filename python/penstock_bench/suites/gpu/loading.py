@@ -17,7 +17,7 @@ from penstock_bench.harness import cache
 from penstock_bench.harness.durable import files_below
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.options import ROOT
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.suites.gpu import accelerators
 from penstock_bench.suites.gpu.loader import SMALL_BYTES, small
 from penstock_bench.suites.gpu.run import remove

@@ -9,7 +9,7 @@ from packaging.version import parse
 
 import penstock
 from penstock import _native
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.suites.gpu import accelerators
 from penstock_bench.suites.gpu.run import remove, seconds_of
 

@@ -13,8 +13,7 @@ import penstock
 from penstock.options import DEFAULTS
 from penstock_bench.harness import cache
 from penstock_bench.harness.cases import MIB, tensor_sizes
-from penstock_bench.harness.running import BenchError
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import BenchError, rotated
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.io.search import OutOfTime, Trial
 

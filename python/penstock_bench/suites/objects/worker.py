@@ -14,7 +14,7 @@ import penstock
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import memory
 from penstock_bench.harness.measure import measured
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.suites.objects.contenders import CONTENDERS, SAVE, Setting, reach
 from penstock_bench.suites.objects.results import COPYING, LOCAL, MIRRORED
 from penstock_bench.suites.objects.server import BUCKET

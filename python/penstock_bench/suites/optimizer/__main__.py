@@ -21,7 +21,7 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.optimizer import report, worker
 from penstock_bench.suites.optimizer.results import (

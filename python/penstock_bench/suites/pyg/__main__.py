@@ -23,7 +23,7 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.pyg import place as files
 from penstock_bench.suites.pyg import report, worker

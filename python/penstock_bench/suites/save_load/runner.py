@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import process
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.suites.save_load import child, fio
 from penstock_bench.suites.save_load.child import Task

@@ -22,7 +22,7 @@ from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import cache, memory
 from penstock_bench.harness.durable import files_below
 from penstock_bench.harness.options import ROOT
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import rotated
 from penstock_bench.suites.save_load.child import memory_to_touch
 from penstock_bench.workloads import states
 

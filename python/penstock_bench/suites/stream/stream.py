@@ -13,8 +13,7 @@ from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache, fio
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.once import once
-from penstock_bench.harness.running import BenchError
-from penstock_bench.harness.turns import rotated
+from penstock_bench.harness.running import BenchError, rotated
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.stream.tokens import CASE, FIO
