@@ -13,8 +13,8 @@ from click.testing import CliRunner
 pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=ImportError)
 
 from penstock_bench.harness import process
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.suites.pyg import __main__ as pyg_command

@@ -19,6 +19,7 @@ from penstock.common.machine.quiesce import settle
 from penstock.tensors.memory import of_tensor, to_source
 from penstock_bench.harness import fio, machine
 from penstock_bench.harness.cache import drop_everything
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -27,7 +28,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.workplace import workplace
 
 if TYPE_CHECKING:
     from pathlib import Path

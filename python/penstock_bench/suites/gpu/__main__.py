@@ -15,8 +15,8 @@ import torch
 
 from penstock.common.machine import gpus
 from penstock_bench.harness import machine, progress
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import QUICK_ROUNDS, ROOT, common, output_directory
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.gpu import asking, link, loading, promises, report, saving
 from penstock_bench.suites.gpu.accelerators import NoGpuError, accelerator
 from penstock_bench.suites.gpu.results import Results

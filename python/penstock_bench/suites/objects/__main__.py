@@ -15,6 +15,7 @@ import click
 
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import machine, memory, process, progress
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -25,7 +26,6 @@ from penstock_bench.harness.options import (
     show,
 )
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.objects import layout, report, server, worker
 from penstock_bench.suites.objects.contenders import (
     CONNECTOR,

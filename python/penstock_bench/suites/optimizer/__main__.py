@@ -12,6 +12,7 @@ import click
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import fio, machine, process, progress
 from penstock_bench.harness.fio import FioError
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -22,7 +23,6 @@ from penstock_bench.harness.options import (
     show,
 )
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.optimizer import report, worker
 from penstock_bench.suites.optimizer.results import (
     COPY,

@@ -14,6 +14,7 @@ from penstock.common.machine.quiesce import settle
 from penstock.integrations.pyg.synthetic import WIDTH, Igbh
 from penstock_bench.harness import cache, fio, machine, process, progress
 from penstock_bench.harness.fio import FioError
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -24,7 +25,6 @@ from penstock_bench.harness.options import (
     show,
 )
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.pyg import place as files
 from penstock_bench.suites.pyg import report, worker
 from penstock_bench.suites.pyg.results import FIO, PEERS, PENSTOCK, ROWS, Results, Sample

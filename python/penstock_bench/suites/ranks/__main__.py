@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock_bench.harness import machine, memory, process, progress
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -20,7 +21,6 @@ from penstock_bench.harness.options import (
     show,
 )
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.ranks import planning, report, worker
 from penstock_bench.suites.ranks.results import ENTRIES, LOAD, LOAD_ALONE, SAVE, Results, Sample
 from penstock_bench.workloads.states import GIB

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock_bench.harness import machine, memory, progress
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -17,7 +18,6 @@ from penstock_bench.harness.options import (
     output_directory,
     show,
 )
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.save_load import bars, plot, report
 from penstock_bench.suites.save_load.results import Results
 from penstock_bench.suites.save_load.runner import NAMES, Plan, Runner, Workload

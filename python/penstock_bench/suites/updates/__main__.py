@@ -11,6 +11,7 @@ import click
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import machine, process, progress
+from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import (
     QUICK_ROUNDS,
     ROOT,
@@ -21,7 +22,6 @@ from penstock_bench.harness.options import (
     show,
 )
 from penstock_bench.harness.running import rotated
-from penstock_bench.harness.workplace import workplace
 from penstock_bench.suites.updates import report, worker
 from penstock_bench.suites.updates.results import WRITERS, Results, Sample
 from penstock_bench.suites.updates.worker import ROW_BYTES, Task
