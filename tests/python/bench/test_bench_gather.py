@@ -15,7 +15,7 @@ from penstock import _native, features
 from penstock.cli import cli
 from penstock.common.machine.limits import LimitError
 from penstock_bench.harness import fio
-from penstock_bench.harness.once import once
+from penstock_bench.harness.running import once
 from penstock_bench.peers.gather import (
     CALLS,
     EXACT,

@@ -232,7 +232,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing transformers takes each process ten seconds.
     forking = forks.replacing(forks.ModelPopen)
-    monkeypatch.setattr("penstock_bench.harness.once.subprocess", forking)
+    monkeypatch.setattr("penstock_bench.harness.running.subprocess", forking)
     told = CliRunner().invoke(
         cli,
         f"bench stream {tmp_path} --model toy --by resident,penstock --limit 3GB --rounds 1"

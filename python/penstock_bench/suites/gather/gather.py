@@ -14,8 +14,7 @@ from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.once import once
-from penstock_bench.harness.running import rotated
+from penstock_bench.harness.running import once, rotated
 from penstock_bench.peers.gather import GATHERERS, OURS, POOL, POOL_THREADS
 from penstock_bench.peers.gather.base import KEY, Setting
 from penstock_bench.results.results import Measurement

@@ -12,8 +12,7 @@ from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache, fio
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.once import once
-from penstock_bench.harness.running import BenchError, rotated
+from penstock_bench.harness.running import BenchError, once, rotated
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.stream.tokens import CASE, FIO
