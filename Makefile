@@ -42,7 +42,9 @@ RUST_PACKAGES := -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p pensto
 PYTEST_WORKERS := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
-# Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see python/penstock_bench/README.md)
+# Which benchmark runs, and its arguments: make bench SUITE=gather BENCH_ARGS='--help'
+# (see python/penstock_bench/README.md). Those of offload, optimizer and stream take libaio-dev.
+SUITE ?= save_load
 BENCH_ARGS ?=
 # Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
 REFRAME_DIRECTORY ?= .cache/reframe
@@ -194,31 +196,16 @@ compat: wheel ## Run the plug-ins with old and new versions of their frameworks;
 compat-new: wheel ## Show which newer versions the registry has than were tried, and run those.
 	$(VENV)/bin/python -m tests.compat new --wheel dist/penstock-*.whl $(COMPAT_ARGS)
 
+# The suites that are commands for users too write a page; the others say where their results are.
+BENCH_COMMANDS := checkpoint gather io stream
+
 .PHONY: bench
-bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
-	$(VENV)/bin/python -m penstock_bench.suites.save_load $(BENCH_ARGS)
-
-.PHONY: bench-training
-bench-training: $(VENV)/.bench $(NATIVE) ## Train and save: what training loses, with us and others.
-	$(VENV)/bin/python -m penstock_bench.suites.training $(BENCH_ARGS)
-
-.PHONY: bench-ranks
-bench-ranks: $(VENV)/.bench $(NATIVE) ## Save and load with four ranks, and plan for thousands.
-	$(VENV)/bin/python -m penstock_bench.suites.ranks $(BENCH_ARGS)
-
-.PHONY: bench-offload
-bench-offload: $(VENV)/.bench $(NATIVE) ## Move tensors from and to files: we, DeepSpeed (libaio-dev) and fio.
-	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
-		$(VENV)/bin/python -m penstock_bench.suites.offload $(BENCH_ARGS)
-
-.PHONY: bench-optimizer
-bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storage: we, ZeRO-Infinity (libaio-dev) and fio.
-	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
-		$(VENV)/bin/python -m penstock_bench.suites.optimizer $(BENCH_ARGS)
-
-.PHONY: bench-export
-bench-export: $(VENV)/.bench $(NATIVE) ## Make directories of models of checkpoints: by links, of pieces, and fio.
-	$(VENV)/bin/python -m penstock_bench.suites.exporting $(BENCH_ARGS)
+bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: SUITE=save_load, training, ranks, offload, optimizer, exporting, updates, pyg, gather, stream, checkpoint, io.
+	mkdir -p .cache/bench
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions DS_ACCELERATOR=cpu \
+		$(if $(filter $(SUITE),$(BENCH_COMMANDS)),$(VENV)/bin/penstock bench $(SUITE) .cache/bench \
+			--output .cache/bench/$(SUITE).json --report .cache/bench/$(SUITE).html, \
+			$(VENV)/bin/python -m penstock_bench.suites.$(SUITE)) $(BENCH_ARGS)
 
 # In an environment of its own: s3fs takes another boto3 than the peers of `make bench` have. Ours comes
 # as `maturin develop` has installed it, a path and metadata.
@@ -243,27 +230,6 @@ bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its
 	for name in lightning transformers accelerate deepspeed torchtitan ray jax dcp; do \
 		$(VENV)/bin/python -m penstock_bench.suites.frameworks.$$name $(BENCH_ARGS) || exit; \
 	done
-
-.PHONY: bench-updates
-bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
-	$(VENV)/bin/python -m penstock_bench.suites.updates $(BENCH_ARGS)
-
-.PHONY: bench-pyg
-bench-pyg: $(VENV)/.bench $(NATIVE) ## Train a graph network whose features are on storage: we, PyG over memmap, fio.
-	$(VENV)/bin/python -m penstock_bench.suites.pyg $(BENCH_ARGS)
-
-.PHONY: bench-stream
-bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not fit: we, accelerate, airllm, DeepSpeed (libaio-dev).
-	mkdir -p .cache/bench
-	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions DS_ACCELERATOR=cpu \
-		$(VENV)/bin/penstock bench stream .cache/bench --output .cache/bench/stream.json \
-		--report .cache/bench/stream.html $(BENCH_ARGS)
-
-.PHONY: bench-gather
-bench-gather: $(VENV)/.bench $(NATIVE) ## Gather rows by id: we, fio, mappings, LMDB, RocksDB, Lance, others' patterns; about 15 minutes.
-	mkdir -p .cache/bench
-	$(VENV)/bin/penstock bench gather .cache/bench --output .cache/bench/gather.json \
-		--report .cache/bench/gather.html $(BENCH_ARGS)
 
 # Serial: checks at the same time would measure each other.
 .PHONY: reframe
@@ -292,6 +258,10 @@ check-rust: lint-toolchain $(VENV)/.created
 	cargo clippy --locked --workspace --all-targets --no-default-features -- -D warnings
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --all-features
+
+# No PyTorch is downloaded for it.
+.PHONY: rust
+rust: check-rust test-rust ## Check and test the Rust half alone.
 
 .PHONY: check-python
 check-python: $(VENV)/.develop $(NATIVE)

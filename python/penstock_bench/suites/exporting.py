@@ -1,4 +1,4 @@
-"""The command behind `make bench-export`: directories of models, made of checkpoints."""
+"""The command behind `make bench SUITE=exporting`: directories of models, made of checkpoints."""
 
 from __future__ import annotations
 

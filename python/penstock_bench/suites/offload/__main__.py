@@ -1,4 +1,4 @@
-"""The command behind `make bench-offload`."""
+"""The command behind `make bench SUITE=offload`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command behind `make bench-optimizer`."""
+"""The command behind `make bench SUITE=optimizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command behind `make bench-pyg`."""
+"""The command behind `make bench SUITE=pyg`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command behind `make bench-ranks`."""
+"""The command behind `make bench SUITE=ranks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command behind `make bench-training`."""
+"""The command behind `make bench SUITE=training`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command behind `make bench-updates`."""
+"""The command behind `make bench SUITE=updates`."""
 
 from __future__ import annotations
 
