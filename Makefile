@@ -143,7 +143,7 @@ test-slow: test-toolchain $(VENV)/.develop $(NATIVE) cuda-fake ## Run the slow t
 		--skip every_mutant
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
 	PENSTOCK_TORTURE_FAMILIES=300 $(VENV)/bin/python -m pytest $(PYTEST_WORKERS) \
-		tests/python/state/test_hypothesis.py tests/python/state/test_state.py
+		tests/python/checkpoint/state/test_hypothesis.py tests/python/checkpoint/state/test_state.py
 
 # Servers of S3's protocol and of Azure's for the tests of checkpoints in buckets, which say that they are
 # skipped where there is no Go to build the one with, or no npm to install the other.
@@ -324,11 +324,11 @@ torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
 	PENSTOCK_TORTURE_KILLS=$(TORTURE_PYTHON_KILLS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		$(VENV)/bin/python -m pytest tests/python/test_kill.py -k any_kill -s
+		$(VENV)/bin/python -m pytest tests/python/checkpoint/test_kill.py -k any_kill -s
 	PENSTOCK_TORTURE_LAZY_SAVES=$(TORTURE_LAZY_SAVES) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		$(VENV)/bin/python -m pytest tests/python/saving/test_lazy_torn.py -k of_any_kind -s
+		$(VENV)/bin/python -m pytest tests/python/checkpoint/saving/test_lazy_torn.py -k of_any_kind -s
 	PENSTOCK_TORTURE_TRANSFERS=$(TORTURE_TRANSFERS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		$(VENV)/bin/python -m pytest tests/python/offload/test_ends.py -k leave_nothing -s
+		$(VENV)/bin/python -m pytest tests/python/io/test_ends.py -k leave_nothing -s
 	PENSTOCK_TORTURE_STEPS_KILLED=$(TORTURE_STEPS) PENSTOCK_TORTURE_STEPS_CUT=$(TORTURE_STEPS) \
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/offload/optim/test_ended.py -s --timeout 7200
@@ -339,7 +339,7 @@ torture-frameworks: $(VENV)/.develop $(NATIVE) ## Kill the trainings of each fra
 	env $(foreach name,$(FRAMEWORKS),PENSTOCK_TORTURE_$(name)_KILLS=$(FRAMEWORK_KILLS)) \
 		PENSTOCK_TORTURE_RAY_WORKER_KILLS=3 \
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) $(VENV)/bin/python -m pytest -s --timeout 7200 \
-		tests/python/integrations tests/python/test_example_programs.py -k kill $(PYTEST_ARGS)
+		tests/python/integrations tests/python/documentation/test_example_programs.py -k kill $(PYTEST_ARGS)
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

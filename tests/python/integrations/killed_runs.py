@@ -6,7 +6,7 @@ import random
 import time
 
 from conftest import tell
-from test_example_programs import Program, said
+from documentation.test_example_programs import Program, said
 
 EVERY = 4
 KEPT = 3

@@ -17,7 +17,7 @@ import pytest
 import forks
 import penstock
 from conftest import tell
-from test_example_programs import Program, said
+from documentation.test_example_programs import Program, said
 
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "90211"))
 KILLS = os.environ.get("PENSTOCK_TORTURE_LIGHTNING_KILLS")

@@ -19,9 +19,9 @@ import penstock
 import titan
 from conftest import mounted, tell
 from damaged import damage
+from documentation.test_example_programs import Program, said
 from penstock.integrations import dcp
 from penstock.integrations.torchtitan import Checkpointer
-from test_example_programs import Program, said
 from titan import begun, end, trained
 
 pytestmark = [

@@ -34,6 +34,7 @@ from transformers import (
 import forks
 import penstock
 from conftest import REPOSITORY, mounted, tell
+from documentation.test_example_programs import Program, said
 from penstock.integrations import versions
 from penstock.integrations.transformers import (
     PenstockTrainerMixin,
@@ -44,7 +45,6 @@ from penstock.integrations.transformers import (
     parts,
 )
 from penstock.integrations.transformers import run as runs
-from test_example_programs import Program, said
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_TRANSFORMERS_KILLS", 3))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from release.source import linked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 ADDRESS = "https://forge.example/penstock"
 

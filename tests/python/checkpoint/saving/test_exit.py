@@ -9,9 +9,9 @@ import pytest
 import penstock
 import victim
 from background import run_to_its_end
+from checkpoint.test_kill import Victim
 from compare import assert_same
 from conftest import MATRIX, run_child, tell, uring_refusal
-from test_kill import Victim
 
 END = """
     import os, signal, sys, threading, time

@@ -100,7 +100,7 @@ def test_plug_ins_use_the_public_api_and_what_is_offered_to_them():
 
 
 def test_the_contract_of_plug_ins_is_the_same():
-    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     (forbidden,) = (one["forbidden_modules"] for one in contracts if one["type"] == "forbidden")
     # The native module is none of Python, so no contract can name it.

@@ -16,7 +16,7 @@ from penstock_bench.suites.gpu.__main__ import GROUPS
 from penstock_bench.suites.gpu.results import Results
 from penstock_bench.suites.gpu.rows import ROWS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 OF_CUDA = {
     "stall_dcp", "lazy_steps", "load_fastsafetensors", "load_safetensors", "load_instanttensor",
