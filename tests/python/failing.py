@@ -1,13 +1,15 @@
-"""A disk whose writes fail below every engine, by the error of the kernel itself."""
+"""Storage that fails below every engine: by the kernel's own errors, or by those of a server."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conftest import mounted, run_or_skip
+from user_space import user_space
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,3 +66,47 @@ def failing_disk(directory: Path, size_bytes: int) -> Iterator[FailingDisk]:
         finally:
             disk.heal()
             subprocess.run(["umount", path], check=True)
+
+
+class FailingFiles:
+    """A file system in user space some of whose operations fail (`failing_files.py`).
+
+    Attributes:
+        path: Where it is mounted.
+    """
+
+    def __init__(self, path: Path, server: subprocess.Popen[str]) -> None:
+        self.path = path
+        self._server = server
+
+    def fail(
+        self, operation: str, kind: str, skip: int = 0, count: int = 1, name: str = ""
+    ) -> None:
+        """Lets some operations fail; see `failing_files.Fault`."""
+        told = {"operation": operation, "kind": kind, "skip": skip, "count": count, "name": name}
+        self._tell(told)
+
+    def heal(self) -> tuple[dict[str, int], int]:
+        """Lets no operation fail; says how many of each there were since, and how many failed."""
+        done = self._tell(None)
+        return done["counts"], done["failed"]
+
+    def _tell(self, told: dict[str, object] | None) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(told) + "\n")
+        self._server.stdin.flush()
+        done: dict[str, Any] = json.loads(self._server.stdout.readline())
+        return done
+
+
+@contextmanager
+def failing_files(directory: Path) -> Iterator[FailingFiles]:
+    """Such a file system; skips where this machine does not let us mount one."""
+    directory.mkdir()
+    with user_space(directory, "failing_files.py") as (path, server):
+        files = FailingFiles(path, server)
+        try:
+            yield files
+        finally:
+            files.heal()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from user_space import user_space
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_MOUNTED_SECONDS_MAX = 20
+    from pathlib import Path
 
 
 class Place(NamedTuple):
@@ -90,28 +88,9 @@ def _overlay(
 
 @contextmanager
 def _linkless(path: Path, answer: str, *, renames_new: bool) -> Iterator[Place]:
-    pytest.importorskip("mfusepy", exc_type=ImportError, reason="no mfusepy: `make places`")
-    behind, point = path / "behind", path / "fuse"
-    behind.mkdir()
-    point.mkdir()
-    script = Path(__file__).with_name("linkless.py")
     names = "free" if renames_new else "replacing"
-    command = [sys.executable, script, behind, point, answer, names]
-    with open(path / "said", "w+") as said:
-        server = subprocess.Popen(command, stdout=said, stderr=said)
-        try:
-            deadline = time.monotonic() + _MOUNTED_SECONDS_MAX
-            while not os.path.ismount(point):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    said.seek(0)
-                    pytest.skip(f"no FUSE here (`make places`): {said.read()[-300:]}")
-                time.sleep(0.01)
-            yield Place(point, locks=False, links=False, renames_new=renames_new)
-        finally:
-            if os.path.ismount(point):
-                subprocess.run(["umount", point], check=True)
-            server.kill() if server.poll() is None and not os.path.ismount(point) else None
-            server.wait()
+    with user_space(path, "linkless.py", answer, names) as (point, _):
+        yield Place(point, locks=False, links=False, renames_new=renames_new)
 
 
 LINKLESS = {

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock import _native
 from penstock.common import tracing
-from penstock.errors import PenstockError, UnsupportedStateError
+from penstock.errors import PenstockError, TransferError, UnsupportedStateError
 from penstock.offload.streaming.bound_weights import (
     bind,
     check_untouched,
@@ -269,11 +270,24 @@ class Streamer:
 
     def _entered(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
         """Its weights, and whether they were there; `called` are those that it is called by."""
+        while True:
+            loaded, was_ahead = self._taken(call, called)
+            try:
+                return loaded, self._read(self.units[call.index], loaded)
+            except TransferError:
+                # Storage may have come back since it was read ahead.
+                with self._lock:
+                    if not was_ahead or len(loaded.users) > 1:
+                        raise
+                    loaded.users.discard(call)
+
+    def _taken(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
+        """Weights that are there, or come, for a call; and whether they did before it."""
         index = call.index
         with self._lock:
             while self._is_resized and not called:
                 self._changed.wait()
-            while (loaded := self._found(index)) is None and not self._demand(index):
+            while (found := self._found(index)) is None and not self._demand(index):
                 if passing := called - self._resident:
                     raise UnsupportedStateError(
                         f"{self.units[index].name!r} is called while"
@@ -284,18 +298,22 @@ class Streamer:
                 self._changed.wait()
             loaded = self._loaded[index]
             loaded.users.add(call)
+        return loaded, found is not None
+
+    def _read(self, unit: Unit, loaded: _Loaded) -> bool:
+        """Waits for the weights of a unit in use; returns whether they were there."""
         try:
             with self._lock:
                 self._read_ahead()
             is_hit = loaded.transfer.done()
             if is_hit:
-                self._finish(self.units[index], loaded)
+                self._finish(unit, loaded)
             else:
-                self._wait(self.units[index], loaded)
+                self._wait(unit, loaded)
         except BaseException:
             loaded.is_failed = True
             raise
-        return loaded, is_hit
+        return is_hit
 
     def lasting(self, index: int, output: Any) -> Any:
         """What a call returns, with copies of what is in memory that is about to be let go.

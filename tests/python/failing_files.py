@@ -1,0 +1,181 @@
+"""A file system in user space some of whose operations fail: another directory, seen through it.
+
+``python failing_files.py DIRECTORY MOUNTPOINT``. Each line on standard input is a `Fault` as JSON,
+or null for none; the answer is a line with the operations since the line before, and how many of
+them failed. It ends when it is unmounted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+from typing import NamedTuple
+
+from passthrough import Passthrough, Renaming
+
+
+class Fault(NamedTuple):
+    """What goes wrong with which operations.
+
+    Attributes:
+        operation: The name of the method here.
+        kind: The name of an error; ``short`` for half of what was asked for; ``flipped`` for one
+            other bit in what is read; ``lost`` for a sync that fails, with what it was to sync.
+        skip: So many operations of that name are let through before.
+        count: So many fail.
+        name: Files whose path has this in it.
+    """
+
+    operation: str
+    kind: str
+    skip: int = 0
+    count: int = 1
+    name: str = ""
+
+
+_PAGE_BYTES = 1 << 12
+"""A short transfer ends at a whole one, where direct I/O can go on."""
+
+
+def _half(nbytes):
+    return nbytes // 2 // _PAGE_BYTES * _PAGE_BYTES or nbytes
+
+
+class Failing(Passthrough):
+    """A directory, with faults."""
+
+    renames_new = True
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self._fault = None
+        self._seen = 0
+        self._failed = 0
+        self._counts = {}
+        self._unsynced = {}
+        self._lock = threading.Lock()
+
+    def init_with_config(self, connection, config):
+        # In a page cache a short read is the end of the file, and the kernel puts zeros behind it.
+        config.direct_io = 1
+        config.use_ino = 1
+        config.hard_remove = 1
+        for name in ("attr_timeout", "entry_timeout", "negative_timeout"):
+            setattr(config, name, 0.0)
+
+    def set(self, fault):
+        """Takes another fault; returns what was done under the one before."""
+        with self._lock:
+            done = {"counts": self._counts, "failed": self._failed}
+            self._fault, self._seen, self._failed, self._counts = fault, 0, 0, {}
+        return done
+
+    def _kind(self, operation, *paths):
+        """What goes wrong with an operation, if it is not an error, which is raised."""
+        with self._lock:
+            self._counts[operation] = self._counts.get(operation, 0) + 1
+            fault = self._fault
+            if fault is None or fault.operation != operation:
+                return None
+            if not any(fault.name in path for path in paths if path is not None):
+                return None
+            self._seen += 1
+            if not fault.skip < self._seen <= fault.skip + fault.count:
+                return None
+            self._failed += 1
+        if fault.kind in ("short", "flipped", "lost"):
+            return fault.kind
+        raise OSError(getattr(errno, fault.kind), "a fault")
+
+    def read(self, path, size, offset, fh):
+        kind = self._kind("read", path)
+        if kind == "short":
+            return super().read(path, _half(size), offset, fh)
+        found = super().read(path, size, offset, fh)
+        if kind == "flipped" and found:
+            middle = len(found) // 2
+            found = found[:middle] + bytes([found[middle] ^ 1]) + found[middle + 1 :]
+        return found
+
+    def write(self, path, data, offset, fh):
+        if self._kind("write", path) == "short":
+            data = data[: _half(len(data))]
+        number = os.fstat(fh).st_ino
+        self._unsynced.setdefault(number, []).append((offset, len(data)))
+        return super().write(path, data, offset, fh)
+
+    def fsync(self, path, datasync, fh):
+        kind = self._kind("fsync", path)
+        unsynced = self._unsynced.pop(os.fstat(fh).st_ino, [])
+        if kind == "lost":
+            # As a kernel that has dropped the pages which it could not write.
+            for offset, nbytes in unsynced:
+                os.pwrite(fh, bytes(nbytes), offset)
+            raise OSError(errno.EIO, "a fault")
+
+    def fsyncdir(self, path, datasync, fh):
+        self._kind("fsyncdir", path)
+
+    def fallocate(self, path, mode, offset, size, fh):
+        self._kind("fallocate", path)
+        if mode:
+            raise OSError(errno.EOPNOTSUPP, "not this mode")
+        os.posix_fallocate(fh, offset, size)
+
+    def open(self, path, flags):
+        self._kind("open", path)
+        return super().open(path, flags)
+
+    def create(self, path, mode, fi=None):
+        self._kind("create", path)
+        return super().create(path, mode, fi)
+
+    def link(self, target, source):
+        self._kind("link", target, source)
+        super().link(target, source)
+
+    def rename(self, old, new):
+        self._kind("rename", old, new)
+        super().rename(old, new)
+
+    def truncate(self, path, length, fh=None):
+        self._kind("truncate", path)
+        super().truncate(path, length, fh)
+
+    def unlink(self, path):
+        self._kind("unlink", path)
+        super().unlink(path)
+
+    def mkdir(self, path, mode):
+        self._kind("mkdir", path)
+        super().mkdir(path, mode)
+
+    def rmdir(self, path):
+        self._kind("rmdir", path)
+        super().rmdir(path)
+
+    def readdir(self, path, fh):
+        self._kind("readdir", path)
+        # Where inodes are ours, an entry without one is none.
+        return [
+            (name, {"st_ino": os.lstat(f"{self._at(path)}/{name}").st_ino}, 0)
+            for name in super().readdir(path, fh)
+        ]
+
+
+def _listen(files):
+    for line in sys.stdin:
+        told = json.loads(line)
+        done = files.set(None if told is None else Fault(**told))
+        sys.stdout.write(json.dumps(done) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    os.umask(0)
+    failing = Failing(sys.argv[1])
+    threading.Thread(target=_listen, args=(failing,), daemon=True).start()
+    Renaming(failing, sys.argv[2], foreground=True, nothreads=True, fsname="failing", dev=True)
