@@ -24,6 +24,7 @@ TORTURE_SALVAGES ?= 500
 TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
 TORTURE_FAULTS ?= 1000
+TORTURE_PYTHON_FAULTS ?= 200
 TORTURE_MIRROR_KILLS ?= 500
 TORTURE_DEVICE_SAVES ?= 10000
 TORTURE_TESTS := --features objects --test device --test crash --test every_step --test power_cut --test kill --test care \
@@ -332,6 +333,9 @@ torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on
 	PENSTOCK_TORTURE_STEPS_KILLED=$(TORTURE_STEPS) PENSTOCK_TORTURE_STEPS_CUT=$(TORTURE_STEPS) \
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/offload/optim/test_ended.py -s --timeout 7200
+	PENSTOCK_TORTURE_FAULTS=$(TORTURE_PYTHON_FAULTS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		$(VENV)/bin/python -m pytest tests/python/test_failing_files.py \
+		tests/python/offload/test_stream_faults.py -s --timeout 7200
 
 # Trainings by each framework, killed at random moments and resumed; more than an hour.
 .PHONY: torture-frameworks

@@ -112,8 +112,10 @@ class Failing(Passthrough):
         unsynced = self._unsynced.pop(os.fstat(fh).st_ino, [])
         if kind == "lost":
             # As a kernel that has dropped the pages which it could not write.
-            for offset, nbytes in unsynced:
-                os.pwrite(fh, bytes(nbytes), offset)
+            with open(f"/proc/self/fd/{fh}", "r+b") as file:
+                for offset, nbytes in unsynced:
+                    file.seek(offset)
+                    file.write(bytes(nbytes))
             raise OSError(errno.EIO, "a fault")
 
     def fsyncdir(self, path, datasync, fh):

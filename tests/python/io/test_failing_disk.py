@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import penstock
+from conftest import slow
 from failing import failing_disk
 from offload.optim.training_of import assert_equal, parameters, set_gradients
 from penstock import offload
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DISK_BYTES = 256 << 20
-ROOMS = (0, 1 << 20, 5 << 20)
+ROOMS = (0, *slow(1 << 20), 5 << 20)
 """Bytes that are written before the first failure."""
 
 REFUSED = (errno.EIO, errno.ENOSPC)

@@ -34,7 +34,7 @@ from offload.optim.training_of import in_memory, parameters, set_gradients
 from penstock import offload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
 SHAPES = ((700, 1000), (17,), (64, 64), (5,))
@@ -62,10 +62,15 @@ def digest(ours: list[Any], state: dict[str, Any]) -> str:
 
 
 class Straight:
-    """The digests of a run that nobody ends, in memory."""
+    """The digests of a run that nobody ends, in memory.
 
-    def __init__(self) -> None:
-        self._ours = parameters(torch.bfloat16, SHAPES)
+    Args:
+        shapes: Of its parameters.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
+        self.shapes = shapes
+        self._ours = parameters(torch.bfloat16, shapes)
         self._masters = [torch.nn.Parameter(one.detach().float()) for one in self._ours]
         self._optimizer = torch.optim.AdamW(self._masters, fused=True)
         self._digests = [digest(self._ours, {})]
