@@ -94,11 +94,11 @@ def save(
         process_group: The ranks that save together; None for all, if there are any.
         no_dist: Save alone, whatever ranks there are: as one of them, or each to a path of its own.
         groups: Tensors that readers of models are to find, such as ``{"model": ""}``: those below
-            the dotted name lie in shards of their own, under the names that the model has for them
-            (``module.`` in front and ``_orig_mod`` are taken out where nothing lies beside
-            them). The group ``""`` gets an index
-            beside the shards, by which ``from_pretrained`` and others load the directory. Others
-            are for `penstock.export`. Where ranks hold pieces of its tensors there is no index, and
+            the name, as `penstock.inspect` shows names, lie in shards of their own, under the
+            names that the model has for them (``module.`` in front and ``_orig_mod`` are taken out
+            where nothing lies beside them). The group ``""`` gets an index beside the shards, by
+            which ``from_pretrained`` and others load the directory. Others are for
+            `penstock.export`. Where ranks hold pieces of its tensors there is no index, and
             `SaveReport.fallbacks` says so.
         files: Small files that lie beside the shards, and are verified and deleted with them:
             contents or paths by name, or a directory, of which all but the weights are taken

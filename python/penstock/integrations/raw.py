@@ -8,10 +8,11 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.state.flatten import flatten
+from penstock.checkpoint.state.names import labels, matcher
 from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _MARK = "penstock.pickle"
 """The only key of a dictionary that stands for a pickled value."""
@@ -26,24 +27,61 @@ def packed(state: Any, name: str, patterns: Sequence[str], *, is_last_resort: bo
     Args:
         state: The state; it is not changed.
         name: What it is called itself; empty where its values go by their own names.
-        patterns: Dotted names, or patterns of `fnmatch` over them.
+        patterns: Names as `penstock.inspect` shows them, or patterns of `fnmatch` over names.
         is_last_resort: Whether to leave as it is what can be stored otherwise.
 
     Raises:
         UnsupportedStateError: Such a value cannot be pickled.
     """
+    if not patterns:
+        return state
+    # Names first: the keys as they are count for patterns that match none.
+    of_names = [(pattern, matcher(pattern)) for pattern in patterns]
+    matching = {
+        pattern
+        for one, _ in _names(state, name, name)
+        for pattern, matches in of_names
+        if matches(one)
+    }
 
-    def below(key: Any, one: Any) -> Any:
-        return packed(one, _below(name, key), patterns, is_last_resort=is_last_resort)
+    def is_chosen(one: str, written: str) -> bool:
+        return any(
+            matches(one) if pattern in matching else fnmatch.fnmatchcase(written, pattern)
+            for pattern, matches in of_names
+        )
 
-    if name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-        is_kept = is_last_resort and is_storable(state)
-        return state if is_kept else {_MARK: _pickled(state, name)}
-    if isinstance(state, dict):
-        return like(state, {key: below(key, one) for key, one in state.items()})
-    if type(state) in (list, tuple):
-        return type(state)(below(index, one) for index, one in enumerate(state))
-    return state
+    def walk(one: Any, name: str, written: str) -> Any:
+        if name and is_chosen(name, written):
+            is_kept = is_last_resort and is_storable(one)
+            return one if is_kept else {_MARK: _pickled(one, name)}
+        if not _is_container(one):
+            return one
+        items = {key: walk(inner, *below) for key, inner, below in _children(one, name, written)}
+        return like(one, items) if isinstance(one, dict) else type(one)(items.values())
+
+    return walk(state, name, name)
+
+
+def _names(state: Any, name: str, written: str) -> Iterator[tuple[str, str]]:
+    """The names of a state and of all in it, each also with its keys as they are."""
+    if name:
+        yield name, written
+    if _is_container(state):
+        for _, inner, below in _children(state, name, written):
+            yield from _names(inner, *below)
+
+
+def _children(state: Any, name: str, written: str) -> Iterator[tuple[Any, Any, tuple[str, str]]]:
+    """Of a container each key, value, and the value's name, also with its keys as they are."""
+    keys = list(state) if isinstance(state, dict) else range(len(state))
+    values = list(state.values()) if isinstance(state, dict) else state
+    parts = labels(keys, lambda index: _is_container(values[index]) and bool(values[index]))
+    for key, value, part in zip(keys, values, parts, strict=True):
+        yield key, value, (_below(name, part), _below(written, key))
+
+
+def _is_container(state: Any) -> bool:
+    return isinstance(state, dict) or type(state) in (list, tuple)
 
 
 def is_storable(state: Any) -> bool:

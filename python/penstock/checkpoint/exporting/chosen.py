@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.saving.groups import IN_PLACE, Groups
 from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.names import unescaped
+from penstock.checkpoint.state.names import containers, plain_text, unescaped
 from penstock.errors import StateMismatchError
 from penstock.tensors import dtypes
 
@@ -200,7 +200,9 @@ def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str
     for label, stored, _ in leaves:
         if stored.window is None and stored.of in known:
             labels.setdefault(stored.of, []).append(label)
-    above = [{one for label in each for one in _above(label)} for each in labels.values()]
+    above = [
+        {one for label in each for one in ("", *containers(label))} for each in labels.values()
+    ]
     every = [label for label, _, _ in leaves]
     for prefix in sorted(set.intersection(*above) if above else (), key=len, reverse=True):
         members = Groups({prefix: IN_PLACE}).members(every)
@@ -210,17 +212,6 @@ def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str
         ):
             return prefix
     return None
-
-
-def _above(label: str) -> list[str]:
-    """The dotted names that a leaf may be below."""
-    pieces = label.split(".")
-    return [".".join(pieces[:count]) for count in range(len(pieces))]
-
-
-def plain_text(name: str) -> str:
-    """A name as files can have it; `docs/format.md`, 6.4."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _key(checkpoint: OpenCheckpoint, names: list[str]) -> str:

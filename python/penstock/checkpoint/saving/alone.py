@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.saving.apart import untied
+from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.view.live import captured
 from penstock.common.events import observed
@@ -37,8 +38,7 @@ def write_alone(
     began = time.perf_counter()
     with span("flatten"):
         flat = flatten(captured(state))
-        grouped = destination.groups.grouped(flat)
-        index, unindexed = destination.groups.index(flat)
+        grouping = Grouping.of(destination.groups, flat)
     flatten_seconds = time.perf_counter() - began
     destination.give_way()
     with shown(progress, "saving") as update:
@@ -48,16 +48,16 @@ def write_alone(
             flat.aliases,
             flat.tree,
             linked=flat.linked,
-            grouped=grouped,
+            grouped=grouping.rows,
             step=destination.step,
             metadata=destination.metadata,
             overwrite=destination.overwrite,
             files=list(destination.files),
-            index=index,
+            index=grouping.index,
             options=settings,
             progress=update,
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
-    fields["fallbacks"] += [*unindexed, *untied(flat)]
+    fields["fallbacks"] += [*grouping.unindexed, *untied(flat)]
     return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

@@ -15,25 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import _native
 from penstock.checkpoint.saving.wrappers import final_names
+from penstock.checkpoint.state.names import containers, plain_text, unescaped
 from penstock.common.found import is_directory
-from penstock.errors import StorageError, UnsupportedStateError
-from penstock.reports import Fallback
+from penstock.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.checkpoint.state.flattened import Flattened
-    from penstock.tensors.memory import TensorSource
 
 IN_PLACE = ""
 """The group whose index lies in the checkpoint's directory."""
 
 Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str]"
 """Small files by name, as bytes or as a path to read; or a directory, for all but its weights."""
-
-_RESERVED = "__metadata__"
-_LED = re.compile(r"@[0-9]+$")
-"""How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
 
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _WEIGHTS = (
@@ -47,7 +41,14 @@ _STEP = re.compile(r"(step|damaged)-[0-9-]+")
 _NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
+    """What a tensor is to its group.
+
+    Attributes:
+        group: The group's name.
+        name: What the model calls the tensor, escaped as names are.
+    """
+
     group: str
     name: str
 
@@ -57,7 +58,8 @@ class Groups:
     """Which tensors belong to which group.
 
     Attributes:
-        group_of: The group of what is below a dotted name.
+        group_of: The group of what is below a name, which is as `penstock.inspect` shows it, or the
+            keys as they are, joined by dots.
     """
 
     group_of: Mapping[str, str]
@@ -89,13 +91,31 @@ class Groups:
             raise ValueError(f"groups={found!r}: two groups have one name: each needs its own")
         return cls(found)
 
+    def among(self, names: Iterable[str]) -> Groups:
+        """The same groups, by names of the state alone.
+
+        Args:
+            names: Those of all tensors of the state. A group is what is below its name; where that
+                is nothing, what is below the keys that are written so.
+        """
+        listed = list(names)
+        found: dict[str, str] = {}
+        for prefix, group in self.group_of.items():
+            if not any(_is_below(name, prefix) for name in listed):
+                written = (above for name in listed for above in containers(name))
+                found |= dict.fromkeys(
+                    (above for above in written if plain_text(unescaped(above)) == prefix), group
+                )
+            found.setdefault(prefix, group)
+        return Groups(found)
+
     def group(self, name: str) -> str | None:
-        """The group of a tensor of a dotted name; None where it is of none."""
+        """The group of a tensor of a name; None where it is of none."""
         prefix = self._prefix(name)
         return None if prefix is None else self.group_of[prefix]
 
-    def members(self, names: Iterable[str]) -> dict[str, _Member]:
-        """The group of each tensor and its name in there, by dotted names.
+    def members(self, names: Iterable[str]) -> dict[str, Member]:
+        """The group of each tensor and its name in there, by names.
 
         Args:
             names: Those of all tensors of the state; the ones of no group are left out.
@@ -105,112 +125,23 @@ class Groups:
             prefix = self._prefix(name)
             if prefix is not None:
                 below[prefix][name] = name[len(prefix) + 1 :] if prefix else name
-        found: dict[str, _Member] = {}
+        found: dict[str, Member] = {}
         for prefix, group in self.group_of.items():
             final_of = final_names(below[prefix].values())
             for name, inner in below[prefix].items():
-                found[name] = _Member(group, final_of[inner])
+                found[name] = Member(group, final_of[inner])
         return found
 
     def _prefix(self, name: str) -> str | None:
-        """The dotted name of a group that a tensor is below."""
+        """The name of a group that a tensor is below."""
         for prefix in self.group_of:
             if name != prefix and _is_below(name, prefix):
                 return prefix
         return None
 
-    def grouped(self, flat: Flattened, rank: int | None = None) -> list[tuple[int, str, str]]:
-        """The tensors that are of a group, as the native module takes them.
-
-        Args:
-            flat: The state, taken apart.
-            rank: Which of many ranks this is. What each has of its own counts for the first only.
-
-        Raises:
-            UnsupportedStateError: Two tensors of a group have one name, or it has none.
-        """
-        if not self.group_of:
-            return []
-        further: dict[int, list[str]] = {index: [*names] for index, names in flat.further.items()}
-        for name, tensor, window in flat.aliases:
-            if window is None:
-                further.setdefault(tensor, []).append(name)
-        rows: list[tuple[int, str, str]] = []
-        taken: dict[_Member, str] = {}
-        named = {
-            index: [_label(source), *further.get(index, ())]
-            for index, source in enumerate(flat.tensors)
-            if not (source[7] is None and rank)
-        }
-        windows = [name for name, _, window in flat.aliases if window is not None]
-        linked = [row[0] for row in flat.linked[1]]
-        every = [name for names in named.values() for name in names]
-        members = self.members([*every, *windows, *flat.apart, *linked])
-        present = {one.group for name in every if (one := members.get(name)) is not None}
-        for index, names in named.items():
-            source, label = flat.tensors[index], names[0]
-            box = source[7]
-            member = _of_tied([members[name] for name in names if name in members])
-            if member is None or _is_bytes(source[6]):
-                continue
-            if member.name == _RESERVED:
-                raise UnsupportedStateError(
-                    f"{label}: {_RESERVED} is no name of a tensor in safetensors: rename the key",
-                    key=label,
-                )
-            if box is not None and box[1] != source[2]:
-                # Pieces, of which a rank may have several.
-                member = _Member(member.group, _free(member, taken))
-            if member in taken:
-                raise UnsupportedStateError(
-                    f"{label}: in the group {member.group!r} it is called {member.name!r}, as "
-                    f"{taken[member]} is: rename a key of one",
-                    key=label,
-                )
-            taken[member] = label
-            rows.append((index, *member))
-        for index, row in enumerate(flat.linked[1], len(flat.tensors)):
-            # Its file calls it what it does: it is of the group under that name only.
-            member, label = members.get(row[0]), row[6]
-            if member is not None and member.name == label and row[7] is None:
-                rows.append((index, *member))
-                present.add(member.group)
-        missing = set(self.group_of.values()) - present
-        if missing and rank is None:
-            prefix = next(name for name, group in self.group_of.items() if group in missing)
-            raise UnsupportedStateError(
-                f"groups: the state has no tensor below {prefix!r}: name a key of it, or several "
-                "with dots between",
-                key=prefix,
-            )
-        return rows
-
-    def index(self, flat: Flattened) -> tuple[str | None, list[Fallback]]:
-        """The group to make an index of, or why there is none."""
-        if IN_PLACE not in self.group_of.values():
-            return None, []
-        windows = [name for name, _, window in flat.aliases if window is not None]
-        for name in [*windows, *flat.apart]:
-            if self.group(name) == IN_PLACE:
-                reason = f"{name} has no bytes of its own: `penstock export` writes it out"
-                return None, [Fallback(reason, "unindexed")]
-        return IN_PLACE, []
-
 
 NO_GROUPS = Groups({})
 """All tensors lie together."""
-
-
-def _label(source: TensorSource) -> str:
-    """The dotted name of a tensor, or of the one that it is a box of."""
-    box = source[7]
-    return source[0] if box is None else _LED.sub("", box[0])
-
-
-def _of_tied(members: list[_Member]) -> _Member | None:
-    """Where a tensor of several names lies: in the group with the index, if it is of that."""
-    indexed = [member for member in members if member.group == IN_PLACE]
-    return next(iter(indexed or members), None)
 
 
 def read_files(files: Files | None) -> list[tuple[str, bytes]]:
@@ -262,11 +193,6 @@ def _read(name: Any, content: Any) -> bytes:
     return text
 
 
-def _is_bytes(owner: Any) -> bool:
-    """Whether it is the memory of a byte string, which is a value and no tensor."""
-    return isinstance(getattr(owner, "base", None), bytes | bytearray)
-
-
 def _is_left_out(name: str) -> bool:
     return name.endswith(_WEIGHTS) or _is_ours(name)
 
@@ -311,11 +237,3 @@ def _is_ours(name: str) -> bool:
 
 def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name == prefix or name.startswith(f"{prefix}.")
-
-
-def _free(member: _Member, taken: Mapping[_Member, str]) -> str:
-    name, number = member.name, 1
-    while _Member(member.group, name) in taken:
-        number += 1
-        name = f"{member.name}~{number}"
-    return name

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock import _native
 from penstock.checkpoint.ranks.group import check_alone
+from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
 from penstock.checkpoint.saving.groups import Groups as Groups
 from penstock.checkpoint.saving.groups import read_files as read_files
@@ -250,7 +251,7 @@ class RankAttempt:
             tensors,
             flat.aliases,
             flat.tree,
-            grouped=self._groups.grouped(flat, number),
+            grouped=Grouping.of(self._groups, flat, number).rows,
             options=options,
             arena=None,
             lazy=True,

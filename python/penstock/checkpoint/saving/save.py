@@ -12,6 +12,7 @@ from penstock.checkpoint.layout.sharding import Sharder, discord, is_balanced
 from penstock.checkpoint.ranks.entering import or_give_up
 from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.apart import untied
+from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
 from penstock.checkpoint.saving.versions import Versions
 from penstock.checkpoint.state.flatten import flatten
@@ -96,9 +97,9 @@ class Save:
             with span("flatten"):
                 flat = self._take_apart(state, finds_overlaps=is_watched)
                 rank = None if together is None else together.rank
-                grouped = destination.groups.grouped(flat, rank)
-                self._index, unindexed = destination.groups.index(flat)
-                self._fallbacks = [*unindexed, *untied(flat)]
+                grouping = Grouping.of(destination.groups, flat, rank)
+                self._index = grouping.index
+                self._fallbacks = [*grouping.unindexed, *untied(flat)]
             self._flatten_seconds = time.perf_counter() - self._began
 
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
@@ -110,7 +111,7 @@ class Save:
                 flat.aliases,
                 flat.tree,
                 linked=flat.linked,
-                grouped=grouped,
+                grouped=grouping.rows,
                 options=options,
                 arena=arena,
                 lazy=lazy,

@@ -17,6 +17,7 @@ import torch
 from penstock.checkpoint.layout.fingerprints import fingerprints
 from penstock.checkpoint.layout.sharding import Balance, Sharder, check_local
 from penstock.checkpoint.layout.sharing import HeldBox, Piece, share_out
+from penstock.checkpoint.saving.grouping import names_of_nodes
 from penstock.checkpoint.saving.groups import NO_GROUPS, Groups
 from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.composites import refuse_part
@@ -31,7 +32,7 @@ from penstock.tensors.devices import DirectPlaces, is_scattered
 from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.checkpoint.layout.boxes import Box
     from penstock.checkpoint.layout.sharding import Sharding
@@ -186,10 +187,8 @@ class _Spreader(Flattener):
         self._sharder = sharder
         self._holders = holders
         self._groups = groups
-        # Other names of tensors that are tied.
-        self._further: dict[int, list[str]] = {}
-        # Windows of others, and tensors without elements.
-        self._apart: list[str] = []
+        # Tensors that are of a group under a name of theirs, each by its identity.
+        self._grouped: set[int] = set()
         self._shared: list[_MemoryLeaf] = []
         self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
@@ -199,20 +198,21 @@ class _Spreader(Flattener):
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
-        leaves, in_files = self._name(balance)
+        names = names_of_nodes(root) if self._groups.group_of else {}
+        leaves, in_files = self._name(balance, names)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
         self.link_files(len(own) + len(pieces), aliases)
         taken = [row[0] for rows in (own, self._linker.linked[1], aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
-        names = unique_names(taken + wanted)[len(taken) :]
+        labels = unique_names(taken + wanted)[len(taken) :]
         places = DirectPlaces()
         tensors = own + [
             _source(leaves[piece.tensor], piece, name, places)
-            for piece, name in zip(pieces, names[: len(pieces)], strict=True)
+            for piece, name in zip(pieces, labels[: len(pieces)], strict=True)
         ]
-        for (leaf, box), name in zip(in_files, names[len(pieces) :], strict=True):
+        for (leaf, box), name in zip(in_files, labels[len(pieces) :], strict=True):
             self._linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps: list[Overlap] = []
@@ -223,20 +223,12 @@ class _Spreader(Flattener):
             overlaps = self.overlaps(
                 [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
             )
-        linked = self._linker.linked
-        further = {
-            index: self._further[id(leaves[piece.tensor])]
-            for index, piece in enumerate(pieces, len(own))
-            if id(leaves[piece.tensor]) in self._further
-        }
         return Spread(
             tensors,
             aliases,
             tree,
-            linked,
+            self._linker.linked,
             overlaps,
-            further,
-            self._apart,
             self._untied,
             balance=balance,
         )
@@ -304,8 +296,14 @@ class _Spreader(Flattener):
 
     # The end.
 
-    def _name(self, balance: Balance) -> tuple[list[_MemoryLeaf], list[tuple[_FileLeaf, Box]]]:
+    def _name(
+        self, balance: Balance, names: Mapping[int, str]
+    ) -> tuple[list[_MemoryLeaf], list[tuple[_FileLeaf, Box]]]:
         """Completes the nodes of all tensors.
+
+        Args:
+            balance: Is told of them.
+            names: Of the nodes, where there are groups.
 
         Returns:
             Those in memory that several ranks may hold, and of those in files what this rank
@@ -321,6 +319,7 @@ class _Spreader(Flattener):
                     key=leaf.name,
                 )
             leaf.name = name
+        groups = self._groups.among(names.values())
         ties: list[_Tie] = []
         bases = self._untie([leaf for leaf in self._shared if leaf.sharding is None], ties)
         of_mesh = [leaf for leaf in self._shared if leaf.sharding is not None]
@@ -335,12 +334,8 @@ class _Spreader(Flattener):
         _compare_files(in_files, balance)
         for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
             leaf.refer(base, window)
-            if self._groups.group(leaf.name) is None:
-                continue
-            if window is not None or 0 in base.how.shape:
-                self._apart.append(leaf.name)
-            elif leaf is not base:
-                self._further.setdefault(id(base), []).append(leaf.name)
+            if names and window is None and groups.group(names[id(leaf.node)]) is not None:
+                self._grouped.add(id(base))
         rank = self._sharder.rank
         # A file is linked to whole: replicas have nothing to share out.
         return leaves, [
@@ -388,16 +383,13 @@ class _Spreader(Flattener):
                     leaf.global_name,
                     box,
                     leaf.memory.item_bytes,
-                    is_cut=not (box.shape == leaf.how.shape and self._is_grouped(leaf)),
+                    is_cut=not (box.shape == leaf.how.shape and id(leaf) in self._grouped),
                 )
                 for box in leaf.how.boxes
             ]
         rank = self._sharder.rank
         shares = [share_out(held, replicas, rank) for replicas, held in common.values()]
         return sorted(piece for share in shares for piece in share)
-
-    def _is_grouped(self, leaf: _MemoryLeaf) -> bool:
-        return id(leaf) in self._further or self._groups.group(leaf.name) is not None
 
 
 def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from penstock._native import _Alias, _Linked
     from penstock.tensors.memory import TensorSource
@@ -22,8 +22,6 @@ class Flattened:
         tree: The rest, as JSON text.
         linked: What lies in files already, counted behind the tensors.
         overlaps: Leaves that share memory, where they were asked for.
-        further: Of tensors that the aliases say nothing of, their other names.
-        apart: Names of tensors without bytes of their own that the aliases say nothing of.
         untied: Names of tensors that share memory with another one, and come back independent.
     """
 
@@ -32,8 +30,6 @@ class Flattened:
     tree: str
     linked: _Linked
     overlaps: Sequence[Overlap] = ()
-    further: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    apart: Sequence[str] = ()
     untied: Sequence[tuple[str, str]] = ()
 
 

@@ -58,6 +58,22 @@ def unescaped(name: str) -> str:
     return _KEY_ESCAPE.sub(_unescape, name) if "\\" in name else name
 
 
+def plain_text(name: str) -> str:
+    """A name as files can have it; `docs/format.md`, 6.4."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def containers(name: str) -> list[str]:
+    r"""The names that the containers around a leaf may have, the outermost first.
+
+    Example:
+        >>> containers(r"a.b\.c.w")
+        ['a', 'a.b\\.c']
+    """
+    dots = re.finditer(r"\.", _ESCAPE.sub("__", name))
+    return [name[: dot.start()] for dot in dots]
+
+
 def _unescape(found: re.Match[str]) -> str:
     text = found.group(1)
     return chr(int(text[1:], 16)) if len(text) > 1 else text

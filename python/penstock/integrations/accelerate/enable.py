@@ -64,9 +64,10 @@ def enable(
             ``save_state`` or ``load_state``, or from ``end_training``, which wait for it.
         lazy: Whether, in the background, the state is also copied while training goes on, up to
             the next step of an optimizer; see `penstock.CheckpointStore.save_async`.
-        pickled: Dotted names of values that only pickle can store, such as
-            ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` over them. They are stored as
-            bytes of pickle. Of schedulers, loaders, and custom objects that are no modules, only.
+        pickled: Names, as `penstock.inspect` shows them, of values that only pickle can store, such
+            as ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` over them. They are stored
+            as bytes of pickle. Of schedulers, loaders, and custom objects that are no modules
+            only.
         trust: Whether such values are unpickled by ``load_state``, which can run any code.
         groups: Models that readers of models are to find, such as ``{"model": ""}``; see
             `penstock.save`.

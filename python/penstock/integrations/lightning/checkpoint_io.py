@@ -46,8 +46,9 @@ class PenstockIO(CheckpointIO):
         async_save: Save in the background: training waits for a copy in memory only. Saves that
             cannot be waited for later stay as they are: those of a job that Slurm queues again, and
             those outside of a run.
-        raw: Names of values, or patterns of `fnmatch` over dotted names, that may be stored as a
-            pickle where they cannot be stored otherwise, such as ``"hyper_parameters"``.
+        raw: Names of values as `penstock.inspect` shows them, or patterns of `fnmatch` over names,
+            that may be stored as a pickle where they cannot be stored otherwise, such as
+            ``"hyper_parameters"``.
         trust: Whether to load such values, which can run any code.
         if_failed: What to do when a save fails: ``"raise"`` its error, which ends the training, or
             ``"warn"`` and go on. The checkpoints that were there stay.

@@ -309,3 +309,41 @@ def test_a_directory_gives_all_but_its_weights(tmp_path):
     penstock.save(tmp_path / "c", {"w": np.ones(3)}, files=str(tmp_path))
     found = {path.name.split(".", 2)[2] for path in (tmp_path / "c").glob("beside.*")}
     assert found == {"config.json", "tokenizer.model"}
+
+
+@pytest.mark.parametrize("how", ["save", "lazy"])
+@pytest.mark.parametrize(
+    ("state", "group", "members"),
+    [
+        ({"w[0]": {"x": 1}, "w0": {"x": 2}}, r"w\[0]", {"x": 1}),
+        ({"w[0]": {"x": 1}, "w0": {"x": 2}}, "w[0]", {"x": 1}),
+        ({"a\\b": {"x": 1}}, r"a\\b", {"x": 1}),
+        ({"a\\b": {"x": 1}}, "a\\b", {"x": 1}),
+        ({"m": {"x": 1}, "m.ema": {"x": 2}}, "m", {"x": 1}),
+        ({"m": {"x": 1}, "m.ema": {"x": 2}}, r"m\.ema", {"x": 2}),
+        ({"m": {"x": 1}, "m.ema": {"x": 2}}, "m.ema", {"x": 2}),
+        ({"1": {"x": 1}, 1: {"x": 2}}, "1", {"x": 1}),
+        ({"1": {"x": 1}, 1: {"x": 2}}, r"\1", {"x": 2}),
+        ({"m.x": 1, "m.y": 2, "n": 3}, "m", {"x": 1, "y": 2}),
+        ({"m": {"*": 1, "a.b": 2, "a": {"b": 3}}}, "m", {"*": 1, "a.b": 2, "a.b~2": 3}),
+    ],
+)
+def test_a_group_is_named_as_inspect_shows_names_or_by_its_keys(
+    tmp_path, how, state, group, members
+):
+    def tensors(value):
+        if isinstance(value, dict):
+            return {key: tensors(inner) for key, inner in value.items()}
+        return torch.full((2,), value)
+
+    state = tensors(state)
+    if how == "save":
+        penstock.save(tmp_path / "c", state, groups={group: ""})
+    else:
+        penstock.Saver().save_async(tmp_path / "c", state, lazy=True, groups={group: ""}).result()
+    found = {name: int(value[0]) for name, value in weights_by_vllms_rules(tmp_path / "c").items()}
+    assert found == members
+    penstock.export(tmp_path / "c", tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as exported:
+        assert set(exported.keys()) == set(members)
+    assert_same(penstock.load(tmp_path / "c"), state)

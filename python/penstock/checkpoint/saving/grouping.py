@@ -1,0 +1,181 @@
+"""`Grouping`: which tensors of a state that was taken apart are of which group."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.saving.groups import IN_PLACE, Groups, Member
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.names import plain_text, unescaped
+from penstock.checkpoint.state.plain import plain
+from penstock.checkpoint.state.references import is_data
+from penstock.errors import UnsupportedStateError
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from penstock.checkpoint.state.flattened import Flattened
+
+_RESERVED = "__metadata__"
+_LED = re.compile(r"@[0-9]+$")
+"""How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """What a save does for groups.
+
+    Attributes:
+        rows: The tensors that are of a group, as the native module takes them.
+        index: The group to make an index of.
+        unindexed: Why there is none, where one is asked for.
+    """
+
+    rows: list[tuple[int, str, str]]
+    index: str | None = None
+    unindexed: tuple[Fallback, ...] = ()
+
+    @classmethod
+    def of(cls, groups: Groups, flat: Flattened, rank: int | None = None) -> Grouping:
+        """Finds the groups' tensors in a state.
+
+        Args:
+            groups: Which there are.
+            flat: The state, taken apart.
+            rank: Which of many ranks this is. What each has of its own counts for the first only.
+
+        Raises:
+            UnsupportedStateError: Two tensors of a group have one name, or it has none.
+        """
+        if not groups.group_of:
+            return cls([])
+        names = _Names(flat)
+        own = groups.among(names.all())
+        rows = _rows(groups, own, flat, names, rank)
+        if IN_PLACE not in groups.group_of.values():
+            return cls(rows)
+        for name in names.without_bytes:
+            if own.group(name) == IN_PLACE:
+                reason = f"{name} has no bytes of its own: `penstock export` writes it out"
+                return cls(rows, None, (Fallback(reason, "unindexed"),))
+        return cls(rows, IN_PLACE)
+
+
+def names_of_nodes(root: tree.Node) -> dict[int, str]:
+    """The name of each tensor of a tree, by the identity of its node."""
+    return {id(node): name for name, node in tree.leaves(plain(root)) if is_data(node)}
+
+
+class _Names:
+    """Names of a state's tensors, by what its tree says of them.
+
+    Attributes:
+        without_bytes: Windows of others, and tensors without elements that ranks share.
+    """
+
+    def __init__(self, flat: Flattened) -> None:
+        self._of: dict[int | str, list[str]] = {}
+        self.without_bytes: list[str] = []
+        if flat.tree == tree.AS_FIRST:
+            # Its planner has taken the state apart: names are the planner's.
+            for index, source in enumerate(flat.tensors):
+                box = source[7]
+                name = source[0] if box is None else _LED.sub("", box[0])
+                self._of[index if box is None else box[0]] = [name]
+            return
+        for name, node in tree.leaves(plain(tree.parse(flat.tree))):
+            if is_data(node):
+                self._add(name, node, flat)
+
+    def _add(self, name: str, node: dict[str, Any], flat: Flattened) -> None:
+        window, of = node.get("view"), node.get("i", node.get("g"))
+        if "a" in node:
+            _, of, window = flat.aliases[node["a"]]
+        is_shared = "g" in node
+        if window is not None or (is_shared and 0 in node["shape"]):
+            self.without_bytes.append(name)
+        if window is None and of is not None:
+            self._of.setdefault(of, []).append(name)
+
+    def of(self, index: int, box: tuple[Any, ...] | None) -> list[str]:
+        """The names of a tensor, the first one first: of an index, or the one it is a box of."""
+        return self._of.get(index if box is None else box[0], [])
+
+    def all(self) -> list[str]:
+        """The names of all tensors."""
+        return [*(name for names in self._of.values() for name in names), *self.without_bytes]
+
+
+def _rows(
+    groups: Groups, own: Groups, flat: Flattened, names: _Names, rank: int | None
+) -> list[tuple[int, str, str]]:
+    rows: list[tuple[int, str, str]] = []
+    taken: set[Member] = set()
+    label_of: dict[Member, str] = {}
+    members = own.members(names.all())
+    present = set()
+    for index, source in enumerate(flat.tensors):
+        box = source[7]
+        if box is None and rank:
+            continue
+        listed = names.of(index, box)
+        member = _of_tied([members[name] for name in listed if name in members])
+        present |= {members[name].group for name in listed if name in members}
+        if member is None or _is_bytes(source[6]):
+            continue
+        label, is_piece = listed[0], box is not None and box[1] != source[2]
+        if member.name == _RESERVED:
+            raise UnsupportedStateError(
+                f"{label}: {_RESERVED} is no name of a tensor in safetensors: rename the key",
+                key=label,
+            )
+        if member in label_of and not is_piece:
+            raise UnsupportedStateError(
+                f"{label}: in the group {member.group!r} it is called {member.name!r}, as "
+                f"{label_of[member]} is: rename a key of one",
+                key=label,
+            )
+        label_of[member] = label
+        # A rank may have several pieces, and names that escapes tell apart are written alike.
+        written = _free(member._replace(name=plain_text(unescaped(member.name))), taken)
+        taken.add(written)
+        rows.append((index, *written))
+    for index, row in enumerate(flat.linked[1], len(flat.tensors)):
+        # Its file calls it what it does: it is of the group under that name only.
+        for name in names.of(index, row[7]):
+            found = members.get(name)
+            if found is not None and plain_text(unescaped(found.name)) == row[6] and row[7] is None:
+                rows.append((index, found.group, row[6]))
+                present.add(found.group)
+                break
+    missing = set(groups.group_of.values()) - present
+    if missing and rank is None:
+        prefix = next(name for name, group in groups.group_of.items() if group in missing)
+        raise UnsupportedStateError(
+            f"groups: the state has no tensor below {prefix!r}: name a key of it, or several "
+            "with dots between",
+            key=prefix,
+        )
+    return rows
+
+
+def _of_tied(members: list[Member]) -> Member | None:
+    """Where a tensor of several names lies: in the group with the index, if it is of that."""
+    indexed = [member for member in members if member.group == IN_PLACE]
+    return next(iter(indexed or members), None)
+
+
+def _is_bytes(owner: Any) -> bool:
+    """Whether it is the memory of a byte string, which is a value and no tensor."""
+    return isinstance(getattr(owner, "base", None), bytes | bytearray)
+
+
+def _free(member: Member, taken: Container[Member]) -> Member:
+    free, number = member, 1
+    while free in taken:
+        number += 1
+        free = member._replace(name=f"{member.name}~{number}")
+    return free
