@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.checkpoint.inspection import CheckpointInfo, describe
 from penstock.checkpoint.loading.foreign import check_no_store, telling
+from penstock.checkpoint.loading.leaf_names import problems_of
 from penstock.checkpoint.loading.load import Wanted, deliver, read
 from penstock.checkpoint.ranks.entering import entered
 from penstock.checkpoint.ranks.group import find as find_ranks
@@ -27,7 +28,7 @@ from penstock.io.arguments import (
     encode_metadata,
     to_native,
 )
-from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
+from penstock.reports import LoadReport, SaveReport, VerifyResult
 
 if TYPE_CHECKING:
     import os
@@ -332,5 +333,5 @@ def verify(
 def _verify(where: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
     with shown(progress, "verifying") as update, telling(where):
         fields = _native.verify(where, options=options, progress=update)
-    problems = tuple(Problem(**problem) for problem in fields["problems"])
+    problems = problems_of(where, fields["problems"])
     return VerifyResult(**{**fields, "path": where, "problems": problems})

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.checkpoint.loading.leaf_names import LeafNames, name_chars_max
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.plain import plain
@@ -22,15 +23,7 @@ from penstock.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from penstock import _native
-    from penstock._native import _MissingRow
     from penstock.checkpoint.view.view import View
-
-_NAME_CHARS_PER_CHAR = 256
-"""What the names of all leaves may take for a character of the tree: a file of kilobytes must not
-fill memory. A list of small numbers takes that much under a path of 500 characters."""
-
-_NAME_CHARS_MIN = 1 << 20
-"""What they may take whatever the tree."""
 
 
 class FileInfo(NamedTuple):
@@ -99,7 +92,7 @@ class MissingInfo:
     """A tensor of the state that could not be salvaged, or the state of a rank but for tensors.
 
     Attributes:
-        name: Its dotted name.
+        name: Its name.
         dtype: Its element type; empty for a rank's structure and plain values.
         shape: Its dimensions.
         reason: Why it is missing.
@@ -111,12 +104,6 @@ class MissingInfo:
     shape: tuple[int, ...]
     reason: str
     rank: int | None = None
-
-    @classmethod
-    def of(cls, row: _MissingRow) -> MissingInfo:
-        """What the native module says of it."""
-        name, dtype, shape, reason, _, rank = row
-        return cls(name=name, dtype=dtype, shape=shape, reason=reason, rank=rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +190,7 @@ class CheckpointInfo:
             return not is_data(node) and not is_missing(node)
 
         with tree.reading(self.path, part_name(self.files)):
-            leaves = tree.named(plain(tree.parse(self._tree)), _name_chars_max(self._tree))
+            leaves = tree.named(plain(tree.parse(self._tree)), name_chars_max(self._tree))
             found = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
         return dict(found)
 
@@ -211,7 +198,8 @@ class CheckpointInfo:
 def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
     """Everything that the checkpoint opened at a path says about itself."""
     files = tuple(FileInfo(name, nbytes) for name, nbytes in checkpoint.files())
-    tensors, aliases = _tensors(checkpoint, path)
+    names = LeafNames.of(checkpoint)
+    tensors, aliases = _tensors(checkpoint, path, names)
     source_id, unverified = checkpoint.partial or (None, False)
     return CheckpointInfo(
         path=path,
@@ -230,13 +218,27 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         partial=checkpoint.partial is not None,
         source_id=source_id,
         unverified=unverified,
-        missing=tuple(map(MissingInfo.of, checkpoint.missing())),
+        missing=missing_of(checkpoint, names),
         _tree=checkpoint.tree,
     )
 
 
+def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[MissingInfo, ...]:
+    """What a checkpoint lacks."""
+    return tuple(
+        MissingInfo(
+            name=names.of_missing(number, row),
+            dtype=row[1],
+            shape=row[2],
+            reason=row[3],
+            rank=row[5],
+        )
+        for number, row in enumerate(checkpoint.missing())
+    )
+
+
 def _tensors(
-    checkpoint: _native.Checkpoint, path: str
+    checkpoint: _native.Checkpoint, path: str, names: LeafNames
 ) -> tuple[tuple[TensorInfo, ...], dict[str, str]]:
     """The tensors of a checkpoint, and further names of them."""
     rows = checkpoint.tensors()
@@ -257,10 +259,13 @@ def _tensors(
         pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
         storing.setdefault(whole, rank_of(index))
     is_alone = checkpoint.world_size == 1
-    named, aliases = _names_of_own(checkpoint)
+    aliases = {
+        names.aliases.get(number, name): names.tensors.get(index, rows[index][0])
+        for number, (name, index, _) in enumerate(checkpoint.aliases())
+    }
     own = [
         TensorInfo(
-            name=named.get(index, row[0]),
+            name=names.tensors.get(index, row[0]),
             dtype=row[1],
             shape=row[2],
             file=row[3],
@@ -275,48 +280,9 @@ def _tensors(
         return tuple(own), aliases
     with tree.reading(path, part_name(checkpoint.files())):
         seen = view(checkpoint, 0)
-        shared, names = _shared(seen, pieces)
+        shared, further = _shared(seen, pieces)
     apart = _apart(seen, pieces, storing)
-    return (*shared, *apart, *own), {**aliases, **names}
-
-
-def _names_of_own(checkpoint: _native.Checkpoint) -> tuple[dict[int, str], dict[str, str]]:
-    """Names that trees have for what parts call otherwise, where they hold special characters.
-
-    Returns:
-        Index of a tensor -> its name; further names -> the name of the tensor.
-    """
-    rows, aliases = checkpoint.tensors(), checkpoint.aliases()
-    named: dict[int, str] = {}
-    further: dict[int, str] = {}
-    parsed: list[tuple[str, tree.Node]] = []
-    for rank, (first, first_alias) in enumerate(checkpoint.offsets()):
-        text = checkpoint.rank_tree(rank)
-        if text != tree.AS_FIRST or not parsed:
-            parsed = _data_leaves(text)
-        for name, leaf in parsed:
-            if type(index := leaf.get("i")) is int:
-                named.setdefault(first + index, name)
-            elif type(index := leaf.get("a")) is int:
-                further.setdefault(first_alias + index, name)
-    names = {
-        further.get(number, name): named.get(index, rows[index][0])
-        for number, (name, index, _) in enumerate(aliases)
-    }
-    return named, names
-
-
-def _data_leaves(text: str) -> list[tuple[str, dict[str, tree.Node]]]:
-    """The leaves of a tree that are tensors; none where it makes no sense, which a load says."""
-    try:
-        leaves = tree.named(tree.parse(text), _name_chars_max(text))
-    except TreeError:
-        return []
-    return [(name, leaf) for name, leaf in leaves if is_data(leaf)]
-
-
-def _name_chars_max(text: str) -> int:
-    return _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(text)
+    return (*shared, *apart, *own), {**aliases, **further}
 
 
 def _shared(

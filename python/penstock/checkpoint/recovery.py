@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.checkpoint.inspection import MissingInfo
+from penstock.checkpoint.inspection import MissingInfo, missing_of
 from penstock.checkpoint.loading.foreign import telling
+from penstock.checkpoint.loading.leaf_names import LeafNames, names_of, problems_of
 from penstock.common.file_names import FileNames
 from penstock.common.paths import absolute
 from penstock.common.progress import Progress, shown
@@ -20,6 +21,7 @@ from penstock.reports import Problem
 
 if TYPE_CHECKING:
     from penstock.options import Options
+    from penstock.reports import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class TensorFate:
     """What became of a tensor of a damaged checkpoint.
 
     Attributes:
-        name: Its dotted name.
+        name: Its name as `penstock.inspect` shows it; where the manifest or a part is lost, the
+            keys as they are, joined by dots.
         dtype: Its element type.
         shape: Its dimensions.
         bytes: Bytes of its data.
@@ -219,6 +222,7 @@ def explain(
     with shown(progress, "explaining") as update, telling(where):
         fields = _native.survey(where, options=to_native(options), progress=update)
     ranks = fields["ranks"]
+    names = names_of(where, [(row[0], row[5]) for row in fields["tensors"]])
     earlier_step, earlier_is_verified = _earlier(where)
     return Explanation(
         path=where,
@@ -228,7 +232,7 @@ def explain(
         ranks_lost=tuple(rank for rank, source in enumerate(ranks) if source == "headers"),
         tensors=tuple(
             TensorFate(
-                name=name,
+                name=shown,
                 dtype=dtype,
                 shape=shape,
                 bytes=nbytes,
@@ -236,10 +240,12 @@ def explain(
                 rank=rank,
                 is_vouched_for=is_vouched_for,
             )
-            for name, dtype, shape, nbytes, hit, rank, is_vouched_for in fields["tensors"]
+            for shown, (_, dtype, shape, nbytes, hit, rank, is_vouched_for) in zip(
+                names, fields["tensors"], strict=True
+            )
         ),
         missing_files=tuple(fields["missing_files"]),
-        problems=tuple(Problem(**problem) for problem in fields["problems"]),
+        problems=problems_of(where, fields["problems"]),
         earlier_step=earlier_step,
         earlier_is_verified=earlier_is_verified,
         bytes_checked=fields["bytes_checked"],
@@ -312,8 +318,9 @@ def salvage(
             options=to_native(options),
             progress=update,
         )
+    made = _native.open(where)
     fields |= {
-        "missing": tuple(map(MissingInfo.of, fields["missing"])),
+        "missing": missing_of(made, LeafNames.of(made)),
         "values_lost": bool(fields["ranks_lost"]),
         "ranks_lost": tuple(fields["ranks_lost"]),
         "files_lost": dict(fields["files_lost"]),

@@ -132,7 +132,7 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
         key = _prefix(leaves, known)
     elif key is None:
         key = _key(checkpoint, [name for name, _, _ in leaves])
-    groups = Groups({} if key is None else {key: IN_PLACE})
+    groups = Groups({} if key is None else {key: IN_PLACE}).among(label for label, _, _ in leaves)
     members = groups.members(label for label, _, _ in leaves)
     weights: list[Weight] = []
     label_of: dict[str, str] = {}

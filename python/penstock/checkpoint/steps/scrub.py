@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock import _native
+from penstock.checkpoint.loading.leaf_names import problems_of
 from penstock.checkpoint.steps.rows import Mark
 from penstock.common.events import observed, tell
-from penstock.reports import Problem, ScrubbedStep, ScrubReport
+from penstock.reports import ScrubbedStep, ScrubReport
 
 if TYPE_CHECKING:
-    from penstock import _native
     from penstock.common.progress import Progress
 
 
@@ -39,6 +41,10 @@ def scrub(
 ) -> ScrubReport:
     """`penstock.CheckpointStore.scrub`, with its arguments checked."""
     began_seconds = int(time.time())
+
+    def path(step: int) -> str:
+        return os.path.join(root, _native.step_directory(step))
+
     try:
         fields = store.scrub(
             bytes_per_second=bytes_per_second,
@@ -50,7 +56,7 @@ def scrub(
         tell(lambda observer: observer.ended("scrub", _since(store, root, began_seconds), 0))
         raise
     steps = tuple(
-        ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
+        ScrubbedStep(**{**row, "problems": problems_of(path(row["step"]), row["problems"])})
         for row in fields["steps"]
     )
     return ScrubReport(root=root, steps=steps, seconds=fields["seconds"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.checkpoint.loading.opened import CHUNK_BYTES, OpenCheckpoint
 from penstock.checkpoint.loading.placed import placed
-from penstock.checkpoint.state.names import escaped
+from penstock.checkpoint.state.names import containers, escaped, unescaped
 from penstock.checkpoint.steps.newest import open_newest
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.extents import Joined, Run, Stored, Weights
@@ -17,7 +17,7 @@ from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.checkpoint.loading.placed import PlacedTensor
 
@@ -83,7 +83,7 @@ class _Digests:
 def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) -> str:
     """What stands before the names of the model's parameters in those of the state."""
     if key is not None:
-        return f"{key}." if key else ""
+        return f"{_container(key, tensors)}." if key else ""
     # Of tied ones any name will do.
     owners: dict[str, int] = {
         escaped(name): id(parameter)
@@ -91,10 +91,10 @@ def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) 
     }
     held: dict[str, set[int]] = {}
     for stored in tensors:
-        parts = stored.split(".")
-        for begin in range(len(parts)):
-            if (owner := owners.get(".".join(parts[begin:]))) is not None:
-                held.setdefault(".".join(parts[:begin]), set()).add(owner)
+        for place in ("", *containers(stored)):
+            inner = stored[len(place) + 1 :] if place else stored
+            if (owner := owners.get(inner)) is not None:
+                held.setdefault(place, set()).add(owner)
     count = len(set(owners.values()))
     whole = sorted(place for place, found in held.items() if len(found) == count)
     if len(whole) == 1:
@@ -124,6 +124,15 @@ def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) 
         key=lacking[0],
         path=path,
     )
+
+
+def _container(key: str, tensors: Iterable[str]) -> str:
+    """The name of a container: the key, or what is written so in the state."""
+    listed = list(tensors)
+    if any(name.startswith(f"{key}.") for name in listed):
+        return key
+    above = (place for name in listed for place in containers(name))
+    return next((place for place in above if unescaped(place) == key), key)
 
 
 def _stored(path: str, one: PlacedTensor) -> Stored:

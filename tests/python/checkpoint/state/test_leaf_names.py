@@ -160,7 +160,8 @@ def test_a_key_as_it_is_in_the_state_is_told_its_name(tmp_path):
     assert features.open(tmp_path / "odd", key="w[0]").gather([0]).shape == (1, 2)
 
 
-def test_weights_and_exports_are_found_under_names_with_special_characters(tmp_path):
+@pytest.mark.parametrize("key", [r"my\*", "my*"])
+def test_weights_and_exports_are_found_under_names_with_special_characters(tmp_path, key):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -176,16 +177,62 @@ def test_weights_and_exports_are_found_under_names_with_special_characters(tmp_p
     streamed = offload.stream(
         Model(),
         weights=tmp_path / "ckpt",
-        key=r"my\*",
+        key=key,
         blocks=["parts.w[0]", "parts.*"],
         memory_bytes=100_000,
     )
     with torch.inference_mode():
         assert torch.equal(streamed(x), expected)
-    penstock.export(tmp_path / "ckpt", tmp_path / "out", key=r"my\*")
+    penstock.export(tmp_path / "ckpt", tmp_path / "out", key=key)
     from safetensors.torch import load_file
 
     assert set(load_file(tmp_path / "out" / "model.safetensors")) == {
         "parts.w[0].weight",
         "parts.*.weight",
     }
+
+
+ODD = {
+    "w[0]": np.ones(4),
+    "a": {"b": np.ones(4)},
+    "a.b": np.ones(4),
+    1: np.ones(4),
+    "1": np.ones(4),
+    "tied\\": {"*": torch.eye(3).to_sparse()},
+}
+
+
+def hit(path):
+    """Changes a byte of every tensor of a checkpoint."""
+    tensors = penstock.inspect(path).tensors
+    for one in tensors:
+        with (path / one.file).open("r+b") as file:
+            file.seek(one.begin)
+            file.write(b"?")
+    return [one.name for one in tensors]
+
+
+def test_damage_is_shown_under_the_names_that_inspect_shows(tmp_path):
+    store = penstock.CheckpointStore(tmp_path / "steps")
+    for step in (1, 2):
+        store.save(step, ODD)
+    path = Path(store.path(2))
+    names = hit(path)
+    assert names == [
+        *(r"w\[0]", "a.b", r"a\.b", r"\1", "1", r"tied\\.\*.indices", r"tied\\.\*.values"),
+    ]
+    # The chunk of a digest is larger than all of them: the first one that is hit is named.
+    for problems in (penstock.verify(path).problems, store.scrub().steps[1].problems):
+        assert {one.tensor for one in problems} == {names[0]}
+    assert [one.name for one in penstock.explain(path).hit] == names
+    assert (
+        json.loads(run("verify", "--json", "--explain", path).output)["tensors"][0]["name"]
+        == (names[0])
+    )
+    found = penstock.salvage(path, tmp_path / "salvaged")
+    assert [one.name for one in found.missing] == names
+    assert [one.name for one in penstock.inspect(tmp_path / "salvaged").missing] == names
+    again = penstock.explain(tmp_path / "salvaged")
+    assert again.ok, again
+    with pytest.raises(penstock.PartialCheckpointError, match=r"w\\\\\[0\]"):
+        penstock.load(tmp_path / "salvaged")

@@ -1,0 +1,193 @@
+"""`LeafNames`: what the trees of a checkpoint call its tensors, where parts call them otherwise.
+
+A part's names take no escapes: they are the keys as they are (`docs/format.md`, 6.4). All that is
+shown to a caller has the names that calls take, see `penstock.checkpoint.state.names`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.names import plain_text, unescaped
+from penstock.checkpoint.state.plain import plain
+from penstock.checkpoint.state.references import is_data
+from penstock.checkpoint.state.scalars import TreeError
+from penstock.errors import PenstockError
+from penstock.reports import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock._native import _MissingRow
+
+NAME_CHARS_PER_CHAR = 256
+"""What the names of all leaves may take for a character of the tree: a file of kilobytes must not
+fill memory. A list of small numbers takes that much under a path of 500 characters."""
+
+NAME_CHARS_MIN = 1 << 20
+"""What they may take whatever the tree."""
+
+_NUMBERED = re.compile(r"~\d+$")
+_LED = re.compile(r"@\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class LeafNames:
+    """Names of a checkpoint's tensors.
+
+    Attributes:
+        tensors: Those of what each rank has of its own, by index.
+        aliases: Further names, by number.
+        missing: Those of what could not be salvaged, by number.
+        shared: Those of what ranks share, by the names in parts.
+    """
+
+    tensors: dict[int, str] = field(default_factory=dict)
+    aliases: dict[int, str] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, checkpoint: _native.Checkpoint) -> LeafNames:
+        """Looks through the trees of an open checkpoint; one that makes no sense names nothing."""
+        found = cls()
+        rows = checkpoint.missing()
+        of_first = _leaves(checkpoint.rank_tree(0))
+        shown: set[str] = set()
+        for rank, (first, first_alias) in enumerate(checkpoint.offsets()):
+            text = checkpoint.rank_tree(rank)
+            first_missing = _first_missing(rows, rank)
+            for name, leaf in of_first if text == tree.AS_FIRST else _leaves(text):
+                number, alias, shared = (leaf.get(key) for key in ("i", "a", "g"))
+                if type(number) is int and leaf["$"] != "missing":
+                    found.tensors.setdefault(first + number, name)
+                elif type(number) is int:
+                    found._add_missing(rows, first_missing + number, name)
+                elif type(alias) is int:
+                    found.aliases.setdefault(first_alias + alias, name)
+                elif type(shared) is str and shared not in found.shared and name not in shown:
+                    found._add_shared(shared, name, shown)
+        return found
+
+    def _add_missing(self, rows: list[_MissingRow], number: int, name: str) -> None:
+        # What ranks share may be listed before the own of a rank, whose numbers it shifts.
+        if number < len(rows) and _is_called(rows[number][0], name):
+            self.missing.setdefault(number, name)
+
+    def _add_shared(self, shared: str, name: str, shown: set[str]) -> None:
+        # Ranks apart may have other tensors under one name, and a tensor may have further names.
+        if _is_called(_LED.sub("", shared), name):
+            self.shared[shared] = name
+            shown.add(name)
+
+    def of_missing(self, number: int, row: _MissingRow) -> str:
+        """The name of what the checkpoint lacks, of a number."""
+        known = self.shared.get(row[0]) if row[4] == "shared" else self.missing.get(number)
+        return known or row[0]
+
+    def in_parts(self, checkpoint: _native.Checkpoint) -> dict[tuple[int, str], str]:
+        """The name of each stored tensor, by its rank and its name in that one's part."""
+        wholes = {index: whole for index, whole, _, _ in checkpoint.boxes()}
+        ranks = [_native.rank_of_file(row[3]) or 0 for row in checkpoint.tensors()]
+        found = {}
+        for index, (rank, row) in enumerate(zip(ranks, checkpoint.tensors(), strict=True)):
+            known = self.shared.get(wholes[index]) if index in wholes else self.tensors.get(index)
+            found[rank, row[0]] = known or row[0]
+        return found
+
+
+def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
+    """What is wrong with a checkpoint, with the names of tensors that its trees have.
+
+    Args:
+        path: Its directory.
+        rows: What the native module says of it.
+    """
+    problems = [Problem(**row) for row in rows]
+    if all(one.tensor is None for one in problems):
+        return tuple(problems)
+    checkpoint = _opened(path)
+    names = {} if checkpoint is None else LeafNames.of(checkpoint).in_parts(checkpoint)
+    return tuple(_renamed(one, names) for one in problems)
+
+
+def names_of(path: str, rows: Iterable[tuple[str, int | None]]) -> list[str]:
+    """The names of tensors of a checkpoint, as far as what has them is not lost.
+
+    Args:
+        path: Its directory.
+        rows: The name of each in its part, and the rank whose own it is; None for what ranks share
+            and of a rank alone.
+    """
+    listed = list(rows)
+    checkpoint = _opened(path)
+    if checkpoint is None:
+        return [label for label, _ in listed]
+    names = LeafNames.of(checkpoint)
+    in_parts = names.in_parts(checkpoint)
+    is_alone = checkpoint.world_size == 1
+
+    def name(label: str, rank: int | None) -> str:
+        if rank is None and label in names.shared:
+            return names.shared[label]
+        if rank is None and not is_alone:
+            return label
+        return in_parts.get((rank or 0, label), label)
+
+    return [name(label, rank) for label, rank in listed]
+
+
+def _opened(path: str) -> _native.Checkpoint | None:
+    try:
+        return _native.open(path)
+    except PenstockError:
+        return None
+
+
+def _renamed(problem: Problem, names: Mapping[tuple[int, str], str]) -> Problem:
+    if problem.tensor is None or problem.file is None:
+        return problem
+    key = (_native.rank_of_file(problem.file) or 0, problem.tensor)
+    return Problem(
+        file=problem.file,
+        offset=problem.offset,
+        tensor=names.get(key, problem.tensor),
+        message=problem.message,
+        is_proven=problem.is_proven,
+    )
+
+
+def name_chars_max(text: str) -> int:
+    """What the names of a tree's leaves may take, in characters."""
+    return NAME_CHARS_MIN + NAME_CHARS_PER_CHAR * len(text)
+
+
+def _leaves(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The leaves of a tree that are tensors, or would be; none where it makes no sense."""
+    try:
+        leaves = tree.named(plain(tree.parse(text)), name_chars_max(text))
+        return [(name, leaf) for name, leaf in leaves if is_data(leaf) or _is_missing(leaf)]
+    except TreeError:
+        # Which a load says.
+        return []
+
+
+def _first_missing(rows: list[_MissingRow], rank: int) -> int:
+    """The number of the first row of a rank's own."""
+    if rank == 0:
+        return 0
+    return next((number for number, row in enumerate(rows) if row[5] == rank), len(rows))
+
+
+def _is_missing(leaf: tree.Node) -> bool:
+    return type(leaf) is dict and leaf.get("$") == "missing"
+
+
+def _is_called(label: str, name: str) -> bool:
+    """Whether a part may have this label for the leaf of a name."""
+    written = plain_text(unescaped(name))
+    return label == written or _NUMBERED.sub("", label) == _NUMBERED.sub("", written)
