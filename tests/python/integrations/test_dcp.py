@@ -34,11 +34,6 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 import dcp_worker  # noqa: E402
 from held_files import Held  # noqa: E402
-from penstock.integrations.dcp import (  # noqa: E402
-    StorageReader,
-    StorageWriter,
-    opened,
-)
 from ranks import Job, environments_of  # noqa: E402
 
 pytestmark = [
@@ -270,6 +265,28 @@ class TestTargets:
             shared = torch.zeros(100_000, dtype=dtype)
             with pytest.raises(CheckpointException, match="b: shares memory with a in the state"):
                 load({"a": shared, "b": shared}, tmp_path / "apart")
+
+    @pytest.mark.parametrize("bounded", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_that_overlap_in_part(self, tmp_path, monkeypatch, dtype, bounded):
+        """Windows of one memory get what is stored for each, or the load says that they differ."""
+        if bounded:
+            monkeypatch.setattr(opened, "BOUNCE_BYTES_MAX", 1)
+        whole = torch.arange(8.0)
+        save({"a": whole[:6].clone(), "b": whole[4:].clone()}, tmp_path / "same")
+        memory = torch.zeros(8, dtype=dtype)
+        load({"a": memory[:6], "b": memory[4:]}, tmp_path / "same")
+        assert torch.equal(memory.float(), whole)
+        save({"a": whole[:6].clone(), "b": whole[4:] + 100}, tmp_path / "apart")
+        memory = torch.zeros(8, dtype=dtype)
+        for targets in ({"a": memory[:6], "b": memory[4:]}, {"b": memory[4:], "a": memory[:6]}):
+            with pytest.raises(CheckpointException, match=r"[ab]: shares memory with [ab] in the"):
+                load(targets, tmp_path / "apart")
+        # Elements that lie between each other share nothing.
+        memory = torch.zeros(12, dtype=dtype)
+        save({"a": whole[:6].clone(), "b": whole[:6] + 100}, tmp_path / "between")
+        load({"a": memory[::2], "b": memory[1::2]}, tmp_path / "between")
+        assert torch.equal(memory.float(), torch.stack([whole[:6], whole[:6] + 100], 1).flatten())
 
     def test_through_bounded_memory(self, tmp_path, monkeypatch):
         state = {str(n): torch.full((1000,), float(n)) for n in range(20)}

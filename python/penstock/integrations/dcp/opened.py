@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from penstock.checkpoint.loading.copying import bump_versions
 from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite
@@ -30,6 +31,7 @@ from penstock.checkpoint.state.scalars import TreeError, integers, member
 from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
+from penstock.integrations.dcp.overlaps import Filled
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions
 from penstock.tensors.memory import CPU, of_tensor
@@ -60,7 +62,6 @@ class _Read:
         dtype: The type of that.
         start: Where the box begins there.
         host: Memory that is filled instead and copied from.
-        twin: The name under which the target was filled before, from another stored tensor.
     """
 
     item: ReadItem
@@ -70,25 +71,17 @@ class _Read:
     dtype: torch.dtype
     start: tuple[int, ...]
     host: torch.Tensor | None = None
-    twin: str | None = None
-
-    @property
-    def place(self) -> object:
-        """The same for targets that are one and the same memory."""
-        target = self.target
-        address = target.data_ptr() if target.numel() else id(self)
-        return target.device, address, target.dtype, target.shape, target.stride()
-
-    @property
-    def origin(self) -> object:
-        """The same for requests of the same elements."""
-        return self.source.of, self.source.window, self.start, self.dtype
 
     def bounce(self) -> int:
         """Has it go through memory of its own; returns how many bytes that takes."""
         of_what = self.source.shape if self.source.window else self.target.shape
         self.host = torch.empty(of_what, dtype=self.dtype, device="cpu")
         return self.host.numel() * self.host.element_size()
+
+    @property
+    def name(self) -> str:
+        """What the state calls the tensor."""
+        return str(self.item.dest_index.fqn)
 
     def request(self) -> BoxRead:
         """What is read, and where to."""
@@ -101,11 +94,7 @@ class _Read:
         return BoxRead(source, start, memory)
 
     def copy_out(self) -> None:
-        """Copies to the target what could not be read there.
-
-        Raises:
-            StateMismatchError: The target has other elements by another of its names.
-        """
+        """Copies to the target what could not be read there."""
         if self.host is None:
             return
         found, window = self.host, self.source.window
@@ -113,14 +102,7 @@ class _Read:
             found = found.as_strided(*window)
             for dim, (first, size) in enumerate(zip(self.start, self.target.shape, strict=True)):
                 found = found.narrow(dim, first, size)
-        name, before = self.item.dest_index.fqn, self.target.clone() if self.twin else None
         self.target.copy_(found)
-        if before is not None and not torch.equal(_bytes_of(before), _bytes_of(self.target)):
-            raise StateMismatchError(
-                f"{name}: shares memory with {self.twin} in the state, and the checkpoint has "
-                "other elements for each: build the state without the tie",
-                key=name,
-            )
 
 
 class Opened:
@@ -260,10 +242,17 @@ class Opened:
             if is_composite(self._node(item)):
                 self._copy_whole(item, planner, options)
         items = [item for item in items if not is_composite(self._node(item))]
-        for batch in self._batches(items, planner):
+        filled = Filled()
+        for batch in self._batches(items, planner, filled):
             self._checkpoint.read([read.request() for read in batch], options)
             for read in batch:
-                read.copy_out()
+                if read.host is None:
+                    filled.add(read.name, read.target)
+            for read in batch:
+                if read.host is not None:
+                    with filled.kept(read.name, read.target):
+                        read.copy_out()
+                    filled.add(read.name, read.target)
                 # Filled behind the back of autograd.
                 bump_versions([read.target])
                 planner.commit_tensor(read.item, read.target)
@@ -293,17 +282,15 @@ class Opened:
             ) from error
         planner.commit_tensor(item, target)
 
-    def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_Read]]:
+    def _batches(
+        self, items: list[ReadItem], planner: LoadPlanner, filled: Filled
+    ) -> Iterator[list[_Read]]:
         """The requests, in portions that need a bounded amount of further memory."""
         batch: list[_Read] = []
         bounced_bytes = 0
-        filled: dict[object, _Read] = {}
         for item in items:
             read = self._read(item, planner)
-            first = filled.setdefault(read.place, read)
-            if first.origin != read.origin:
-                read.memory, read.twin = None, first.item.dest_index.fqn
-            if read.memory is None:
+            if read.memory is None or filled.sharing(read.name, read.target):
                 bounced_bytes += read.bounce()
             batch.append(read)
             if bounced_bytes >= BOUNCE_BYTES_MAX:
@@ -339,10 +326,6 @@ def _memory(
         return None
     memory = of_tensor(target, name)
     return memory if memory.device == CPU else None
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _untangled(batch: list[_Read]) -> list[_Read]:

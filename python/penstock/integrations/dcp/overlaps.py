@@ -1,0 +1,106 @@
+"""`Filled`: targets of a load that share memory, whatever part of it.
+
+A state may have one memory under several names, as a whole or in part. Each is filled with what the
+checkpoint has under its own, so that the last one would win silently where these differ.
+"""
+
+from __future__ import annotations
+
+import bisect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from penstock.checkpoint.state import ties
+from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.tensors.memory import of_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.tensors.memory import Memory
+
+
+class _Target(NamedTuple):
+    """One that is filled.
+
+    Attributes:
+        low: Its first byte.
+        number: How many were filled before it.
+        name: Of its tensor in the state.
+        tensor: The target.
+        memory: Where it is.
+    """
+
+    low: int
+    number: int
+    name: str
+    tensor: torch.Tensor
+    memory: Memory
+
+
+class Filled:
+    """What a load has filled by now."""
+
+    def __init__(self) -> None:
+        # By device, in the order of addresses.
+        self._targets: dict[str, list[_Target]] = {}
+        self._longest: dict[str, int] = {}
+        self._count = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes note of a target of a name."""
+        memory = _memory(tensor, name)
+        if memory is None:
+            return
+        self._count += 1
+        target = _Target(memory.low, self._count, name, tensor, memory)
+        bisect.insort(self._targets.setdefault(memory.device, []), target)
+        length = memory.high - memory.low
+        self._longest[memory.device] = max(length, self._longest.get(memory.device, 0))
+
+    def sharing(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """The targets of other names that share memory with one."""
+        memory = _memory(tensor, name)
+        if memory is None or memory.device not in self._targets:
+            return []
+        targets = self._targets[memory.device]
+        first = memory.low - self._longest[memory.device]
+        begin = bisect.bisect_left(targets, (first,))
+        end = bisect.bisect_left(targets, (memory.high,))
+        return [
+            (one.name, one.tensor)
+            for one in targets[begin:end]
+            if one.name != name and ties.share_memory(one.memory, memory)
+        ]
+
+    @contextmanager
+    def kept(self, name: str, tensor: torch.Tensor) -> Iterator[None]:
+        """Watches the targets of other names while one is filled.
+
+        Raises:
+            StateMismatchError: One of them has other elements then.
+        """
+        before = [(other, one, one.clone()) for other, one in self.sharing(name, tensor)]
+        yield
+        for other, one, was in before:
+            if not torch.equal(_bytes_of(one), _bytes_of(was)):
+                raise StateMismatchError(
+                    f"{name}: shares memory with {other} in the state, and the checkpoint has "
+                    "other elements for each: build the state without the tie",
+                    key=name,
+                )
+
+
+def _memory(tensor: torch.Tensor, name: str) -> Memory | None:
+    """Where a target is; None where it is nowhere, or nobody's view."""
+    try:
+        memory = of_tensor(tensor, name)
+    except UnsupportedStateError:
+        return None
+    return memory if memory.high > memory.low else None
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
