@@ -180,7 +180,9 @@ def load(
         into: A `Training` to restore, or a state of the same structure whose tensors and arrays
             are filled in place and whose plain values are replaced. What comes in the place of
             tensors in files goes into new files. Everything is compared before anything is
-            written. If reading fails half-way (`CorruptCheckpointError`,
+            written: tensors that share memory in ``into`` have to be tied in the checkpoint, and
+            in a `Training` at least equal there. Tensors that are tied in the checkpoint alone fill
+            two that are apart with the same elements. If reading fails half-way (`CorruptCheckpointError`,
             `StorageError`), the contents of the targets of a state are undefined, and a `Training`
             is as it was.
         keys: Names of the leaves to load as `penstock.inspect` shows them, or patterns of `fnmatch`

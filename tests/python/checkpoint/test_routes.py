@@ -11,6 +11,8 @@ tensor. Other words are the semantics of a framework, which Penstock does not ch
 from __future__ import annotations
 
 import copy
+import functools
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +40,8 @@ transformers  =     x        x           x      x      x       =
 ray           =     x        x           x      x      x       =
 lightning     =     x        x           x      cast   x       =
 dcp           =     x        kept        x      cast   x       =
+torchtitan    =     x        x           x      x      x       =
+deepspeed     =     x        x           x      cast   x       =
 jax           =     x        x           x      x      =       =
 stream        =     x        kept        x      cast   x       =
 load          =     =        =           =      =      =       =
@@ -45,9 +49,11 @@ convert       =     =        =           =      =      =       =
 import        =     =        =           =      =      =       =
 features      =     x        kept        x      x      =       =
 """
+SLOW = {"deepspeed": pytest.mark.slow}
+"""Routes whose framework takes longer to be imported than all others."""
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = [
-    pytest.param(route, check, cell, id=f"{route}-{check}")
+    pytest.param(route, check, cell, id=f"{route}-{check}", marks=SLOW.get(route, ()))
     for route, *cells in ROWS[1:]
     for check, cell in zip(CHECKS, cells, strict=True)
 ]
@@ -178,6 +184,37 @@ def by_dcp(saved: Speaker, model: Speaker, where: Path) -> None:
     dcp.load({"model": model.state_dict()}, storage_reader=StorageReader(where / "ckpt"))
 
 
+def by_torchtitan(saved: Speaker, model: Speaker, where: Path) -> None:
+    checkpointer = pytest.importorskip("torchtitan.components.checkpointer")
+    from penstock.integrations.torchtitan.states import States
+
+    def run(one: Speaker) -> Any:
+        parts = {checkpointer.MODEL: checkpointer.ModelWrapper(one), "train_state": {"step": 1}}
+        return States(parts, known={"train_state"}, is_trusted=False)
+
+    penstock.save(where / "ckpt", run(saved))
+    penstock.load(where / "ckpt", into=run(model))
+
+
+def by_deepspeed(saved: Speaker, model: Speaker, where: Path) -> None:
+    from integrations.deepspeeds import attach, config_of, deepspeed_here
+
+    deepspeed = deepspeed_here()
+    for one in (saved, model):
+        engine, *_ = deepspeed.initialize(
+            model=one, model_parameters=one.parameters(), config=config_of(0, "fp32")
+        )
+        attach(engine)
+        try:
+            if one is saved:
+                engine.save_checkpoint(str(where / "run"))
+            else:
+                # Its optimizer counts parameters by itself.
+                engine.load_checkpoint(str(where / "run"), load_module_only=True)
+        finally:
+            engine.destroy()
+
+
 def by_jax(saved: Speaker, model: Speaker, where: Path) -> None:
     jax = pytest.importorskip("jax")
     from penstock.integrations import jax as pj
@@ -219,6 +256,8 @@ FILLED: dict[str, Callable[[Speaker, Speaker, Path], None]] = {
     "ray": by_ray,
     "lightning": by_lightning,
     "dcp": by_dcp,
+    "torchtitan": by_torchtitan,
+    "deepspeed": by_deepspeed,
     "jax": by_jax,
     "stream": by_stream,
 }
@@ -270,29 +309,38 @@ def by_features(saved: Speaker, model: Speaker, where: Path) -> None:
         features.open(path, key="model.scale")
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("route", "check", "cell"), CELLS)
-def test_a_state_is_restored_or_refused_by_name(
-    tmp_path: Path, route: str, check: str, cell: str
-) -> None:
+def restore(route: str, check: str, where: Path) -> None:
+    """One cell: fills a model, and looks whether it has what was saved."""
     torch.manual_seed(1)
     saved = Speaker("same" if check in ("same", "untied") else check)
     model = Speaker("tied" if check == "untied" else "same")
     before = copy.deepcopy(saved.state_dict())
     if route in GIVEN:
-        found = GIVEN[route](saved, tmp_path)
-        assert_equal(found, before, list(before))
+        assert_equal(GIVEN[route](saved, where), before, list(before))
         return
     fill = by_features if route == "features" else FILLED[route]
-    if cell == "x":
-        named = "embed|head|scale"
-        kinds = (penstock.PenstockError, RuntimeError, ValueError, CheckpointException)
-        with pytest.raises(kinds, match=named):
-            fill(saved, model, tmp_path)
-        return
-    fill(saved, model, tmp_path)
+    fill(saved, model, where)
     if route not in ("stream", "features", "jax"):
         assert_equal(model.state_dict(), before, [name for name in before if "bias" not in name])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("route", "check", "cell"), CELLS)
+def test_a_state_is_restored_or_refused_by_name(
+    tmp_path: Path, request: pytest.FixtureRequest, route: str, check: str, cell: str
+) -> None:
+    run: Callable[..., Any] = restore
+    if route == "deepspeed":
+        if importlib.util.find_spec("deepspeed") is None:
+            pytest.skip("DeepSpeed is not installed")
+        # It changes the process that it is in, so it has one for all cells.
+        run = functools.partial(request.getfixturevalue("jobs").of(1).call, restore)
+    if cell != "x":
+        run(route, check, tmp_path)
+        return
+    kinds = (penstock.PenstockError, RuntimeError, ValueError, CheckpointException)
+    with pytest.raises(kinds, match=r"embed|head|scale"):
+        run(route, check, tmp_path)
 
 
 def assert_equal(found: Any, saved: Any, names: list[str]) -> None:

@@ -56,6 +56,8 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._pending: PendingSave | None = None
         # What `latest` should say and does not, as it could not be written.
         self._behind: tuple[str, str] | None = None
+        self.loaded = ""
+        """The directory of what was loaded last, for messages."""
 
     # What DeepSpeed calls.
 
@@ -81,6 +83,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def load(self, path: str, map_location: Any = None) -> Any:
         """A file of a tag, of ours or of DeepSpeed's own."""
         self.wait()
+        self.loaded = os.path.dirname(os.path.abspath(path))
         if not tags.is_stub(path):
             return self._theirs.load(path, map_location)
         settings = self._settings

@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import deepspeed.runtime.engine as runtime
@@ -19,6 +20,7 @@ from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
 from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
 from penstock.integrations.versions import Probe
+from penstock.loading.tied import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +58,7 @@ def probe() -> None:
                 "custom_load_fn",
             ),
         ),
+        ("load_module_state_dict", ("checkpoint", "strict", "custom_load_fn")),
         ("_get_all_ckpt_names", ("checkpoints_path", "tag")),
         ("_copy_recovery_script", ("save_path",)),
         ("zero_nvme_offload_optimizer", ()),
@@ -106,6 +109,7 @@ def take_over() -> None:
     for name, wrapped in (
         ("save_checkpoint", _saving(cls.save_checkpoint)),
         ("load_checkpoint", _loading(cls.load_checkpoint)),
+        ("load_module_state_dict", _comparing(cls.load_module_state_dict)),
         ("_get_all_ckpt_names", _finding(cls._get_all_ckpt_names)),
         ("_copy_recovery_script", _copying(cls._copy_recovery_script)),
         ("_take_model_step", _staged(cls._take_model_step)),
@@ -183,6 +187,25 @@ def _loading(load: Any) -> Any:
         return found
 
     return load_checkpoint
+
+
+def _comparing(load: Any) -> Any:
+    @functools.wraps(load)
+    def load_module_state_dict(
+        self: Any,
+        checkpoint: Any,
+        strict: bool = True,
+        custom_load_fn: Any = None,
+        *arguments: Any,
+        **further: Any,
+    ) -> Any:
+        ours, state = _of(self), checkpoint["module"]
+        if ours is not None and custom_load_fn is None and isinstance(state, Mapping):
+            # PyTorch fills one name after the other, and the last one would win.
+            check_model(self.module, state, ours.loaded)
+        return load(self, checkpoint, strict, custom_load_fn, *arguments, **further)
+
+    return load_module_state_dict
 
 
 def _finding(find: Any) -> Any:
