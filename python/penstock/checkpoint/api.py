@@ -182,9 +182,9 @@ def load(
             tensors in files goes into new files. Everything is compared before anything is
             written: tensors that share memory in ``into`` have to be tied in the checkpoint, and
             in a `Training` at least equal there. Tensors that are tied in the checkpoint alone fill
-            two that are apart with the same elements. If reading fails half-way (`CorruptCheckpointError`,
-            `StorageError`), the contents of the targets of a state are undefined, and a `Training`
-            is as it was.
+            two that are apart with the same elements. If reading fails half-way
+            (`CorruptCheckpointError`, `StorageError`), the contents of the targets of a state are
+            undefined, and a `Training` is as it was.
         keys: Names of the leaves to load as `penstock.inspect` shows them, or patterns of `fnmatch`
             over names, such as ``"model.*"`` (``*`` also matches dots). A name is the leaf's path
             with dots between; characters of a key that a pattern would take for something else have
