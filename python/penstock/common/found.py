@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 from penstock import _native
-from penstock.errors import CheckpointNotFoundError, StorageError
+from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 """How Git LFS begins the text that it leaves in the place of a file."""
@@ -62,3 +69,25 @@ def check_fetched(path: str) -> None:
     """
     if of_git_lfs(_native.read_start(path, POINTER_BYTES)):
         raise unfetched(path)
+
+
+@contextmanager
+def naming_pointers() -> Iterator[None]:
+    """Reports a damaged file as a Git LFS pointer if it is one.
+
+    Raises:
+        CheckpointNotFoundError: It is one.
+    """
+    try:
+        yield
+    except CorruptCheckpointError as error:
+        if error.file is not None and _is_pointer(path := os.path.join(error.path, error.file)):
+            raise unfetched(path) from error
+        raise
+
+
+def _is_pointer(path: str) -> bool:
+    try:
+        return of_git_lfs(_native.read_start(path, POINTER_BYTES))
+    except OSError:
+        return False

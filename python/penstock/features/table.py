@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
+from penstock.common.found import naming_pointers
 from penstock.common.option_kinds import Number
-from penstock.errors import (
-    CorruptCheckpointError,
-    PenstockError,
-    PenstockWarning,
-)
+from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
 from penstock.features.batches import on_host
 from penstock.features.columns import Columns
 from penstock.features.delivery import Delivery
@@ -103,6 +100,7 @@ class Table:
         array([[1., 1., 1., 1.]], dtype=float32)
     """
 
+    @naming_pointers()
     def __init__(
         self,
         path: str | os.PathLike[str] | bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from penstock.io.safetensors_header import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 DATA = bytes(range(1, 65))
@@ -215,14 +215,31 @@ def test_a_pointer_of_git_lfs_is_named_with_the_way_out(
         reader(model)
 
 
-def test_a_checkpoint_whose_shards_are_pointers_says_so(tmp_path: Path) -> None:
-    penstock.save(tmp_path / "ckpt", {"w": torch.ones(3000)})
-    (shard,) = (tmp_path / "ckpt").glob("*.safetensors")
-    shard.write_bytes(POINTER)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"Git LFS.*`git lfs pull`"):
-        penstock.load(tmp_path / "ckpt")
-    (problem,) = penstock.verify(tmp_path / "ckpt").problems
-    assert "Git LFS" in problem.message
+@pytest.mark.parametrize("file", ["manifest.json", "part-*", "shard-*"])
+def test_a_checkpoint_of_which_a_file_is_a_pointer_says_so(tmp_path: Path, file: str) -> None:
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(1, {"w": torch.ones(3000)})
+    path = Path(store.path(1))
+    (found,) = path.glob(file)
+    found.write_bytes(POINTER)
+    for reader in (penstock.load, penstock.inspect, lambda path: features.open(path, key="w")):
+        with pytest.raises(penstock.CorruptCheckpointError, match=r"Git LFS.*`git lfs pull`"):
+            reader(path)
+    with (
+        pytest.warns(penstock.PenstockWarning, match=r"Git LFS.*`git lfs pull`"),
+        pytest.raises(penstock.CheckpointNotFoundError, match="damaged"),
+    ):
+        store.load()
+    assert "`git lfs pull`" in penstock.verify(path).problems[0].message
+
+
+@pytest.mark.parametrize("file", ["table.json", "rows-0", "log-0"])
+def test_a_table_of_which_a_file_is_a_pointer_says_so(tmp_path: Path, file: str) -> None:
+    with features.Table.create(tmp_path / "table", 10, {"x": (4, "float32")}) as table:
+        table.update([1], {"x": torch.ones(1, 4)})
+    (tmp_path / "table" / file).write_bytes(POINTER)
+    with pytest.raises(penstock.CheckpointNotFoundError, match=r"Git LFS.*`git lfs pull`"):
+        features.Table(tmp_path / "table")
 
 
 # ---- Anything

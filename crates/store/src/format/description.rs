@@ -66,6 +66,9 @@ fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Mani
         let detail = format!("{} bytes are too many for a manifest", found.bytes);
         return Err(Error::corrupt(path, MANIFEST, detail));
     }
+    if begins_pointer(&seen.bytes) {
+        return Err(Error::corrupt(path, MANIFEST, NOT_FETCHED));
+    }
     let again = || read_again(file, files).map_err(failed);
     let manifest = believe(&seen.bytes, again, |text| {
         Ok((Manifest::parse(text, path)?, text.len()))
@@ -147,6 +150,9 @@ pub(crate) fn read_checked(
     match files.look_into(&file, expected) {
         Ok((found, seen)) if is_as_recorded(&found, expected) => Ok(seen.bytes),
         found => {
+            if matches!(&found, Ok((_, seen)) if begins_pointer(&seen.bytes)) {
+                return Err(Error::corrupt(path, name, NOT_FETCHED));
+            }
             let found = found.map(|(found, _)| found);
             judge_again(path, files, name, expected, found)?;
             files.read(&file).map_err(Error::storage("read", &file))
@@ -224,11 +230,16 @@ pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> R
 const NOT_FETCHED: &str = "it is a pointer of Git LFS, and the file that it stands for was not \
                            fetched: run `git lfs pull` in its repository";
 
-/// Whether Git LFS has left its text in the place of a file.
+/// How Git LFS begins the text that it leaves in the place of a file.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1";
+
+fn begins_pointer(text: &[u8]) -> bool {
+    text.starts_with(POINTER)
+}
+
 fn is_pointer(file: &Path, files: &dyn Files) -> bool {
-    const TEXT: &[u8] = b"version https://git-lfs.github.com/spec/v1";
-    let start = files.read_range(file, 0..TEXT.len() as u64);
-    start.is_ok_and(|start| start == TEXT)
+    let start = files.read_range(file, 0..POINTER.len() as u64);
+    start.is_ok_and(|start| begins_pointer(&start))
 }
 
 fn is_as_recorded(found: &Found, expected: u64) -> bool {
