@@ -283,8 +283,9 @@ def salvage(
         out: The new one's; there must be none yet.
         unverified: Where manifest or parts are lost, take over what nothing vouches for. Without
             its part that is, of a rank, a flat dictionary of what the shards' headers list: plain
-            values, ties and types that safetensors has no name for are lost. Of many ranks only
-            shards count that say which of their tensors are boxes of larger ones.
+            values, ties and types that safetensors has no name for are lost, and tensors of a type
+            that only a newer Penstock knows are listed as missing. Of many ranks only shards count
+            that say which of their tensors are boxes of larger ones.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.

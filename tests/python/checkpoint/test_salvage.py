@@ -225,6 +225,29 @@ def test_without_the_part_nothing_is_recovered_unasked(path, tmp_path, state):
     assert penstock.inspect(out).unverified
 
 
+@pytest.mark.parametrize("loses", ["part", "manifest and part"])
+def test_tensors_of_a_newer_type_are_named_where_the_part_is_lost(path, tmp_path, state, loses):
+    """Nothing but the header says what they are, and this version knows no size of an element."""
+    (shard,) = path.glob("shard-*")
+    content = shard.read_bytes()
+    before = b'"model.a":{"dtype":"F32"'
+    assert content.count(before) == 1
+    shard.write_bytes(content.replace(before, b'"model.a":{"dtype":"Q32"'))
+    part_of(path).write_text("gone")
+    if loses != "part":
+        (path / "manifest.json").write_text("gone")
+    assert any("model.a" in one.message for one in penstock.explain(path).problems)
+    report = penstock.salvage(path, tmp_path / "out", unverified=True)
+    (missing,) = report.missing
+    assert (missing.name, missing.dtype) == ("model.a", "Q32")
+    assert "newer" in missing.reason
+    assert penstock.inspect(tmp_path / "out").missing == report.missing
+    loaded = penstock.load(tmp_path / "out", allow_partial=True)
+    assert "model.a" not in loaded
+    assert_same(loaded["model.b"], state["model"]["b"])
+    assert penstock.verify(tmp_path / "out").ok
+
+
 def test_without_the_manifest_the_part_is_believed_on_request(path, tmp_path, state):
     damage(path, "model.b")
     (path / "manifest.json").write_text("gone")

@@ -14,10 +14,12 @@ use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::directory::names;
 use crate::format::dtype;
-use crate::format::header::Header;
+use crate::format::header::{Header, HeaderTensor};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
-use crate::format::part::{self, FileEntry, Part, Stored, TensorBox, TensorEntry};
+use crate::format::part::{
+    self, FileEntry, Missing, MissingKind, Part, Stored, TensorBox, TensorEntry,
+};
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
@@ -187,7 +189,11 @@ impl Description {
         };
         for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
             match tensors_of(&path.join(name), files, part.files.len(), world_size > 1) {
-                Ok((bytes, tensors)) => {
+                Ok(Listed {
+                    bytes,
+                    tensors,
+                    unknown,
+                }) => {
                     part.files.push(FileEntry {
                         name: name.clone(),
                         bytes,
@@ -196,6 +202,11 @@ impl Description {
                         chunks: Vec::new(),
                     });
                     part.tensors.extend(tensors);
+                    for missing in &unknown {
+                        let detail = format!("{:?}: {}", missing.name, missing.reason);
+                        self.note(name, detail, false);
+                    }
+                    part.missing.extend(unknown);
                 }
                 Err(detail) => self.note(name, detail, false),
             }
@@ -203,6 +214,8 @@ impl Description {
         let mut seen = HashSet::new();
         part.tensors
             .retain(|tensor| seen.insert(tensor.name.clone()));
+        part.missing
+            .retain(|missing| seen.insert(missing.name.clone()));
         part
     }
 }
@@ -279,13 +292,22 @@ fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
     Ok(last.saturating_add(1))
 }
 
-/// Size of a shard and its tensors as its own header lists them.
+/// The contents of a shard by its header.
+struct Listed {
+    /// The size of the file.
+    bytes: u64,
+    tensors: Vec<TensorEntry>,
+    /// Those whose elements are of a type that this version has no place for.
+    unknown: Vec<Missing>,
+}
+
+/// The tensors of a shard as its own header lists them.
 fn tensors_of(
     path: &Path,
     files: &dyn Files,
     file: usize,
     needs_boxes: bool,
-) -> std::result::Result<(u64, Vec<TensorEntry>), String> {
+) -> std::result::Result<Listed, String> {
     let (header, bytes) = shard::read_header(path, files)?;
     let boxes = shard::boxes(&header)?;
     let Header {
@@ -297,10 +319,11 @@ fn tensors_of(
         return Err("it does not say which of its tensors are pieces of larger ones".to_owned());
     }
     let mut boxes = boxes.unwrap_or_default();
-    let mut entries = Vec::new();
+    let (mut entries, mut unknown) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors {
         let region = boxes.remove(&name);
         let Some((dtype, shape)) = dtype::of_stored(&tensor.dtype, &tensor.shape) else {
+            unknown.push(of_unknown_type(name, tensor));
             continue;
         };
         let (begin, end) = tensor.data_offsets;
@@ -326,5 +349,25 @@ fn tensors_of(
             entries.push(TensorEntry { region, ..entry });
         }
     }
-    Ok((bytes, entries))
+    Ok(Listed {
+        bytes,
+        tensors: entries,
+        unknown,
+    })
+}
+
+/// A tensor that only a newer version takes over: nothing here says how large an element is.
+fn of_unknown_type(name: String, tensor: HeaderTensor) -> Missing {
+    let reason = format!(
+        "it has elements of type {:?}, which this version of Penstock does not know: salvage it with \
+         a newer one",
+        tensor.dtype
+    );
+    Missing {
+        name,
+        dtype: tensor.dtype,
+        shape: tensor.shape,
+        reason,
+        kind: MissingKind::Own,
+    }
 }
