@@ -224,7 +224,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
 
 
 def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[MissingInfo, ...]:
-    """What a checkpoint lacks."""
+    """The tensors and states that a checkpoint lacks."""
     return tuple(
         MissingInfo(
             name=names.of_missing(number, row),

@@ -72,7 +72,7 @@ def _names(state: Any, name: str, written: str) -> Iterator[tuple[str, str]]:
 
 
 def _children(state: Any, name: str, written: str) -> Iterator[tuple[Any, Any, tuple[str, str]]]:
-    """Of a container each key, value, and the value's name, also with its keys as they are."""
+    """Yields each key and value of a container, and the value's two names."""
     keys = list(state) if isinstance(state, dict) else range(len(state))
     values = list(state.values()) if isinstance(state, dict) else state
     parts = labels(keys, lambda index: _is_container(values[index]) and bool(values[index]))

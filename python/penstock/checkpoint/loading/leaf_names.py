@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from penstock._native import _MissingRow
 
 NAME_CHARS_PER_CHAR = 256
-"""What the names of all leaves may take for a character of the tree: a file of kilobytes must not
+"""Characters of all names for one of the tree, at most: a file of kilobytes must not
 fill memory. A list of small numbers takes that much under a path of 500 characters."""
 
 NAME_CHARS_MIN = 1 << 20
-"""What they may take whatever the tree."""
+"""Characters that all names may take whatever the tree."""
 
 _NUMBERED = re.compile(r"~\d+$")
 _LED = re.compile(r"@\d+$")
@@ -74,7 +74,7 @@ class LeafNames:
         return found
 
     def _add_missing(self, rows: list[_MissingRow], number: int, name: str) -> None:
-        # What ranks share may be listed before the own of a rank, whose numbers it shifts.
+        # Shared tensors may be listed before a rank's own, and shift the numbers of those.
         if number < len(rows) and _is_called(rows[number][0], name):
             self.missing.setdefault(number, name)
 
@@ -101,11 +101,11 @@ class LeafNames:
 
 
 def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
-    """What is wrong with a checkpoint, with the names of tensors that its trees have.
+    """The problems of a checkpoint, with the names of tensors that its trees have.
 
     Args:
         path: Its directory.
-        rows: What the native module says of it.
+        rows: The native module's list of problems.
     """
     problems = [Problem(**row) for row in rows]
     if all(one.tensor is None for one in problems):
@@ -162,7 +162,7 @@ def _renamed(problem: Problem, names: Mapping[tuple[int, str], str]) -> Problem:
 
 
 def name_chars_max(text: str) -> int:
-    """What the names of a tree's leaves may take, in characters."""
+    """The most characters that the names of a tree's leaves may take."""
     return NAME_CHARS_MIN + NAME_CHARS_PER_CHAR * len(text)
 
 

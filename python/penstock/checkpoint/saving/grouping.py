@@ -26,7 +26,7 @@ _LED = re.compile(r"@[0-9]+$")
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What a save does for groups.
+    """The grouped tensors of a save, and the index to make of them.
 
     Attributes:
         rows: The tensors that are of a group, as the native module takes them.

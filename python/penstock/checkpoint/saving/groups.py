@@ -42,7 +42,7 @@ _NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
 
 
 class Member(NamedTuple):
-    """What a tensor is to its group.
+    """A tensor's place in its group.
 
     Attributes:
         group: The group's name.

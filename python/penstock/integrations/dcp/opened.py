@@ -80,7 +80,7 @@ class _Read:
 
     @property
     def name(self) -> str:
-        """What the state calls the tensor."""
+        """The tensor's name in the state."""
         return str(self.item.dest_index.fqn)
 
     def request(self) -> BoxRead:

@@ -41,7 +41,7 @@ class _Target(NamedTuple):
 
 
 class Filled:
-    """What a load has filled by now."""
+    """The targets that a load has filled by now."""
 
     def __init__(self) -> None:
         # By device, in the order of addresses.

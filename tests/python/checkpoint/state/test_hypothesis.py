@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from choices import choices
 from compare import assert_same, tensor_bytes, tensors_in
-from penstock.state.names import EMPTY, labels, matcher
+from penstock.checkpoint.state.names import EMPTY, labels, matcher
 from states import states
 
 # `make test-slow` draws more of them.
@@ -135,7 +135,7 @@ def leaf_name(prefix, level):
 
 
 def named_children(value):
-    """Of each child of a container its part of a name, its key, and itself."""
+    """Each child of a container: its part of the name, its key, and itself."""
     items = children(value)
     keys = [key for key, _ in items]
     parts = labels(keys, lambda index: bool(children(items[index][1])))
