@@ -203,11 +203,11 @@ def test_syncs_are_counted_as_they_are_made(disk_path):
     script = """
     import sys
     from pathlib import Path
-    from penstock.bench.content import rank_state
-    from penstock.bench.models import Model
-    from penstock.bench.operations import save
-    from penstock.bench.team import Team
-    from penstock.bench.writers import WRITERS
+    from penstock_bench.workloads.content import rank_state
+    from penstock_bench.workloads.models import Model
+    from penstock_bench.suites.checkpoint.operations import save
+    from penstock_bench.harness.team import Team
+    from penstock_bench.peers.checkpoint import WRITERS
     held = rank_state(Model(**eval(sys.argv[2])), 0).held()
     count = 0
     for number, name in enumerate(("penstock", "penstock-async", "dcp")):

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 import dcp_worker  # noqa: E402
 from held_files import Held  # noqa: E402
+from penstock.integrations.dcp import StorageReader, StorageWriter, opened  # noqa: E402
 from ranks import Job, environments_of  # noqa: E402
 
 pytestmark = [

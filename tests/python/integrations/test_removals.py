@@ -140,7 +140,7 @@ def test_whoever_is_killed_while_deleting_leaves_no_half_that_looks_whole(tmp_pa
     program = f"""
         import os, sys
         from penstock import _native
-        from penstock.saving.removal import remove_checkpoint
+        from penstock.checkpoint.saving.removal import remove_checkpoint
         sys.stdout.write("ready"); sys.stdout.flush(); sys.stdin.read(1)
         remove_checkpoint({path!r})
     """

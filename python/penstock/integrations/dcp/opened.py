@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock.checkpoint.loading.copying import bump_versions
 from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite

@@ -220,7 +220,7 @@ class TestTorch:
         program = f"""
             import penstock
             penstock.convert({str(tmp_path / "tiny.pt")!r}, {str(tmp_path / "tiny")!r})
-            from penstock.converting.convert import convert
+            from penstock.checkpoint.converting.convert import convert
             with open("/proc/self/status") as f:
                 before = [int(l.split()[1]) for l in f if l.startswith("RssAnon")][0]
             peak = 0

@@ -129,7 +129,7 @@ def test_a_forked_childs_copy_of_an_attempt_removes_nothing(disk_path):
         import os, sys
         import numpy as np
         from penstock import _native, Options
-        from penstock.state.flatten import flatten
+        from penstock.checkpoint.state.flatten import flatten
 
         path = sys.argv[1]
         attempt = _native.Attempt.begin(path, overwrite=False)
