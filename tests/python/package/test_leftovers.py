@@ -38,7 +38,7 @@ def test_what_is_left_behind_fails_the_test_and_is_ended(tmp_path):
         # As in the background of a shell.
         ["sh", "-c", "trap '' INT HUP QUIT; exec \"$@\"", "sh", *command, "--rootdir", tmp_path],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
