@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from penstock.errors import MissingDependencyError
+from penstock.errors import MissingDependencyError, PenstockError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,6 +88,7 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
 
     Raises:
         MissingDependencyError: The trial failed.
+        StorageError: The operating system failed it, which says nothing about the version.
     """
     if package in _self_checked or not is_newer(package):
         return
@@ -97,12 +98,27 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
         trial()
     except Exception as error:
         _self_checked.discard(package)
+        if isinstance(error, StorageError):
+            raise
+        if isinstance(error, OSError) and not isinstance(error, PenstockError):
+            path = str(error.filename or "")
+            raise StorageError(
+                f"{path or 'a file'} of a trial save cannot be written: {error.strerror or error}; "
+                "make room there, or save elsewhere",
+                path=path,
+                errno=error.errno,
+            ) from error
         raise MissingDependencyError(
             f"Penstock's plug-in for {package} saved and loaded a small state as a trial, as "
             f"{version(package)} is newer than the versions it was tried with, and that failed: "
             f"{error}: {_remedy(package)}",
             name=package,
         ) from error
+
+
+def skip_self_check(package: str) -> None:
+    """Runs no trial of a framework in this process, which is itself a trial."""
+    _self_checked.add(package)
 
 
 class Probe:

@@ -17,7 +17,7 @@ from deepspeeds import attach, config_of, deepspeed_here
 import forks
 import penstock
 from conftest import mounted, run_child
-from penstock.integrations import raw
+from penstock.integrations import raw, versions
 from penstock.integrations.deepspeed import tags, values
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_DEEPSPEED_KILLS", "3"))
@@ -520,3 +520,50 @@ def test_methods_that_deepspeed_has_moved_are_named_and_nothing_is_wrapped():
     assert "takes no tag, load_module_strict" in said
     assert "demands strict" in said
     assert is_as_before
+
+
+def saves_with_a_newer(directory, stage, is_broken):
+    """The error of a first save by a DeepSpeed of tomorrow, or the losses of two steps."""
+    deepspeed_here()
+    from deepspeed import DeepSpeedEngine
+
+    found, load = versions.version, None
+    versions.version = lambda name: "99.0" if name == "deepspeed" else found(name)
+    versions._warned.add("deepspeed")
+    versions._self_checked.clear()
+    try:
+        engine = build(stage)
+        attach(engine)
+        if is_broken:
+            load = DeepSpeedEngine.load_checkpoint
+            DeepSpeedEngine.load_checkpoint = lambda *_, **__: (None, {})
+        losses = train(engine, 1)
+        try:
+            engine.save_checkpoint(directory, "a")
+        except penstock.MissingDependencyError as error:
+            return str(error)
+        return losses + train(engine, 1)
+    finally:
+        if load is not None:
+            DeepSpeedEngine.load_checkpoint = load
+        versions.version = found
+        versions._warned.discard("deepspeed")
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_newer_version_is_taken_after_a_tiny_run_went_on(jobs, tmp_path, stage):
+    straight = jobs.of(2).call(straight_losses, stage, 2)
+    found = jobs.of(2).call(saves_with_a_newer, str(tmp_path), stage, False)
+    # Random numbers that the trial drew are given back.
+    assert found == straight
+    assert sorted(os.listdir(tmp_path)) == ["a", "latest"]
+
+
+def straight_losses(stage, steps):
+    return train(build(stage), steps)
+
+
+def test_a_newer_version_whose_tiny_run_goes_on_otherwise_saves_nothing(jobs, tmp_path):
+    told = jobs.of(2).call(saves_with_a_newer, str(tmp_path), 0, True)
+    assert all("99.0 is newer" in one and "had losses of" in one for one in told), told
+    assert os.listdir(tmp_path) == []

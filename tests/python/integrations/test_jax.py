@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +26,8 @@ import forks
 import penstock
 from conftest import mounted
 from penstock.integrations import jax as pj
+from penstock.integrations import versions
+from penstock.integrations.jax import fitting, loading
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.trees import to_state
 
@@ -652,3 +655,46 @@ def test_it_works_without_torch(tmp_path):
                       "torch" in sys.modules]))
     """
     assert run(script, tmp_path) == [1, [1.0] * 3, 1, False]
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """A JAX of tomorrow, which nobody has tried."""
+    found = versions.version
+    monkeypatch.setattr(versions, "version", lambda name: "99.0" if name == "jax" else found(name))
+    monkeypatch.setattr(versions, "_self_checked", set())
+
+
+def saves(root):
+    """Ways to save a pytree."""
+    yield lambda pytree: pj.save(root / "a", pytree)
+    yield lambda pytree: pj.save_async(root / "b", pytree).result()
+    yield lambda pytree: pj.Checkpoints(root / "c").save(1, pytree)
+    yield lambda pytree: pj.Checkpoints(root / "d").save_async(1, pytree).result()
+
+
+def test_a_newer_version_is_taken_after_a_tiny_pytree_has_come_back(tmp_path, monkeypatch, newer):
+    tried = []
+    trial = fitting._try_out
+    monkeypatch.setattr(fitting, "_try_out", lambda: (tried.append(1), trial()))
+    for save in saves(tmp_path):
+        versions._self_checked.clear()
+        for _ in range(2):
+            with contextlib.suppress(penstock.CheckpointExistsError):
+                save(training())
+        assert versions._self_checked == {"jax"}
+    assert len(tried) == 4
+    assert equal(pj.load(tmp_path / "a", like=training()), training())
+
+
+def test_a_newer_version_in_which_an_array_comes_back_otherwise_saves_nothing(
+    tmp_path, monkeypatch, newer
+):
+    load = loading.load
+    monkeypatch.setattr(
+        loading, "load", lambda path, like: {**load(path, like=like), "weak": jnp.float32(0.5)}
+    )
+    for save in saves(tmp_path):
+        with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*weak: .*otherwise"):
+            save(training())
+    assert os.listdir(tmp_path) == []

@@ -20,6 +20,8 @@ import forks
 import penstock
 from conftest import mounted, run_child
 from penstock.integrations import ray as pr
+from penstock.integrations import versions
+from penstock.integrations.ray import fitting
 from penstock.integrations.ray import run as runs
 from ranks import environments_of
 
@@ -408,3 +410,30 @@ def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_fac
     assert total == float(model.weight.sum())
     assert fewest == []
     assert kept_steps[-2:] == [steps + 1, steps + 2]
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """A Ray of tomorrow, which nobody has tried."""
+    found = versions.version
+    monkeypatch.setattr(versions, "version", lambda name: "99.0" if name == "ray" else found(name))
+    monkeypatch.setattr(versions, "_self_checked", set())
+
+
+@pytest.mark.slow
+def test_a_newer_version_is_taken_after_a_tiny_run_was_resumed(tmp_path, newer):
+    result, _ = trained(tmp_path, 2)
+    assert versions._self_checked == {"ray"}
+    assert penstock.load(result.checkpoint.path)["losses"] == [3, 6]
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def test_a_newer_version_whose_tiny_run_is_not_resumed_saves_nothing(tmp_path, monkeypatch, newer):
+    trial = tmp_path / "trial.py"
+    trial.write_text("import sys; sys.exit('[(2, [])] was resumed')")
+    monkeypatch.setattr(fitting, "_TRIAL", "trial")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    message = r"99\.0.*not resumed: \[\(2, \[\]\)\] was resumed"
+    with pytest.raises(penstock.MissingDependencyError, match=message):
+        trained(tmp_path / "root", 2)
+    assert steps_of(tmp_path / "root") == []

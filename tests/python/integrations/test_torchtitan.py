@@ -20,7 +20,7 @@ import titan
 from conftest import mounted, tell
 from damaged import damage
 from documentation.test_example_programs import Program, said
-from penstock.integrations import dcp
+from penstock.integrations import dcp, versions
 from penstock.integrations.torchtitan import Checkpointer
 from titan import begun, end, trained
 
@@ -486,3 +486,35 @@ def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_p
         assert run.checkpointer.load(step=-1)
     assert run.step == 6
     end(run)
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """A torchtitan of tomorrow, which nobody has tried."""
+    found = versions.version
+    monkeypatch.setattr(
+        versions, "version", lambda name: "99.0" if name == "torchtitan" else found(name)
+    )
+    monkeypatch.setattr(versions, "_self_checked", set())
+
+
+def test_a_newer_version_is_taken_after_a_tiny_run_has_come_back(saved, tmp_path, newer):
+    losses = trained(tmp_path, 4)
+    assert versions._self_checked == {"torchtitan"}
+    # Random numbers that the trial drew are given back, and nothing of it stays.
+    assert losses == saved[1][:4]
+    assert not list(tmp_path.glob("**/.penstock-trial*"))
+    run = begun(tmp_path)
+    assert run.checkpointer.load(step=-1)
+    end(run)
+
+
+def test_a_newer_version_in_which_something_does_not_come_back_saves_nothing(
+    tmp_path, monkeypatch, newer
+):
+    monkeypatch.setattr(CheckpointManager, "load", lambda *_, **__: True)
+    run = begun(tmp_path, interval=1)
+    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*came back otherwise"):
+        list(run.train(1))
+    end(run)
+    assert store_of(tmp_path).steps() == []

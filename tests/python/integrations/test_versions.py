@@ -1,5 +1,6 @@
 """Whether a plug-in fits its framework: older is refused, newer warns, what moved is named."""
 
+import errno
 import types
 import warnings
 from importlib.metadata import version
@@ -149,3 +150,22 @@ def test_a_trial_that_fails_names_the_version_and_the_remedy(monkeypatch):
             self_check("lightning", trial)
         assert "2.7.0 is newer" in str(caught.value)
         assert "'optimizer': install lightning 2.4 to 2.6, or a newer" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/run/state"),
+        penstock.StorageError("/run/state: no space", path="/run/state", errno=errno.ENOSPC),
+    ],
+)
+def test_a_trial_that_the_disk_fails_is_an_error_of_the_disk(monkeypatch, error):
+    def trial():
+        raise error
+
+    is_installed(monkeypatch, "2.7.0")
+    with pytest.warns(NewerVersionWarning):
+        check_version("lightning", "2.4", "2.6")
+    with pytest.raises(penstock.StorageError, match="/run/state") as caught:
+        self_check("lightning", trial)
+    assert (caught.value.path, caught.value.errno) == ("/run/state", errno.ENOSPC)

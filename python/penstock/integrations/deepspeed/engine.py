@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deepspeed import comm
@@ -15,12 +15,7 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 import penstock
 from penstock import Saver, Training
 from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.errors import (
-    PenstockWarning,
-    StateMismatchError,
-    StorageError,
-    UnsupportedStateError,
-)
+from penstock.errors import PenstockWarning, StateMismatchError, StorageError, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.files import Files
 
@@ -112,6 +107,10 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._saver.close()
         if self._behind is not None:
             self._move_latest(*self._behind)
+
+    def plain(self) -> PenstockCheckpointEngine:
+        """Another one, which saves in the foreground."""
+        return PenstockCheckpointEngine(replace(self._settings, background=False, lazy=False))
 
     # What the methods of DeepSpeed's engine call that take the place of its own.
 

@@ -19,6 +19,7 @@ from penstock.checkpoint.loading.tied import check_model
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
+from penstock.integrations.deepspeed.trial import try_out
 from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
 from penstock.integrations.versions import Probe
 
@@ -142,6 +143,7 @@ def _saving(save: Any) -> Any:
         if ours is None:
             return save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
         _check(self)
+        try_out(self, os.fspath(save_dir), ours.plain)
         ours.begin(save_dir)
         try:
             # It would write ``latest`` in place, before anything is durable.

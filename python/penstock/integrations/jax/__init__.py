@@ -15,26 +15,11 @@ Example:
     ('ScaleByAdamState', 'bfloat16')
 """
 
-from penstock.integrations.versions import Probe, check_version
+from penstock.integrations.jax import fitting
+from penstock.integrations.versions import check_version
 
 check_version("jax", "0.6", "0.12")
-
-
-def _probe() -> None:
-    """Looks whether JAX has the private names that are used.
-
-    Raises:
-        MissingDependencyError: It has not.
-    """
-    probe = Probe("jax", "penstock.integrations.jax")
-    convert = probe.attribute("jax._src.lax.lax", "_convert_element_type")
-    probe.signature(convert, "operand", "new_dtype", "weak_type")
-    state = probe.attribute("jax._src.distributed", "global_state")
-    probe.attribute(state, "client")
-    probe.check()
-
-
-_probe()
+fitting.check()
 
 from penstock.integrations.jax.checkpoints import Checkpoints  # noqa: E402
 from penstock.integrations.jax.loading import load  # noqa: E402

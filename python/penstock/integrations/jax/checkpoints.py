@@ -18,6 +18,7 @@ from penstock.errors import (
     PenstockWarning,
     RankError,
 )
+from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
@@ -88,6 +89,7 @@ class Checkpoints(Waiting):
         overwrite: bool = False,
     ) -> SaveReport:
         """Saves a pytree as a step and waits; see `penstock.integrations.jax.save`."""
+        fitting.try_out()
         if jax.process_count() == 1:
             state = to_state(pytree, copies=False)
             return self.store.save(step, state, metadata=metadata, overwrite=overwrite)
@@ -108,6 +110,7 @@ class Checkpoints(Waiting):
         The error of a save comes from its `PendingSave.result`, or else from the next `save`,
         `save_async`, `wait` or `close`.
         """
+        fitting.try_out()
         if jax.process_count() > 1:
             self.wait()
             save = self._together(step, pytree, metadata, overwrite, copies=True)

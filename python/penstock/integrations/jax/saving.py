@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from penstock import Saver
+from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.processes import SaveTogether
 from penstock.integrations.jax.trees import to_state
@@ -63,6 +64,7 @@ def save(
         >>> penstock.load(path)
         {'w': array([0, 1, 2], dtype=int32)}
     """
+    fitting.try_out()
     if jax.process_count() > 1:
         wait()
         return SaveTogether(path, pytree, overwrite=overwrite, step=step, metadata=metadata).run()
@@ -110,6 +112,7 @@ def save_async(
         >>> pending.result().tensor_bytes
         12
     """
+    fitting.try_out()
     if jax.process_count() > 1:
         wait()
         return _background.begin(

@@ -22,48 +22,11 @@ Example:
     [1.0, 0.5]
 """
 
-from typing import Any
-
-from penstock.integrations.versions import Probe, check_version
+from penstock.integrations.ray import fitting
+from penstock.integrations.versions import check_version
 
 check_version("ray", "2.50", "2.60")
-
-
-def _probe() -> None:
-    """Looks whether Ray has what is called.
-
-    Raises:
-        MissingDependencyError: It has not.
-    """
-    probe = Probe("ray", "penstock.integrations.ray")
-    is_enabled: Any = probe.attribute("ray.train.v2._internal.constants", "is_v2_enabled")
-    if is_enabled is not None and not is_enabled():
-        # As in Ray 2.50, unless it is asked for; all else would seem to be missing.
-        probe.note("Ray Train is its version 1 here: set RAY_TRAIN_V2_ENABLED=1 in the environment")
-        probe.check()
-    probe.signature(
-        probe.attribute("ray.train", "report"),
-        "metrics",
-        "checkpoint",
-        "checkpoint_upload_mode",
-        "checkpoint_upload_fn",
-        "delete_local_checkpoint_after_upload",
-    )
-    modes = probe.attribute("ray.train", "CheckpointUploadMode")
-    for mode in ("NO_UPLOAD", "ASYNC"):
-        probe.attribute(modes, mode)
-    for name in ("get_checkpoint", "get_all_reported_checkpoints", "get_context"):
-        probe.attribute("ray.train", name)
-    probe.signature(probe.attribute("ray.train", "Checkpoint"), "path", "filesystem")
-    internal = "ray.train.v2._internal"
-    probe.attribute(f"{internal}.constants", "CHECKPOINT_MANAGER_SNAPSHOT_FILENAME")
-    for name in ("get_storage", "get_world_rank", "get_world_size", "get_experiment_name"):
-        context = probe.attribute("ray.train.v2.api.context", "TrainContext")
-        probe.attribute(context, name)
-    probe.check()
-
-
-_probe()
+fitting.check()
 
 from penstock.integrations.ray.reporting import report  # noqa: E402
 from penstock.integrations.ray.resuming import resume  # noqa: E402

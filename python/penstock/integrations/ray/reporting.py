@@ -10,6 +10,7 @@ import ray.train
 from ray.train import CheckpointUploadMode
 
 from penstock.errors import UnsupportedStateError
+from penstock.integrations.ray import fitting
 from penstock.integrations.ray.run import NOTE, current
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def report(
     if step is None:
         raise ValueError("step=: a state needs the step it belongs to, as in report(…, step=step)")
     run = current(storage_path)
+    fitting.try_out(run)
     path = run.path(step)
     note = {NOTE: {"metrics": _to_json(metrics)}}
     if wait or run.is_local:

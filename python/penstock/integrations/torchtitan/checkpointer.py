@@ -22,6 +22,7 @@ from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.checkpoint.loading.opened import decode_local_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.dcp import StorageReader
+from penstock.integrations.torchtitan import fitting
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             return False
         structured_logger.add_step_tag("checkpoint_save")
         self.maybe_wait_for_saving()
+        fitting.try_out(Checkpointer, self.folder, self._device())
         with structured_logger.log_trace_span("checkpoint_save"):
             if last_step and self.last_save_model_only:
                 self._save_model(curr_step)
@@ -124,6 +126,12 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
                 is_async = not last_step and self.async_mode != AsyncMode.DISABLED
                 self._save_all(curr_step, is_async=is_async)
         return True
+
+    def _device(self) -> torch.device:
+        """Where the model is."""
+        tensors = self.states[MODEL].state_dict().values()
+        found = next((one for one in tensors if isinstance(one, torch.Tensor)), None)
+        return torch.device("cpu") if found is None else found.device
 
     def _save_all(self, step: int, *, is_async: bool) -> None:
         """Saves all that the run is; a step that it has gone back behind anew."""

@@ -1,0 +1,76 @@
+"""A tiny run that is saved and goes on, where DeepSpeed is newer than the versions tried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+
+from penstock.errors import StateMismatchError
+from penstock.integrations.trial import trial_directory
+from penstock.integrations.versions import self_check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
+
+
+def try_out(engine: Any, root: str, make: Callable[[], PenstockCheckpointEngine]) -> None:
+    """Saves an engine of two parameters and goes on, where DeepSpeed is newer than was tried.
+
+    All ranks call it.
+
+    Args:
+        engine: The engine that is about to save; the tiny one has its stage of ZeRO and groups.
+        root: A directory that all ranks see.
+        make: Makes what the tiny engine saves by.
+
+    Raises:
+        MissingDependencyError: It failed, or the run went on otherwise.
+    """
+    self_check("deepspeed", lambda: _try_out(engine, root, make))
+
+
+def _try_out(engine: Any, root: str, make: Callable[[], PenstockCheckpointEngine]) -> None:
+    with trial_directory(root) as directory:
+        tiny = _tiny(engine)
+        tiny.checkpoint_engine = make()
+        _losses(tiny, 1)
+        tiny.save_checkpoint(directory, "tag")
+        straight = _losses(tiny, 2)
+        tiny.load_checkpoint(directory, "tag")
+        resumed = _losses(tiny, 2)
+        tiny.destroy()
+        if resumed != straight:
+            raise StateMismatchError(
+                f"{directory}: a run that went on had losses of {resumed}, and one that did not "
+                f"stop {straight}",
+                key="module",
+                path=directory,
+            )
+
+
+def _tiny(engine: Any) -> Any:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": engine.zero_optimization_stage()},
+    }
+    # An optimizer of PyTorch's, as those of DeepSpeed are compiled when they are first used.
+    tiny, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=engine.mpu)
+    return tiny
+
+
+def _losses(engine: Any, steps: int) -> list[float]:
+    """The loss of each of some steps; the second one shows what the optimizer had."""
+    found = []
+    for _ in range(steps):
+        loss = engine(torch.ones(1, 1, device=engine.device)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    return found
