@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import warnings
+from functools import partial
 
 import accelerate
 import killed_runs
@@ -517,7 +518,7 @@ def test_a_model_is_where_readers_of_models_look_for_it(tmp_path, how):
     assert all(map(torch.equal, resumed.bits(), run.bits()))
 
 
-def begin_rank(directory, *, is_sharded, limit=None):
+def begin_rank(directory, *, is_sharded, limit=None, seed=3, is_seedable=True):
     """A training on one of the ranks of a job."""
     forget()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -531,7 +532,7 @@ def begin_rank(directory, *, is_sharded, limit=None):
             project_dir=directory, automatic_checkpoint_naming=True, total_limit=limit
         ),
         dataloader_config=DataLoaderConfiguration(
-            use_stateful_dataloader=True, use_seedable_sampler=True
+            use_stateful_dataloader=True, use_seedable_sampler=is_seedable
         ),
     )
     if is_sharded:
@@ -539,7 +540,7 @@ def begin_rank(directory, *, is_sharded, limit=None):
         shared = AcceleratorState._shared_state
         shared["distributed_type"] = type(accelerator.distributed_type).FSDP
         shared["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
-    set_seed(3)
+    set_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     data = torch.arange(96.0).view(24, 4)
@@ -549,9 +550,9 @@ def begin_rank(directory, *, is_sharded, limit=None):
     return accelerator, *prepared
 
 
-def run_rank(directory, steps, *, is_sharded, resumes=False, saves=True):
+def run_rank(directory, steps, *, is_sharded, resumes=False, saves=True, seed=3):
     """The losses of one rank, and its weights."""
-    accelerator, model, optimizer, loader = begin_rank(directory, is_sharded=is_sharded)
+    accelerator, model, optimizer, loader = begin_rank(directory, is_sharded=is_sharded, seed=seed)
     if saves:
         enable(accelerator, groups={"model": ""}, files={"config.json": b"{}"})
     if resumes:
@@ -576,8 +577,12 @@ def run_ranks(jobs, *arguments, **how):
 
 
 def _call(arguments, how):
+    return _call_with(partial(run_rank, **how), *arguments)
+
+
+def _call_with(function, *arguments):
     try:
-        return run_rank(*arguments, **how)
+        return function(*arguments)
     finally:
         forget()
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -590,7 +595,8 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
     how = {"is_sharded": is_sharded}
     straight = run_ranks(jobs, str(tmp_path / "straight"), 6, **how)
     first = run_ranks(jobs, str(tmp_path / "run"), 4, **how)
-    second = run_ranks(jobs, str(tmp_path / "run"), 2, resumes=True, **how)
+    # The order of the data is that of the run which was saved, whatever seed this one begins with.
+    second = run_ranks(jobs, str(tmp_path / "run"), 2, resumes=True, seed=4, **how)
     path = tmp_path / "run" / "checkpoints" / "checkpoint_0"
     assert penstock.inspect(path).world_size == 2
     # Of pieces there is no index.
@@ -600,6 +606,23 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
         assert first[rank][0] + second[rank][0] == straight[rank][0]
         assert all(map(np.array_equal, second[rank][1], straight[rank][1]))
     assert straight[0][0] != straight[1][0]
+
+
+def warned_of_order(directory, is_seedable):
+    """Whether a rank is warned when it saves in the middle of an epoch."""
+    accelerator, *_, loader = begin_rank(directory, is_sharded=False, is_seedable=is_seedable)
+    enable(accelerator)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in zip(range(2), loader, strict=False):
+            accelerator.save_state()
+    return any("use_seedable_sampler" in str(one.message) for one in told)
+
+
+@pytest.mark.parametrize("is_seedable", [True, False])
+def test_ranks_are_warned_of_an_order_that_cannot_come_back(jobs, tmp_path, is_seedable):
+    found = jobs.of(2).call(_call_with, warned_of_order, str(tmp_path), is_seedable)
+    assert found == [not is_seedable, not is_seedable]
 
 
 def _look():

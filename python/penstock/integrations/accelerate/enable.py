@@ -18,7 +18,7 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.integrations.accelerate import directories, fitting
-from penstock.integrations.accelerate.loader import Loader
+from penstock.integrations.accelerate.loader import Loader, keep_place
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
@@ -85,6 +85,7 @@ def enable(
     """
     check_version("accelerate", "1.6", "1.15")
     fitting.check_accelerator(accelerator)
+    keep_place()
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)

@@ -10,6 +10,19 @@ if TYPE_CHECKING:
     import torch
 
 
+def keep_place() -> None:
+    """Keeps loaders of several ranks from stepping back, as in Accelerate 1.6 to 1.12.
+
+    They were taken to read ahead for the other ranks, as a dispatcher does that reads for all. A
+    run that was resumed trained on some batches twice.
+    """
+    from accelerate.data_loader import DataLoaderShard
+
+    name = "adjust_state_dict_for_prefetch"
+    if name not in vars(DataLoaderShard):
+        setattr(DataLoaderShard, name, lambda _: None)
+
+
 class Loader:
     """A prepared loader: its epoch, its place where it knows it, what its order follows from.
 
@@ -83,7 +96,15 @@ class Loader:
         return self._is_running() and bool(self._loader.end_of_dataloader)
 
     def _sampler(self) -> Any:
-        return self._loader.get_sampler() if hasattr(self._loader, "get_sampler") else None
+        if not hasattr(self._loader, "get_sampler"):
+            return None
+        found = self._loader.get_sampler()
+        if found is None:
+            # Each of several ranks has a shard of the batches, which hides a sampler that
+            # Accelerate has not made itself.
+            shard = self._loader.batch_sampler or self._loader.sampler
+            found = getattr(getattr(shard, "batch_sampler", None), "sampler", None)
+        return found
 
     def _generator(self) -> torch.Generator | None:
         found: Any = getattr(self._loader, "synchronized_generator", None)
