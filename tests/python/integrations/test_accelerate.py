@@ -412,6 +412,21 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_and_trust(tmp_path):
     assert trusting.progress.state == run.progress.state
 
 
+def test_what_cannot_be_stored_is_named_when_it_is_given():
+    run = Run()
+    odd = Progress()
+    odd.state = {"config": Progress}
+    with pytest.raises(penstock.UnsupportedStateError, match="pickled=") as error:
+        run.accelerator.register_for_checkpointing(odd)
+    assert error.value.key == "custom_checkpoint_1.config"
+    Run(pickled=["custom_checkpoint_1.config"]).accelerator.register_for_checkpointing(odd)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.param_groups[0]["hook"] = print
+    with pytest.raises(penstock.UnsupportedStateError) as error:
+        Run().accelerator.prepare(optimizer)
+    assert error.value.key == "optimizer_1.param_groups.0.hook"
+
+
 @pytest.mark.slow
 def test_hooks_save_models_by_themselves(tmp_path):
     run = Run()

@@ -736,8 +736,11 @@ def test_a_plug_in_goes_to_other_processes_with_its_settings(tmp_path):
 
 def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     config = Config(lr=0.1)
+    refused = Module(config=config)
     with pytest.raises(penstock.UnsupportedStateError) as caught:
-        fit(trainer(tmp_path, PenstockIO(), epochs=1), Module(config=config))
+        fit(trainer(tmp_path, PenstockIO(), epochs=1), refused)
+    # It is said before the first step.
+    assert refused.losses == {}
     assert caught.value.key == "hyper_parameters.config"
     assert "PenstockIO(raw=['hyper_parameters'])" in str(caught.value)
     assert saved_steps(tmp_path) == {}
@@ -764,6 +767,20 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     assert found == {"hyper_parameters": {"config": config}}
     with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
         io.load_checkpoint(tmp_path / "old.ckpt")
+
+
+class Leaving(Module):
+    """Leaves out of its checkpoints what they cannot store."""
+
+    def on_save_checkpoint(self, checkpoint):
+        del checkpoint["hyper_parameters"]["config"]
+
+
+def test_what_a_hook_leaves_out_or_nobody_saves_is_not_refused(tmp_path):
+    fit(trainer(tmp_path, PenstockIO(), epochs=1), Leaving(config=Config(lr=0.1)))
+    assert len(saved_steps(tmp_path)) == 1
+    unsaved = trainer(tmp_path, PenstockIO(), epochs=1, callbacks=[], enable_checkpointing=False)
+    assert fit(unsaved, Module(config=Config(lr=0.1))).losses
 
 
 # Fabric.

@@ -240,6 +240,19 @@ def test_a_trainer_that_has_random_states_of_its_own_is_refused(tmp_path):
     end(run)
 
 
+def test_a_state_that_cannot_be_stored_is_named_when_the_manager_is_made(tmp_path):
+    run = begun(tmp_path)
+    further = {"dataloader": None, "model_parts": [run.model], "sd_adapter": None}
+    further |= {"optimizers": run.optimizers, "lr_schedulers": run.lr_schedulers}
+    run.step = print
+    with pytest.raises(penstock.UnsupportedStateError) as caught:
+        Checkpointer.Config(enable=True).build(
+            states={"train_state": run}, base_folder=str(tmp_path), **further
+        )
+    assert caught.value.key == "train_state.step"
+    end(run)
+
+
 def test_a_new_run_begins_with_the_model_of_another(saved, tmp_path):
     path = str(store_of(saved[0]).path(4))
     run = begun(tmp_path / "model", initial_load_path=path)

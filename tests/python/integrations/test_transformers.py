@@ -587,9 +587,13 @@ class Oddly(Trainer):
 
 
 def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
+    trainer = begun(tmp_path, 4, kind=Oddly, way={})
     with pytest.raises(penstock.UnsupportedStateError, match="odd") as caught:
-        begun(tmp_path, 4, kind=Oddly, way={}).train()
+        trainer.train()
     assert caught.value.key == "scheduler.odd"
+    # It is said before the first step.
+    assert trainer.state.global_step == 0
+    begun(tmp_path, 1, kind=Oddly, way={}, save_strategy="no").train()
     begun(tmp_path, 4, kind=Oddly, way={"raw": ("scheduler",)}).train()
     with pytest.raises(penstock.PenstockError, match="trust=True"):
         begun(tmp_path, 8, kind=Oddly, way={"raw": ("scheduler",)}).train(

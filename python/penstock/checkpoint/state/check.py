@@ -1,4 +1,4 @@
-"""`check_storable`: whether a state could be saved, long before it is."""
+"""`check_storable`, `check_stateful`: whether a state could be saved, long before it is."""
 
 from __future__ import annotations
 
@@ -36,6 +36,24 @@ anew after loading
     """
     with gc_paused():
         _Check().encode(state, ROOT, 0)
+
+
+def check_stateful(name: str, value: Any) -> None:
+    """Asks for the state of something as it is now, and walks it.
+
+    Args:
+        name: What a save calls it.
+        value: It. What cannot give a state now is passed over: it may have one by the first save,
+            which fails if not.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+    """
+    try:
+        state = value.state_dict()
+    except Exception:
+        return
+    check_storable({name: state})
 
 
 class _Check(Flattener):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -17,14 +18,14 @@ from penstock.errors import (
     PenstockWarning,
     UnsupportedStateError,
 )
-from penstock.integrations.accelerate import directories, fitting
+from penstock.integrations.accelerate import directories, fitting, parts
 from penstock.integrations.accelerate.loader import Loader, keep_place
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock import Training
     from penstock.checkpoint.saving.groups import Files
@@ -94,7 +95,22 @@ def enable(
     saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options, further)
     for name in ("save_state", "load_state", "end_training"):
         setattr(accelerator, name, getattr(saves, name))
+    for name in ("prepare", "register_for_checkpointing"):
+        setattr(accelerator, name, _checking(accelerator, name, saves.check))
     return accelerator
+
+
+def _checking(accelerator: Any, name: str, check: Callable[[], None]) -> Callable[..., Any]:
+    """A method that gives an accelerator something to save, and looks whether that is possible."""
+    theirs = getattr(accelerator, name)
+
+    @functools.wraps(theirs)
+    def given(*arguments: Any, **further: Any) -> Any:
+        found = theirs(*arguments, **further)
+        check()
+        return found
+
+    return given
 
 
 def _check(accelerator: Any) -> None:
@@ -110,6 +126,15 @@ def _check(accelerator: Any) -> None:
             "save_on_each_node=True: all processes save one checkpoint, on a file system that they "
             "share: give a directory of one and leave this away"
         )
+
+
+def _choice(error: UnsupportedStateError) -> UnsupportedStateError:
+    """The error with the choice that there is."""
+    return UnsupportedStateError(
+        f"{error}; or store it as pickle: enable(accelerator, pickled=[{error.key!r}]), for custom "
+        "objects, schedulers and loaders",
+        key=error.key,
+    )
 
 
 class _Saves:
@@ -139,6 +164,17 @@ class _Saves:
         saves = _Saves(accelerator, False, False, (), False, self._options, {})
         saves._is_trial = True
         return saves
+
+    def check(self) -> None:
+        """Refuses what a save could not store.
+
+        Raises:
+            UnsupportedStateError: It cannot; the message names it.
+        """
+        try:
+            parts.check(self._accelerator, self._pickled)
+        except UnsupportedStateError as error:
+            raise _choice(error) from error
 
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **further: Any
@@ -176,11 +212,7 @@ class _Saves:
                 if self._accelerator.is_main_process:
                     after()
         except UnsupportedStateError as error:
-            raise UnsupportedStateError(
-                f"{error}; or store it as pickle: enable(accelerator, pickled=[{error.key!r}]), "
-                "for custom objects, schedulers and loaders",
-                key=error.key,
-            ) from error
+            raise _choice(error) from error
         project.iteration += 1
         return Path(path)
 

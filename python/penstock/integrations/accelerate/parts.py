@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import Training
+from penstock.checkpoint.state.check import check_stateful
 from penstock.errors import UnsupportedStateError
 from penstock.integrations import raw
 from penstock.integrations.accelerate.loader import Loader
@@ -35,7 +36,7 @@ def training_of(
     others = {
         **_numbered("scheduler", dict(enumerate(accelerator._schedulers))),
         **_numbered("dataloader", dict(enumerate(map(Loader, accelerator._dataloaders)))),
-        **{f"custom_checkpoint_{i}": one for i, one in enumerate(accelerator._custom_objects)},
+        **_custom(accelerator),
     }
     for name, value in others.items():
         # Modules, such as averages of weights, and optimizers are compared before all else.
@@ -48,6 +49,28 @@ def training_of(
         "iteration": accelerator.project_configuration.iteration,
     }
     return Training(**given, accelerator=values)
+
+
+def check(accelerator: Any, pickled: Sequence[str]) -> None:
+    """Refuses a part of an accelerator whose state, as it is now, no save can store.
+
+    Of models nothing is looked at, as those of several ranks may be gathered, nor of loaders, which
+    may begin to work.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+    """
+    optimizers = _numbered("optimizer", dict(enumerate(accelerator._optimizers)))
+    schedulers = _numbered("scheduler", dict(enumerate(accelerator._schedulers)))
+    for name, value in optimizers.items():
+        check_stateful(name, value)
+    for name, value in {**schedulers, **_custom(accelerator)}.items():
+        if not isinstance(value, torch.nn.Module):
+            check_stateful(name, _Part(value, name, pickled, trust=False))
+
+
+def _custom(accelerator: Any) -> dict[str, Any]:
+    return {f"custom_checkpoint_{i}": one for i, one in enumerate(accelerator._custom_objects)}
 
 
 class _Part:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.fabric.plugins import CheckpointIO
 
 from penstock import Saver
+from penstock.checkpoint.state.check import check_storable
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations import raw
 from penstock.integrations.lightning import directories, fitting, loading
@@ -114,6 +115,23 @@ class PenstockIO(CheckpointIO):
         # Trainers are copied and go to other processes. A save under way stays where it is.
         names = ("async_save", "raw", "trust", "if_failed", "options", "groups", "files")
         return _made, ({name: getattr(self, name) for name in names},)
+
+    def check(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses what a save could not store; nothing of it is copied.
+
+        Args:
+            checkpoint: What is known of a checkpoint before there is one.
+
+        Raises:
+            UnsupportedStateError: A value cannot be stored; the message names it, and the choice.
+        """
+        state = checkpoint
+        if self.raw:
+            state = raw.packed(checkpoint, "", self.raw, is_last_resort=True)
+        try:
+            check_storable(state)
+        except UnsupportedStateError as error:
+            raise _choice(error, state, self.raw) from error
 
     def save_checkpoint(
         self,

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import (
+    Callback,
     ModelCheckpoint,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
@@ -224,6 +226,39 @@ class Connector(_CheckpointConnector):
         super().restore_training_state()
         # Callbacks add theirs later, when training has begun.
         self._given_schedulers = list(self.trainer.lr_scheduler_configs)
+        io = io_of(self.trainer)
+        if io is not None and self._saves_what_it_has():
+            io.check(self._known())
+
+    def _saves_what_it_has(self) -> bool:
+        """Whether checkpoints of this run are due, and no hook may leave something out of them."""
+        trainer: Any = self.trainer
+        owners: list[tuple[type, Any]] = [(LightningModule, trainer.lightning_module)]
+        owners += [(Callback, one) for one in trainer.callbacks]
+        if trainer.datamodule is not None:
+            owners.append((LightningDataModule, trainer.datamodule))
+        hook = "on_save_checkpoint"
+        has_hooks = any(getattr(type(one), hook) is not getattr(kind, hook) for kind, one in owners)
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        return is_fitting and bool(trainer.checkpoint_callbacks) and not has_hooks
+
+    def _known(self) -> dict[str, Any]:
+        """All of a checkpoint that is there before training, and asks no hook."""
+        trainer: Any = self.trainer
+        known: dict[str, Any] = {
+            "callbacks": {},
+            "lr_schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+        }
+        if not isinstance(trainer.strategy, _SHARDED):
+            known["optimizer_states"] = [one.state_dict() for one in trainer.optimizers]
+        for owner in (trainer.lightning_module, trainer.datamodule):
+            if owner is not None and getattr(owner, "_hparams_name", None):
+                hparams = owner.hparams
+                known[owner.CHECKPOINT_HYPER_PARAMS_KEY] = (
+                    dict(hparams) if isinstance(hparams, dict) else hparams
+                )
+        _leave_functions_out(known)
+        return known
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Puts a checkpoint together, with what Lightning leaves out."""

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
-from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
+from torchtitan.components.checkpointer import (
+    DATALOADER,
+    MODEL,
+    OPTIMIZER,
+    AsyncMode,
+    CheckpointManager,
+)
 from torchtitan.observability import structured_logger
 from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
@@ -20,6 +26,7 @@ import penstock
 from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
 from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.checkpoint.loading.opened import decode_local_path
+from penstock.checkpoint.state.check import check_stateful
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan import fitting
@@ -56,7 +63,8 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
 
     Raises:
         UnsupportedPathError: The folder is a URL.
-        UnsupportedStateError: A state has the name of the random states.
+        UnsupportedStateError: A state has the name of the random states, or holds what no save can
+            store.
     """
 
     save_future: PendingSave | None = None
@@ -109,6 +117,10 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             )
         self.states[RANDOM] = RandomStates()
         self._trust = config.trust
+        for name, value in self.states.items():
+            # Those are large, or begin to work when they are asked for their state.
+            if name not in (MODEL, OPTIMIZER, DATALOADER) and hasattr(value, "state_dict"):
+                check_stateful(name, value)
 
     # Saving.
 

@@ -46,6 +46,7 @@ class PenstockTrainerMixin(_Base):
     penstock_settings: Settings = Settings()
     _penstock_saves: Saves | None = None
     _penstock_rng: tuple[int, dict[str, Any]] | None = None
+    _penstock_is_looked_at = False
 
     def check_penstock(self) -> None:
         """Refuses a version that does not fit, and trainers that save in a way of their own.
@@ -219,6 +220,7 @@ class PenstockTrainerMixin(_Base):
             _check_resumable(path)
             fitting.warn_of_order()
         self._penstock_rng = None
+        self._penstock_is_looked_at = self.args.save_strategy == "no"
         with self._penstock.running(path):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -247,6 +249,10 @@ class PenstockTrainerMixin(_Base):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The batches of a step; none where the run that is resumed had done all its steps."""
+        if not self._penstock_is_looked_at:
+            # Made before the first step, a `Training` says what the first save could not store.
+            self._penstock_is_looked_at = True
+            self._training()
         # Trainers before 5.3 have no `_run_epoch`.
         return ([], None) if self._was_over() else super().get_batch_samples(*args, **kwargs)
 

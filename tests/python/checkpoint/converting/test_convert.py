@@ -152,7 +152,7 @@ class TestTorch:
         assert not (tmp_path / "a").exists()
 
     def test_a_bit_that_has_changed_in_a_file_is_noticed(self, tmp_path):
-        """By checksums that PyTorch writes and does not look at; unless it was told not to."""
+        """By checksums that PyTorch writes and does not look at."""
         weight = torch.arange(10_000.0)
         torch.save({"w": weight}, tmp_path / "a.pt")
         data = bytearray((tmp_path / "a.pt").read_bytes())
@@ -162,6 +162,13 @@ class TestTorch:
         with pytest.raises(penstock.CorruptCheckpointError, match=f"{tmp_path / 'a.pt'}.*CRC"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         assert not (tmp_path / "a").exists()
+
+    @pytest.mark.skipif(
+        not hasattr(torch.serialization, "set_crc32_options"),
+        reason="this PyTorch always writes checksums",
+    )
+    def test_a_file_without_checksums_is_taken(self, tmp_path):
+        weight = torch.arange(10_000.0)
         torch.serialization.set_crc32_options(False)
         try:
             torch.save({"w": weight}, tmp_path / "b.pt")
