@@ -30,6 +30,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.integrations import MLflowCallback
 
 import forks
 import penstock
@@ -384,6 +385,31 @@ def test_old_checkpoints_go_where_they_were_when_the_working_directory_changes(
         trainer.train()
     assert steps_in(tmp_path / "run") == [8]
     assert steps_in(other / "run") == [4, 8]
+
+
+class Uploading(MLflowCallback):
+    """Looks at what it would upload."""
+
+    def __init__(self):
+        self._initialized = self._log_artifacts = True
+        self._auto_end_run = False
+        self.seen = []
+
+    def on_save(self, args, state, control, **rest):
+        path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        self.seen.append(penstock.verify(path).ok)
+
+    def on_train_begin(self, *_, **__): ...
+
+    def on_train_end(self, *_, **__): ...
+
+    def on_log(self, *_, **__): ...
+
+
+def test_a_callback_that_uploads_checkpoints_finds_them_complete(tmp_path):
+    callback = Uploading()
+    begun(tmp_path, 8, callbacks=[callback], way=WAYS["lazy"]).train()
+    assert callback.seen == [True, True]
 
 
 class Guided(Trainer):

@@ -18,7 +18,7 @@ import penstock
 from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.first_rank import from_first
-from penstock.integrations.transformers import fitting, parts, run
+from penstock.integrations.transformers import fitting, parts, run, uploads
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
@@ -108,12 +108,20 @@ class PenstockTrainerMixin(_Base):
                 step=step,
                 retained=Retained(self.args.save_total_limit, self.state.best_model_checkpoint),
                 is_main=self.args.should_save,
-                at_once=is_stopping or self.args.push_to_hub,
+                at_once=is_stopping or self.args.push_to_hub or self._are_uploaded(),
             )
         if not is_saved:
             self.state.best_model_checkpoint = best
         elif self.args.push_to_hub:
             super()._push_from_checkpoint(path)
+
+    def _are_uploaded(self) -> bool:
+        """Whether a callback takes checkpoints away; the same on all ranks."""
+        if not self.penstock_settings.asynchronous:
+            return False
+        callbacks = self.callback_handler.callbacks
+        # Some know it on the first rank only.
+        return from_first(lambda: uploads.are_uploaded(callbacks))
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         # Transformers 4.49 replaces the name of the best checkpoint here, before the next is saved.

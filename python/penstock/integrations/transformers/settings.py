@@ -18,7 +18,8 @@ class Settings:
 
     Attributes:
         asynchronous: Whether training goes on while a checkpoint is written. The state is copied
-            at the save. Callbacks hear of a save (``on_save``) before it is durable.
+            at the save. Callbacks hear of a save (``on_save``) before it is durable, unless one of
+            transformers or Ray uploads checkpoints: then each save is waited for.
         lazy: Whether an asynchronous save has the state copied while the next step computes its
             gradients; the optimizer waits for it. What else changes weights in between, such as a
             callback, fails the save, which says so.
