@@ -126,15 +126,10 @@ def _run(cell: Cell, wheel: Path) -> Result:
         chosen = [*cell.tests, *(["-k", f"not ({cell.but})"] if cell.but else [])]
         how = ["-p", "no:cacheprovider", f"--junitxml={report}", f"--basetemp={directory}/tests"]
         said = _call([str(python), "-m", "pytest", "--quiet", *how, *chosen], environment)
-        own = None
-        if cell.own:
-            own = _call([str(python), "-m", cell.own], environment) is None
-        return _read(cell, report, said, _versions(python, cell), own)
+        return _read(cell, report, said, _versions(python, cell))
 
 
-def _read(
-    cell: Cell, report: Path, said: str | None, versions: dict[str, str], own: bool | None
-) -> Result:
+def _read(cell: Cell, report: Path, said: str | None, versions: dict[str, str]) -> Result:
     if not report.exists():
         return _unrun(cell, said or "no report", versions)
     passed, skipped, failed = 0, 0, []
@@ -145,7 +140,7 @@ def _read(
             skipped += 1
         else:
             passed += 1
-    return Result(cell.suite, cell.asked, _today(), versions, passed, skipped, failed, own)
+    return Result(cell.suite, cell.asked, _today(), versions, passed, skipped, failed)
 
 
 def _unrun(cell: Cell, why: str, versions: dict[str, str] | None = None) -> Result:

@@ -25,7 +25,6 @@ class Cell:
         requirements: What is installed, beside Penstock.
         tests: What pytest is given.
         but: An expression of pytest for tests that are left out.
-        own: A module of the framework's own tests, run as a program; "" for none.
         variables: What is set in the environment.
     """
 
@@ -35,7 +34,6 @@ class Cell:
     requirements: tuple[str, ...]
     tests: tuple[str, ...]
     but: str
-    own: str
     variables: dict[str, str]
 
 
@@ -51,7 +49,6 @@ class Result:
         passed: How many tests passed.
         skipped: How many did not apply.
         failed: The names of those that failed, or of what kept any from running.
-        own: Whether the framework's own tests passed; None where it ships none.
     """
 
     suite: str
@@ -61,12 +58,11 @@ class Result:
     passed: int
     skipped: int
     failed: list[str] = field(default_factory=list)
-    own: bool | None = None
 
     @property
     def is_good(self) -> bool:
         """Whether all that was run passed, and some was."""
-        return bool(self.passed) and not self.failed and self.own is not False
+        return bool(self.passed) and not self.failed
 
 
 def suites() -> dict[str, dict[str, Any]]:
@@ -105,7 +101,6 @@ def _cell(name: str, one: dict[str, Any], facts: dict[str, Any], common: list[st
         ),
         tests=tuple(facts["tests"]),
         but=" or ".join(filter(None, (facts.get("but"), one.get("but")))),
-        own=facts.get("own", ""),
         variables=facts.get("variables", {}),
     )
 
