@@ -334,8 +334,8 @@ torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/offload/optim/test_ended.py -s --timeout 7200
 	PENSTOCK_TORTURE_FAULTS=$(TORTURE_PYTHON_FAULTS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		$(VENV)/bin/python -m pytest tests/python/test_failing_files.py \
-		tests/python/offload/test_stream_faults.py -s --timeout 7200
+		$(VENV)/bin/python -m pytest tests/python/io/test_failing_files.py \
+		tests/python/offload/test_stream_faults.py tests/python/io/test_lying_server.py -s --timeout 7200
 
 # Trainings by each framework, killed at random moments and resumed; more than an hour.
 .PHONY: torture-frameworks

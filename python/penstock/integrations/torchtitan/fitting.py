@@ -10,8 +10,6 @@ from penstock.integrations.versions import Probe, self_check
 if TYPE_CHECKING:
     import torch
 
-    from penstock.integrations.torchtitan.checkpointer import Checkpointer
-
 
 def check() -> None:
     """Looks whether torchtitan's manager has the methods that ours replaces.
@@ -51,13 +49,13 @@ def check() -> None:
     probe.check()
 
 
-def try_out(kind: type[Checkpointer], root: str, device: torch.device) -> None:
+def try_out(kind: Any, root: str, device: torch.device) -> None:
     """Saves a tiny run and loads it, where torchtitan is newer than was tried.
 
     All ranks call it.
 
     Args:
-        kind: The manager.
+        kind: The class of the manager.
         root: A directory that all ranks see.
         device: Where the run's model is.
 
@@ -67,7 +65,7 @@ def try_out(kind: type[Checkpointer], root: str, device: torch.device) -> None:
     self_check("torchtitan", lambda: _try_out(kind, root, device))
 
 
-def _try_out(kind: type[Checkpointer], root: str, device: torch.device) -> None:
+def _try_out(kind: Any, root: str, device: torch.device) -> None:
     import torch
 
     # After `check`: it imports what that looks up.

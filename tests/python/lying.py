@@ -1,0 +1,221 @@
+"""A proxy in front of a server of objects that lies about some of the requests."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REFUSALS = {"404": "NoSuchKey", "409": "OperationAborted", "503": "SlowDown"}
+"""The codes of S3 that come with a status."""
+
+_HOPS = ("connection", "keep-alive", "transfer-encoding", "content-length")
+_ANSWER_SECONDS_MAX = 60
+_LINE_BYTES_MAX = 1 << 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that passes.
+
+    Attributes:
+        method: Of HTTP.
+        target: Path and query.
+        body: What is sent along.
+    """
+
+    method: str
+    target: str
+    body: bytes = field(repr=False)
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether it asks which objects there are."""
+        return self.method == "GET" and "list-type" in parse_qs(urlsplit(self.target).query)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request.
+
+    Attributes:
+        status: Its code.
+        headers: All but those of the connection.
+        body: Its content.
+    """
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What becomes of requests.
+
+    Attributes:
+        kind: ``garbled`` for a status line that is none, ``flipped`` for another bit in the body,
+            ``cut`` for one that ends in its middle, ``dropped`` for a connection that ends before
+            the request is passed on, ``unanswered`` for one that ends behind it, ``stale`` for the
+            first answer that the same request got, or one of `REFUSALS` in place of passing it on.
+        skip: So many requests that it is for are let through before.
+        count: So many it is told for.
+        is_for: Whether it is for a request.
+        then: Called each time before it is told.
+    """
+
+    kind: str
+    skip: int = 0
+    count: int = 1
+    is_for: Callable[[Request], bool] = lambda _: True
+    then: Callable[[], object] = lambda: None
+
+
+class LyingServer:
+    """What clients of the proxy see of the server.
+
+    Attributes:
+        endpoint: Where the proxy answers.
+        seen: The requests since the last lie was set, in their order.
+        told: How many of them were lied about.
+    """
+
+    def __init__(self, behind: str) -> None:
+        self._behind = behind.removeprefix("http://")
+        self._lie: Lie | None = None
+        self._matched = 0
+        self._first: dict[str, Answer] = {}
+        self._lock = threading.Lock()
+        self.seen: list[Request] = []
+        self.told = 0
+        self.endpoint = ""
+
+    def tell(self, lie: Lie | None) -> None:
+        """Lies from now on so, or not at all."""
+        with self._lock:
+            self._lie, self._matched, self.told, self.seen = lie, 0, 0, []
+
+    def kind_for(self, request: Request) -> str | None:
+        """The lie that is told about a request."""
+        with self._lock:
+            self.seen.append(request)
+            lie = self._lie
+            if lie is None or not lie.is_for(request):
+                return None
+            self._matched += 1
+            if not lie.skip < self._matched <= lie.skip + lie.count:
+                return None
+            self.told += 1
+        lie.then()
+        return lie.kind
+
+    def pass_on(self, request: Request, headers: dict[str, str]) -> Answer:
+        """The answer of the server itself."""
+        connection = http.client.HTTPConnection(self._behind, timeout=_ANSWER_SECONDS_MAX)
+        try:
+            connection.putrequest(
+                request.method, request.target, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(request.body)
+            found = connection.getresponse()
+            body = found.read()
+            answer = Answer(found.status, found.getheaders(), body)
+        finally:
+            connection.close()
+        with self._lock:
+            self._first.setdefault(f"{request.method} {request.target}", answer)
+        return answer
+
+    def first(self, request: Request) -> Answer | None:
+        """What the same request was answered the first time."""
+        with self._lock:
+            return self._first.get(f"{request.method} {request.target}")
+
+
+def _flipped(answer: Answer) -> Answer:
+    body = bytearray(answer.body)
+    if body:
+        body[len(body) // 2] ^= 1
+    return Answer(answer.status, answer.headers, bytes(body))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    lying: LyingServer
+
+    def handle_one_request(self) -> None:
+        """As of the library, with one method for all verbs."""
+        self.raw_requestline = self.rfile.readline(_LINE_BYTES_MAX)
+        if self.raw_requestline and self.parse_request():
+            self._answer()
+        else:
+            self.close_connection = True
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        request = Request(self.command, self.path, body)
+        kind = self.lying.kind_for(request)
+        if kind == "dropped":
+            self.close_connection = True
+            return
+        if kind in REFUSALS:
+            text = f"<Error><Code>{REFUSALS[kind]}</Code><Message>No.</Message></Error>"
+            self._send(Answer(int(kind), [("Content-Type", "application/xml")], text.encode()))
+            return
+        answer = self.lying.first(request) if kind == "stale" else None
+        answer = answer or self.lying.pass_on(request, dict(self.headers.items()))
+        if kind in ("unanswered", "garbled", "cut"):
+            self.close_connection = True
+        if kind == "unanswered":
+            return
+        if kind == "garbled":
+            self.wfile.write(b"HTTQ/1.\xff OK\r\n\r\n")
+            return
+        if kind == "flipped":
+            answer = _flipped(answer)
+        self._send(answer, len(answer.body) // 2 if kind == "cut" else None)
+
+    def _send(self, answer: Answer, part: int | None = None) -> None:
+        lines = [f"HTTP/1.1 {answer.status} Any"]
+        is_head = self.command == "HEAD"
+        for name, value in answer.headers:
+            if name.lower() not in _HOPS or (is_head and name.lower() == "content-length"):
+                lines.append(f"{name}: {value}")
+        if not is_head:
+            lines.append(f"Content-Length: {len(answer.body)}")
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self.wfile.write(head + (b"" if is_head else answer.body[:part]))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing is printed."""
+
+
+@contextmanager
+def lying(behind: str) -> Iterator[LyingServer]:
+    """A proxy, as long as the test runs.
+
+    Args:
+        behind: The endpoint of the server.
+    """
+    server = LyingServer(behind)
+    handler = type("Handler", (_Handler,), {"lying": server})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listener:
+        listener.daemon_threads = True
+        server.endpoint = f"http://127.0.0.1:{listener.server_address[1]}"
+        thread = threading.Thread(target=listener.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            listener.shutdown()
+            thread.join()
