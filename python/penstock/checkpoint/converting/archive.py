@@ -92,6 +92,7 @@ class Archive:
         return order.decode()
 
     def _load_storage(self, pid: Any) -> Any:
+        check_id(pid, self._what)
         typename, kind, key, _location, count = pid
         if typename != "storage":
             raise ValueError(f"it refers to a {typename}")
@@ -235,12 +236,32 @@ def room(nbytes: int, what: str) -> bytearray:
     try:
         return bytearray(nbytes)
     except MemoryError as error:
-        raise StorageError(
-            f"{what}: there is no memory for {nbytes} bytes of it, which are not mapped: read it "
-            "on a machine with more, or save it again with torch.save, which does not compress",
-            path=what,
-            errno=errno.ENOMEM,
-        ) from error
+        part = f"{nbytes} bytes of it, which are not mapped"
+        remedy = ", or save it again with torch.save, which does not compress"
+        raise no_room(what, part, remedy) from error
+
+
+def no_room(what: str, part: str, remedy: str = "") -> StorageError:
+    """The error where memory does not hold a part of a file."""
+    return StorageError(
+        f"{what}: there is no memory for {part}: read it on a machine with more{remedy}",
+        path=what,
+        errno=errno.ENOMEM,
+    )
+
+
+def check_id(pid: Any, what: str) -> None:
+    """Refuses the id of a storage that a pickle of protocol 0 has as text.
+
+    Raises:
+        UnsupportedStateError: It is text.
+    """
+    if isinstance(pid, str):
+        raise UnsupportedStateError(
+            f"{what} was saved with pickle_protocol=0, which keeps no tensors that PyTorch or "
+            "anything else can read: save it again without",
+            key="pickle_protocol",
+        )
 
 
 def damaged(what: str, why: object) -> CorruptCheckpointError:

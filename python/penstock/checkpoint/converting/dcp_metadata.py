@@ -11,7 +11,8 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from penstock.checkpoint.converting.pickles import calling, few, untrusted
+from penstock.checkpoint.converting.archive import no_room
+from penstock.checkpoint.converting.pickles import calling, untrusted
 from penstock.checkpoint.converting.plain import Unpickler
 from penstock.common.found import of_git_lfs, unfetched
 from penstock.errors import CorruptCheckpointError
@@ -87,6 +88,7 @@ def read_metadata(file: str, pickles: Pickles) -> Metadata:
         UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
         CorruptCheckpointError: It is cut or damaged.
         CheckpointNotFoundError: It is a pointer of Git LFS.
+        StorageError: There is no memory for it.
     """
     with open(file, "rb") as opened:
         content = opened.read()
@@ -98,13 +100,15 @@ def read_metadata(file: str, pickles: Pickles) -> Metadata:
     )
     try:
         record = unpickler(io.BytesIO(content)).load()
+    except MemoryError as error:
+        raise no_room(file, "a value in it") from error
     except Exception as error:
         # A pickle that is cut or changed raises anything, and so does one that takes other names.
         if not others or isinstance(error, EOFError | pickle.UnpicklingError):
             raise _damaged(file, error) from error
     if others:
         if not pickles.trust:
-            raise untrusted(file, few(others))
+            raise untrusted(file, others)
         with calling(file, others):
             record = unpickler(io.BytesIO(content), is_trusted=True).load()
         pickles.trusted[file] = sorted(others)

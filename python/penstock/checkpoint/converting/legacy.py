@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from penstock.checkpoint.converting.archive import damaged, room, storage_of, typed
+from penstock.checkpoint.converting.archive import check_id, damaged, room, storage_of, typed
 from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Legacy:
         return value
 
     def _load_storage(self, pid: Any) -> Any:
+        check_id(pid, self._what)
         typename, *data = pid
         if typename == "module":
             # A class, and its source, which is of no use.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.checkpoint.converting.archive import START, Archive, damaged
+from penstock.checkpoint.converting.archive import START, Archive, damaged, no_room
 from penstock.checkpoint.converting.legacy import Legacy
 from penstock.checkpoint.converting.plain import NotPlainError, Unpickler
 from penstock.common.found import POINTER_BYTES, of_git_lfs, unfetched
@@ -58,6 +58,7 @@ class Pickles:
             CorruptCheckpointError: It is no such file, cut, or not what was written.
             CheckpointNotFoundError: It is a pointer of Git LFS.
             MissingDependencyError: A name that it takes is not to be had.
+            StorageError: There is no memory for a part of it.
             OSError: It cannot be read.
         """
         with open(file, "rb") as opened:
@@ -88,19 +89,20 @@ class Pickles:
             value = source.load(functools.partial(Unpickler, others=others))
         except (PenstockError, OSError):
             raise
+        except MemoryError as error:
+            raise no_room(what, "a value in its pickle") from error
         except Exception as error:
             # A pickle that was changed raises anything, and so does one that takes other names.
             if _is_damaged(error, is_checked=source.has_sums, has_others=bool(others)):
                 raise damaged(what, error) from error
-            if isinstance(error, MemoryError):
-                raise
-            why = few(others) or f"{type(error).__name__}: {error}"
+            if not others:
+                # Trust is about other names.
+                raise _failed(what, error) from error
         else:
             if not others:
                 return value
-            why = few(others)
         if not self.trust:
-            raise untrusted(what, why)
+            raise untrusted(what, others)
         with calling(what, others):
             value = source.load(functools.partial(Unpickler, others=others, is_trusted=True))
         self.trusted[what] = sorted(others)
@@ -121,13 +123,16 @@ def calling(what: str, names: set[str]) -> Iterator[None]:
     Raises:
         MissingDependencyError: A name is not to be had.
         UnsupportedStateError: What was called has failed.
+        StorageError: There is no memory for a value.
     """
     try:
         # Packages that are imported for it may print, and standard output is the caller's.
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except (PenstockError, MemoryError):
+    except PenstockError:
         raise
+    except MemoryError as error:
+        raise no_room(what, "a value in its pickle") from error
     except (ImportError, AttributeError) as error:
         raise MissingDependencyError(
             f"{what}: {few(names)}, which it takes to unpickle it, is not there ({error}): "
@@ -136,20 +141,30 @@ def calling(what: str, names: set[str]) -> Iterator[None]:
         ) from error
     except Exception as error:
         # The classes that it calls raise anything.
-        raise UnsupportedStateError(
-            f"{what}: unpickling it fails ({type(error).__name__}: {str(error)[:200]}): load it "
-            "with the versions that saved it, and pass its state to penstock.save",
-            key=_first(names),
-        ) from error
+        raise _failed(what, error, _first(names)) from error
 
 
-def untrusted(what: str, why: str) -> UnsupportedStateError:
+def _failed(what: str, error: Exception, key: str = "value") -> UnsupportedStateError:
+    if isinstance(error, NotPlainError):
+        return UnsupportedStateError(
+            f"{what}: its pickle is not made as PyTorch, NumPy and Python make them: {error}; load "
+            "it with the library that wrote it, and pass its state to penstock.save",
+            key=key,
+        )
+    return UnsupportedStateError(
+        f"{what}: unpickling it fails ({type(error).__name__}: {str(error)[:300]}): load it with "
+        "the versions that saved it, and pass its state to penstock.save",
+        key=key,
+    )
+
+
+def untrusted(what: str, names: set[str]) -> UnsupportedStateError:
     """The error for a pickle that only whoever trusts it may have."""
     return UnsupportedStateError(
-        f"{what}: its pickle takes more than tensors, containers and plain values ({why}): "
+        f"{what}: its pickle takes more than tensors, containers and plain values ({few(names)}): "
         "unpickling it runs what its writer has put there; if you trust them, pass trust=True "
         "(--trust)",
-        key=why.partition(",")[0],
+        key=_first(names),
     )
 
 

@@ -114,6 +114,8 @@ class Unpickler(pickle.Unpickler):
             self._others.add(full)
         if self._is_trusted:
             return _REPLACED.get(full) or super().find_class(module, name)
+        if full in _TYPES:
+            return PlainType(_CALLS[full])
         return PlainName(_CALLS[full]) if full in _CALLS else _Refused
 
 
@@ -132,6 +134,19 @@ class PlainName:
     def __setstate__(self, state: Any) -> None:
         """Refuses to be changed."""
         raise NotPlainError("it changes what a name stands for")
+
+
+class PlainType(PlainName):
+    """A name of the table that other names take, and that is not called.
+
+    A call may leave memory as it is, which would be stored as values.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *_arguments: Any) -> Any:
+        """Refuses to make an object without its values."""
+        raise NotPlainError(f"it calls {self._meant.__name__}")
 
 
 class _Refused:
@@ -168,9 +183,17 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 def _array(kind: type, shape: Any, code: Any) -> Any:
-    if kind is not np.ndarray:
-        raise NotPlainError(f"it makes an array of {kind}")
+    """An empty array; its state follows, with shape, type and values."""
+    if kind is not np.ndarray or shape != (0,):
+        raise NotPlainError(f"it makes an array of {kind} and {shape!r:.40}")
     return _RECONSTRUCT(kind, shape, code)
+
+
+def _bytes(data: Any = b"", encoding: str = "latin-1") -> bytearray:
+    """Bytes that can be changed, not so many zeros; protocols before 3 have them as text."""
+    if encoding != "latin-1" or not isinstance(data, bytes | str):
+        raise NotPlainError(f"it makes bytes of {data!r:.40}")
+    return bytearray(data.encode(encoding) if isinstance(data, str) else data)
 
 
 def _array_of(
@@ -198,15 +221,21 @@ def _layout(text: str) -> torch.layout:
 
 def _sparse(layout: torch.layout, data: Any) -> torch.Tensor:
     """A sparse tensor, whose indices are checked: PyTorch's own function leaves that for later."""
-    if layout is torch.sparse_coo:
-        indices, values, size, *rest = data
-        return torch.sparse_coo_tensor(
-            indices, values, size, check_invariants=True, is_coalesced=rest[0] if rest else None
+    try:
+        if layout is torch.sparse_coo:
+            indices, values, size, *rest = data
+            return torch.sparse_coo_tensor(
+                indices, values, size, check_invariants=True, is_coalesced=rest[0] if rest else None
+            )
+        compressed, plain, values, size = data
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, size, layout=layout, check_invariants=True
         )
-    compressed, plain, values, size = data
-    return torch.sparse_compressed_tensor(
-        compressed, plain, values, size, layout=layout, check_invariants=True
-    )
+    except RuntimeError as error:
+        raise ValueError(
+            "the indices of a sparse tensor are not sorted and distinct, or not within it, as "
+            f"those of one that was coalesced are: {error}"
+        ) from error
 
 
 def _of_numpy(data: Any, dtype: torch.dtype, _device: Any, requires_grad: bool) -> torch.Tensor:
@@ -246,7 +275,7 @@ _REPLACED: Mapping[str, Any] = {
 
 _CALLS: Mapping[str, Any] = {
     "_codecs.encode": _encode,
-    "builtins.bytearray": bytearray,
+    "builtins.bytearray": _bytes,
     "builtins.complex": complex,
     "builtins.frozenset": frozenset,
     "builtins.set": set,
@@ -278,3 +307,6 @@ _CALLS: Mapping[str, Any] = {
     ),
 }
 """The names that plain pickles call. None runs code of the pickle, or changes shared objects."""
+
+_TYPES = frozenset(("numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter"))
+"""Those of them that are arguments of others only."""

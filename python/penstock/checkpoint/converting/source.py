@@ -8,7 +8,13 @@ import stat
 from penstock.checkpoint.converting import accelerate, deepspeed
 from penstock.checkpoint.converting.kinds import KINDS, Kind
 from penstock.checkpoint.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
-from penstock.checkpoint.loading.foreign import describe, importing, is_checkpoint, steps_in
+from penstock.checkpoint.loading.foreign import (
+    begins_torch_save,
+    describe,
+    importing,
+    is_checkpoint,
+    steps_in,
+)
 from penstock.common.found import of_git_lfs, unfetched
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
@@ -47,8 +53,7 @@ def _of_file(path: str) -> Kind | None:
         raise unfetched(path)
     if path.endswith(".safetensors") or begins_header(start):
         raise _of_safetensors(path)
-    # A zip archive, or a pickle as PyTorch before 1.6 wrote it.
-    return "torch" if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80" else None
+    return "torch" if begins_torch_save(start) else None
 
 
 def _of_directory(path: str, names: set[str]) -> Kind | None:

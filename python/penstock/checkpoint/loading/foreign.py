@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _OURS = b'{"format":"penstock-checkpoint"'
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+_STARTS = (b"PK\x03\x04", b"\x80", b"L119547037146038801333356L\n")
+"""How files of ``torch.save`` begin: a zip archive; or a pickle of a number, as text before
+protocol 2.
+"""
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
 """What accelerate writes last."""
 
@@ -63,6 +67,11 @@ def is_checkpoint(path: str) -> bool:
         return _native.read_start(os.path.join(path, _native.MANIFEST), len(_OURS)) == _OURS
     except OSError:
         return False
+
+
+def begins_torch_save(start: bytes) -> bool:
+    """Whether a file that begins so may be one of ``torch.save``; 32 bytes are enough."""
+    return start.startswith(_STARTS)
 
 
 def steps_in(path: str) -> list[str]:
@@ -147,7 +156,7 @@ def _file(path: str) -> str:
         )
     if name.endswith(".safetensors") or begins_header(start):
         return f"is a file of safetensors, not a checkpoint: {importing(above or '.')}"
-    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+    if begins_torch_save(start):
         return f"is a file as torch.save writes them, not a checkpoint: {_converting(path)}"
     if name.endswith(_PICKLES):
         return (

@@ -156,7 +156,6 @@ def called(module, name, argument):
         called("torch.serialization", "os.system", b"S'touch called'\n"),
         called("numpy.core.numeric", "fromfile", b"S'called'\n"),
         called("torch.storage", "_load_from_bytes", b"S'called'\n"),
-        called("_codecs", "encode", b"S'a'\nS'idna'\n"),
     ],
 )
 @pytest.mark.parametrize("protocol", [b"", b"\x80\x02", b"\x80\x04"])
@@ -261,3 +260,71 @@ def test_sparse_tensors_are_checked(tmp_path):
         packed(tmp_path / "b.pt", {**content, **wrong})
         with pytest.raises(penstock.UnsupportedStateError):
             penstock.convert(tmp_path / "b.pt", tmp_path / "b", trust=True)
+
+
+MADE_BY_NOBODY = {
+    "a text of another encoding": called("_codecs", "encode", b"S'a'\nS'idna'\n"),
+    "a set of a list": called("builtins", "set", b"(l(la"),
+    "a parameter of a number": called("torch.nn.parameter", "Parameter", b"I5\n"),
+    "a device that is none": called("torch", "device", b"S'nonsense'\n"),
+    "more zeros than memory": called("builtins", "bytearray", b"I10000000000000\n"),
+    "an array without its values": called("numpy", "ndarray", b"(I3\nt"),
+    "more of it than memory": called("numpy", "ndarray", b"(I10000000000000\nt"),
+    "a tensor without its values": called("torch", "Tensor", b"I5\n"),
+    "an array that no state follows": called(
+        "numpy.core.multiarray", "_reconstruct", b"cnumpy\nndarray\n(I4\ntS'd'\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("program", MADE_BY_NOBODY.values(), ids=MADE_BY_NOBODY)
+@pytest.mark.parametrize("trust", [True, False])
+def test_plain_names_in_a_pickle_that_nobody_writes_are_no_matter_of_trust(
+    tmp_path, program, trust
+):
+    """Nor is memory that a call has left as it was stored as values."""
+    path = hostile(tmp_path, b"\x80\x02" + program)
+    with pytest.raises(penstock.UnsupportedStateError, match="pass its state to penstock") as found:
+        penstock.convert(path, tmp_path / "a", trust=trust)
+    assert "trust" not in str(found.value)
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_value_that_memory_does_not_hold_is_an_error_with_a_name(tmp_path, trust):
+    size = (10**13).to_bytes(8, "little")
+    programs = [b"\x80\x05\x96" + size + b"."]
+    if trust:
+        # What is trusted calls the name itself.
+        other = b"cargparse\nNamespace\n0"
+        programs.append(b"\x80\x02" + other + called("builtins", "bytearray", b"I10000000000000\n"))
+    for program in programs:
+        with pytest.raises(penstock.StorageError, match="no memory for a value in its pickle"):
+            penstock.convert(hostile(tmp_path, program), tmp_path / "a", trust=trust)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_protocols_0_and_1_are_taken_or_refused_by_name(tmp_path, protocol, is_zip):
+    """PyTorch itself reads no tensors of protocol 0."""
+    path = saved(
+        tmp_path / "a.pt",
+        state_of(),
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=is_zip,
+    )
+    if protocol == 0:
+        with pytest.raises(penstock.UnsupportedStateError, match="pickle_protocol=0"):
+            penstock.convert(path, tmp_path / "a")
+        path = saved(path, {"n": 1}, pickle_protocol=0, _use_new_zipfile_serialization=is_zip)
+        assert loaded(path, tmp_path / "a")[0] == {"n": 1}
+        return
+    assert_same(loaded(path, tmp_path / "a")[0], state_of())
+
+
+def test_sparse_tensors_out_of_order_are_refused_by_that(tmp_path):
+    indices = torch.tensor([0, 2, 2]), torch.tensor([1, 0])
+    rows = torch.sparse_csr_tensor(*indices, torch.ones(2), (2, 2))
+    path = saved(tmp_path / "a.pt", {"s": rows})
+    for trust in (True, False):
+        with pytest.raises(penstock.UnsupportedStateError, match="not sorted and distinct"):
+            penstock.convert(path, tmp_path / "a", trust=trust)
