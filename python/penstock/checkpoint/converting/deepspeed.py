@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.common.found import check_fetched
 from penstock.errors import CheckpointExistsError, IncompleteCheckpointError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
 
     Raises:
         IncompleteCheckpointError: Files of ranks are missing.
+        CheckpointNotFoundError: A file is a pointer of Git LFS.
         CheckpointExistsError: The tag was saved with Penstock.
     """
     directory = _tag(path)
@@ -113,6 +115,7 @@ def _tag(path: str) -> str:
             f"{path}: {LATEST}, which names the newest tag, is missing: give a directory of a tag",
             path=path,
         )
+    check_fetched(os.path.join(path, found[0]))
     with open(os.path.join(path, found[0]), encoding="utf-8", errors="replace") as file:
         tag = file.read().strip()
     directory = os.path.join(path, os.path.basename(tag))

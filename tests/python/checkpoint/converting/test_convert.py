@@ -608,7 +608,10 @@ class TestSources:
         (tmp_path / "accelerate").mkdir()
         torch.save({}, tmp_path / "accelerate" / "random_states_0.pkl")
         (tmp_path / "accelerate" / "model.safetensors").write_text(pointer)
-        for name in ("a.pt", "d", "dcp", "accelerate"):
+        for above in ("latest", "latest_universal"):
+            (tmp_path / above).mkdir()
+            (tmp_path / above / above).write_text(pointer)
+        for name in ("a.pt", "d", "dcp", "accelerate", "latest", "latest_universal"):
             for kind in (None, "torch") if name == "a.pt" else (None,):
                 with pytest.raises(
                     penstock.PenstockError, match=r"pointer of Git LFS.*git lfs pull"
