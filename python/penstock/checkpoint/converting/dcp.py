@@ -8,20 +8,21 @@ version of PyTorch. Each is a file of ``torch.save`` within a file, or, where DC
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from penstock.checkpoint.converting.archive import no_room
 from penstock.checkpoint.converting.dcp_metadata import read_metadata
+from penstock.checkpoint.converting.nested import filled
 from penstock.checkpoint.converting.safetensors_file import read_at
 from penstock.checkpoint.loading.dcp_files import (
     METADATA,
     check_files,
     check_finished,
+    check_pieces,
     metadata_of_ranks,
 )
 from penstock.errors import (
@@ -32,8 +33,6 @@ from penstock.errors import (
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.checkpoint.converting.dcp_metadata import Metadata, Piece, Place, TensorEntry
     from penstock.checkpoint.converting.pickles import Pickles
 
@@ -63,10 +62,12 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
     metadata = read_metadata(os.path.join(path, METADATA), pickles)
     check_files(path, metadata.places)
     items = _Items(path, metadata, pickles)
-    state: dict[str, Any] = {}
-    for name, entry in metadata.entries.items():
-        value = items.value(name) if entry is None else items.tensor(name, entry)
-        _put(state, metadata.paths.get(name, (name,)), value)
+
+    def value_of(name: str) -> Any:
+        entry = metadata.entries[name]
+        return items.value(name) if entry is None else items.tensor(name, entry)
+
+    state: dict[str, Any] = filled(metadata.nest, value_of)
     return state
 
 
@@ -86,20 +87,22 @@ class _Items:
 
     def tensor(self, name: str, entry: TensorEntry) -> torch.Tensor:
         """A whole tensor, put together of its pieces."""
-        written = sum(math.prod(piece.sizes) for piece in entry.pieces)
-        if written < math.prod(entry.size):
-            raise self._damaged(name, f"only {written} of its elements were written")
+        check_pieces(self._path, name, entry.size, entry.pieces, is_whole=True)
         if len(entry.pieces) == 1 and entry.pieces[0].sizes == entry.size:
             return self._piece(name, entry, entry.pieces[0]).contiguous()
-        whole = torch.empty(entry.size, dtype=entry.dtype)
-        for piece in entry.pieces:
+        whole = self._room(name, entry)
+        for piece in dict.fromkeys(entry.pieces):
             target = whole
             for dim, (begin, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
-                if not 0 <= begin <= begin + size <= entry.size[dim]:
-                    raise self._damaged(name, f"its piece at {list(piece.offsets)} is beside it")
                 target = target.narrow(dim, begin, size)
             target.copy_(self._piece(name, entry, piece))
         return whole
+
+    def _room(self, name: str, entry: TensorEntry) -> torch.Tensor:
+        try:
+            return torch.empty(entry.size, dtype=entry.dtype)
+        except RuntimeError as error:
+            raise no_room(f"{self._path} ({name})", f"a tensor of {list(entry.size)}") from error
 
     def _piece(self, name: str, entry: TensorEntry, piece: Piece) -> torch.Tensor:
         place = self._place(name, piece.offsets)
@@ -193,23 +196,3 @@ def _decoded(content: io.BytesIO, place: Place, path: str) -> io.BytesIO:
             name="zstandard",
         ) from error
     return content
-
-
-def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
-    """Puts a value where it belongs in a nested state, whose numbers are places in lists."""
-    within: Any = state
-    for key, after in itertools.pairwise(path):
-        within = _reach(within, key, [] if type(after) is int else {})
-    _reach(within, path[-1], None)
-    within[path[-1]] = value
-
-
-def _reach(within: Any, key: str | int, default: Any) -> Any:
-    if isinstance(within, dict):
-        return within.setdefault(key, default)
-    if not isinstance(key, int):
-        raise TypeError(f"{key!r} is no place in a list")
-    within.extend([None] * (key + 1 - len(within)))
-    if within[key] is None:
-        within[key] = default
-    return within[key]

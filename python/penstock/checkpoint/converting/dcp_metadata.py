@@ -11,18 +11,22 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
+
 from penstock.checkpoint.converting.archive import no_room
+from penstock.checkpoint.converting.nested import nested
 from penstock.checkpoint.converting.pickles import calling, untrusted
 from penstock.checkpoint.converting.plain import Unpickler
 from penstock.common.found import of_git_lfs, unfetched
 from penstock.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
-    import torch
-
+    from penstock.checkpoint.converting.nested import Nest
     from penstock.checkpoint.converting.pickles import Pickles
 
 Offsets: TypeAlias = tuple[int, ...]
+
+_NUMBER_MAX = (1 << 63) - 1
 
 
 class Piece(NamedTuple):
@@ -73,12 +77,12 @@ class Metadata(NamedTuple):
     Attributes:
         entries: Tensors by their flat names; None for each other value.
         places: Where their items lie, by name and offsets; None as offsets of a value.
-        paths: Where each flat name belongs in the nested state.
+        nest: Where each flat name belongs in the nested state.
     """
 
     entries: dict[str, TensorEntry | None]
     places: dict[tuple[str, Offsets | None], Place]
-    paths: dict[str, tuple[str | int, ...]]
+    nest: Nest
 
 
 def read_metadata(file: str, pickles: Pickles) -> Metadata:
@@ -119,32 +123,44 @@ def read_metadata(file: str, pickles: Pickles) -> Metadata:
 
 
 def _checked(record: Any) -> Metadata:
-    is_record = isinstance(record, _Record)
-    if not is_record:
+    if not isinstance(record, _Record):
         raise TypeError(f"it holds a {type(record).__name__}")
-    entries = {name: _entry(one) for name, one in record.state_dict_metadata.items()}
+    entries = {_text(name): _entry(one) for name, one in record.state_dict_metadata.items()}
     places = {
-        (index.fqn, _numbers(index.offset)): Place(
-            str(one.relative_path),
-            int(one.offset),
-            int(one.length),
-            tuple(getattr(one, "transform_descriptors", None) or ()),
+        (_text(index.fqn), None if index.offset is None else _numbers(index.offset)): Place(
+            _text(one.relative_path),
+            *_numbers((one.offset, one.length)),
+            tuple(map(_text, getattr(one, "transform_descriptors", None) or ())),
         )
         for index, one in (record.storage_data or {}).items()
     }
     paths = record.planner_data if isinstance(record.planner_data, dict) else {}
-    return Metadata(entries, places, {name: tuple(path) for name, path in paths.items()})
+    nest = nested({name: paths.get(name, (name,)) for name in entries})
+    return Metadata(entries, places, nest)
 
 
 def _entry(record: Any) -> TensorEntry | None:
     if not hasattr(record, "chunks"):
         return None
-    pieces = [Piece(tuple(one.offsets), tuple(one.sizes)) for one in record.chunks]
-    return TensorEntry(record.properties.dtype, tuple(record.size), pieces)
+    pieces = [Piece(_numbers(one.offsets), _numbers(one.sizes)) for one in record.chunks]
+    dtype = record.properties.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{dtype!r:.80} is no type of elements")
+    return TensorEntry(dtype, _numbers(record.size), pieces)
 
 
-def _numbers(offsets: Any) -> Offsets | None:
-    return None if offsets is None else tuple(offsets)
+def _numbers(found: Any) -> tuple[int, ...]:
+    numbers = tuple(found)
+    for one in numbers:
+        if type(one) is not int or not 0 <= one <= _NUMBER_MAX:
+            raise ValueError(f"{one!r:.80} is no size and no offset")
+    return numbers
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str) or "\0" in found:
+        raise TypeError(f"{found!r:.80} is no name")
+    return found
 
 
 def _no_storage(pid: Any) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+Block: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
+"""First index along each dimension of a block of a global tensor, and its sizes."""
 
 Run = tuple[int, int]
 """First index and the index after the last, along one dimension of a global tensor."""
@@ -108,3 +112,50 @@ def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
         placed.append(((start, stop), at))
         at += stop - start
     return placed
+
+
+def check_tiled(shape: tuple[int, ...], blocks: Iterable[Block], *, is_whole: bool) -> None:
+    """Refuses blocks that do not hold the elements of a tensor once each; equal ones count as one.
+
+    Args:
+        shape: Sizes of the global tensor.
+        blocks: Blocks of it.
+        is_whole: Whether elements that none of them holds are refused as well.
+
+    Raises:
+        ValueError: They do not.
+
+    Example:
+        >>> check_tiled((4,), [((0,), (2,)), ((1,), (3,))], is_whole=True)
+        Traceback (most recent call last):
+        ...
+        ValueError: its blocks at [0] and [1] overlap
+    """
+    distinct = list(dict.fromkeys(blocks))
+    for start, sizes in distinct:
+        if not len(start) == len(sizes) == len(shape):
+            raise ValueError(f"its block at {list(start)} has another number of dimensions")
+        within = zip(start, sizes, shape, strict=True)
+        if not all(0 <= first <= first + size <= end for first, size, end in within):
+            raise ValueError(f"its block at {list(start)} reaches beyond it")
+    filled = [block for block in distinct if math.prod(block[1])]
+    held = sum(math.prod(sizes) for _, sizes in filled)
+    if is_whole and held < math.prod(shape):
+        raise ValueError(f"only {held} of its {math.prod(shape)} elements were written")
+    _check_disjoint(filled)
+
+
+def _check_disjoint(blocks: list[Block]) -> None:
+    """Compares each block with those that reach its start along one dimension."""
+    dims = len(blocks[0][0]) if blocks else 0
+    # Where most of them differ, fewest reach each other.
+    along = max(range(dims), key=lambda dim: len({start[dim] for start, _ in blocks}), default=0)
+    reaching: list[Block] = []
+    for start, sizes in sorted(blocks, key=lambda block: block[0][along] if dims else 0):
+        if dims:
+            reaching = [one for one in reaching if one[0][along] + one[1][along] > start[along]]
+        for other, other_sizes in reaching:
+            spans = zip(start, sizes, other, other_sizes, strict=True)
+            if all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in spans):
+                raise ValueError(f"its blocks at {list(other)} and {list(start)} overlap")
+        reaching.append((start, sizes))

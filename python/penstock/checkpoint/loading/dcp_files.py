@@ -13,11 +13,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
+from penstock.checkpoint.layout.boxes import check_tiled
 from penstock.common.found import is_there
-from penstock.errors import IncompleteCheckpointError
+from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from penstock.checkpoint.layout.boxes import Block
 
 METADATA = ".metadata"
 """What DCP calls the file that makes a directory one of its checkpoints."""
@@ -105,9 +108,16 @@ def check_files(path: str, storage_data: Any) -> None:
 
     Raises:
         IncompleteCheckpointError: They do not.
+        CorruptCheckpointError: An item would begin before its file does.
     """
     ends: dict[str, int] = {}
     for place in storage_data.values():
+        if place.offset < 0 or place.length < 0:
+            raise CorruptCheckpointError(
+                f"{os.path.join(path, METADATA)} is cut or damaged: an item in "
+                f"{place.relative_path} has {place.length} bytes at {place.offset}",
+                path=os.path.join(path, METADATA),
+            )
         end = place.offset + place.length
         ends[place.relative_path] = max(end, ends.get(place.relative_path, 0))
     missing = sorted(
@@ -120,6 +130,29 @@ def check_files(path: str, storage_data: Any) -> None:
             "directory again, or take another checkpoint",
             path=path,
         )
+
+
+def check_pieces(
+    path: str, name: str, size: tuple[int, ...], pieces: Iterable[Block], *, is_whole: bool
+) -> None:
+    """Refuses a tensor of which its metadata does not say where each element lies.
+
+    Args:
+        path: The directory.
+        name: The tensor's.
+        size: Its shape.
+        pieces: Where each of its pieces begins, and its shape.
+        is_whole: Whether all elements have to be there: DCP lets a process save its own alone.
+
+    Raises:
+        CorruptCheckpointError: Pieces overlap, lie outside of it, or leave elements out.
+    """
+    try:
+        check_tiled(size, pieces, is_whole=is_whole)
+    except ValueError as error:
+        raise CorruptCheckpointError(
+            f"{path}: {name} is damaged: {error}", path=path, tensor=name
+        ) from error
 
 
 def _bytes_of(file: str) -> int:

@@ -12,8 +12,9 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from penstock.checkpoint.loading.dcp_files import check_files
+from penstock.checkpoint.loading.dcp_files import check_files, check_pieces
 from penstock.checkpoint.loading.opened import decode_path
 from penstock.errors import CheckpointExistsError
 from penstock.integrations.dcp import directory
@@ -88,7 +89,7 @@ def reader_of(
 
 
 class _CheckedReader(filesystem.FileSystemReader):
-    """DCP's reader, that looks first whether all files are there."""
+    """DCP's reader, that first checks the files that are there and the pieces of each tensor."""
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -96,7 +97,12 @@ class _CheckedReader(filesystem.FileSystemReader):
         """Begins a load."""
         if is_coordinator:
             # Whose error is that of all; each rank would ask for the files of all.
-            check_files(str(self.path), metadata.storage_data or {})
+            path = str(self.path)
+            check_files(path, metadata.storage_data or {})
+            for name, entry in metadata.state_dict_metadata.items():
+                if isinstance(entry, TensorStorageMetadata):
+                    pieces = ((tuple(one.offsets), tuple(one.sizes)) for one in entry.chunks)
+                    check_pieces(path, name, tuple(entry.size), pieces, is_whole=False)
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
 
