@@ -11,7 +11,7 @@ use penstock_store::steps::retention::Verdict;
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::{self, StepState};
 use penstock_store::steps::sweep::Sweep;
-use penstock_store::steps::whole;
+use penstock_store::steps::whole::{self, Removal};
 use penstock_store::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -92,9 +92,18 @@ fn state_row(step: u64, state: &StepState) -> StateRow {
 /// Removes the directory of a checkpoint with all that is in it; see
 /// `penstock.checkpoint.saving.removal.remove_checkpoint`.
 #[pyfunction]
-#[pyo3(signature = (path, *, force))]
-pub fn remove_checkpoint(py: Python<'_>, path: PathBuf, force: bool) -> PyResult<u64> {
-    call::without_gil(py, || whole::remove_checkpoint(&path, force))
+#[pyo3(signature = (path, *, force, foreign))]
+pub fn remove_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    force: bool,
+    foreign: bool,
+) -> PyResult<u64> {
+    let allowed = Removal {
+        is_forced: force,
+        is_foreign: foreign,
+    };
+    call::without_gil(py, || whole::remove_checkpoint(&path, allowed))
 }
 
 /// A path as Python spells it: what is not UTF-8 becomes surrogates.

@@ -516,6 +516,7 @@ fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
         ErrorKind::NotADirectory => {
             "a checkpoint is a directory; something else is in its place or above it"
         }
+        ErrorKind::InvalidInput if operation == "delete" => "name the directory of one checkpoint",
         // Its own words say what it is.
         ErrorKind::InvalidInput if source.get_ref().is_some() => "check the path",
         _ if is_out_of_files(source) => {

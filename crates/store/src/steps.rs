@@ -8,6 +8,7 @@ mod aged;
 pub mod aside;
 mod layered;
 pub mod marks;
+mod nested;
 pub mod retention;
 pub mod scrub;
 pub mod store;

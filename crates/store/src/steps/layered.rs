@@ -64,14 +64,7 @@ impl Store {
     fn fill(&self, from: &Path, to: &Path) -> Result<()> {
         for entry in entries(from, self.files())? {
             let (from, to) = (&*from.join(&entry.name), &*to.join(&entry.name));
-            let kind = match entry.kind {
-                Some(kind) => kind,
-                None => {
-                    let found = self.files().look(from);
-                    found.map_err(Error::storage("look at", from))?.kind
-                }
-            };
-            if kind == Kind::Directory {
+            if self.kind_of(from, &entry)? == Kind::Directory {
                 self.file_system().change(Change::CreateDirectory(to))?;
                 self.fill(from, to)?;
             } else {

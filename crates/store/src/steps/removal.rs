@@ -144,7 +144,7 @@ impl Store {
 
     /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one. Where one
     /// `was_there` somebody else has removed it, and what is left is of a save that is under way or died.
-    fn committed(&self, path: &Path, was_there: bool) -> Result<Option<String>> {
+    pub(super) fn committed(&self, path: &Path, was_there: bool) -> Result<Option<String>> {
         let undecided = |detail: String| Error::Undecided {
             path: path.to_owned(),
             detail,

@@ -14,6 +14,7 @@ use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::save;
 use penstock_store::steps::store::{StepState, Store};
+use penstock_store::steps::whole::Removal;
 use penstock_store::{Error, MANIFEST, Progress};
 
 use crate::common::{Sample, names, publication};
@@ -265,16 +266,26 @@ fn a_directory_goes_with_all_in_it_and_never_looks_whole_on_the_way() {
         let root = tempfile::tempdir().unwrap();
         let store = damaged(root.path(), false);
         let path = store.step_path(1);
+        // A hook of a framework has saved another one in it.
+        let nested = path.join("ema");
+        let sample = Sample::of_sizes(&[700]);
+        sample.save_step(&nested, None, false).unwrap();
+        let nested_before = contents(&nested);
         fs::create_dir(path.join("logs")).unwrap();
         fs::write(path.join("logs/events"), "{}").unwrap();
         fs::write(path.join("trainer_state.json"), "{}").unwrap();
         let before = contents(&path);
         let (dying, lacking) = on_layers(&store, dies);
-        let result = dying.remove_directory(&path, false);
+        let result = dying.remove_directory(&path, Removal::default());
         if path.exists() {
             let is_whole = path.join(MANIFEST).exists();
             assert!(!is_whole || contents(&path) == before, "change {dies}");
-            store.remove_directory(&path, false).unwrap();
+            let is_whole = nested.join(MANIFEST).exists();
+            assert!(
+                !is_whole || contents(&nested) == nested_before,
+                "change {dies}"
+            );
+            store.remove_directory(&path, Removal::default()).unwrap();
         }
         assert!(!path.exists());
         if !lacking.has_died() {
@@ -290,14 +301,20 @@ fn a_directory_that_somebody_reads_or_protects_is_not_removed() {
     let root = tempfile::tempdir().unwrap();
     let store = damaged(root.path(), true);
     let reading = Checkpoint::open(&store.step_path(1)).unwrap();
-    let busy = store.remove_directory(&store.step_path(1), false);
+    let busy = store.remove_directory(&store.step_path(1), Removal::default());
     let busy = busy.unwrap_err();
     assert!(busy.remedy().contains("try again"), "{busy}");
     Sample::of_sizes(&[1000]).assert_at(&store.step_path(1));
     drop(reading);
-    store.remove_directory(&store.step_path(1), false).unwrap();
-    let kept = store.remove_directory(&store.step_path(2), false);
+    store
+        .remove_directory(&store.step_path(1), Removal::default())
+        .unwrap();
+    let kept = store.remove_directory(&store.step_path(2), Removal::default());
     assert!(matches!(kept, Err(Error::Protected { .. })), "{kept:?}");
-    store.remove_directory(&store.step_path(2), true).unwrap();
+    let forced = Removal {
+        is_forced: true,
+        ..Removal::default()
+    };
+    store.remove_directory(&store.step_path(2), forced).unwrap();
     assert!(names(root.path()).is_empty());
 }

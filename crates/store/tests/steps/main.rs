@@ -4,6 +4,7 @@ mod aside;
 #[path = "../common/mod.rs"]
 mod common;
 mod lacking;
+mod nested;
 mod retention;
 mod scrub;
 mod store;
