@@ -567,3 +567,19 @@ def test_a_newer_version_whose_tiny_run_goes_on_otherwise_saves_nothing(jobs, tm
     told = jobs.of(2).call(saves_with_a_newer, str(tmp_path), 0, True)
     assert all("99.0 is newer" in one and "had losses of" in one for one in told), told
     assert os.listdir(tmp_path) == []
+
+
+class Moved:
+    """A value whose newer class does not take what was saved."""
+
+
+def test_a_value_that_cannot_be_made_is_not_called_a_file_that_is_missing(tmp_path):
+    def unfit(state):
+        raise ValueError("not with this version")
+
+    penstock.register_type(Moved, vars, unfit)
+    penstock.save(tmp_path / "tag", {"files": {"mp_rank_00_model_states.pt": {"a": Moved()}}})
+    with pytest.raises(penstock.StateMismatchError, match="not with this version"):
+        tags.read_file(str(tmp_path / "tag" / "mp_rank_00_model_states.pt"))
+    with pytest.raises(penstock.CheckpointNotFoundError, match="none of it"):
+        tags.read_file(str(tmp_path / "tag" / "mp_rank_01_model_states.pt"))

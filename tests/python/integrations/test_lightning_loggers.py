@@ -203,3 +203,47 @@ def test_a_command_takes_a_checkpoint_without_hyper_parameters(tmp_path, monkeyp
     assert "hyper_parameters" not in penstock.load(path)
     cli = commanded("test", f"--ckpt_path={path}", directory=tmp_path, kind=Odd)
     assert cli.model.scale == 1
+
+
+class Settings:
+    """Hyper-parameters of a class of its own, as OmegaConf's are."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class NewerSettings(Settings):
+    """Those of a version that does not take what was saved."""
+
+
+def _unfit(values):
+    raise ValueError("not with this version")
+
+
+@pytest.mark.parametrize(
+    ("kind", "unflatten", "error", "why"),
+    [
+        (Settings, lambda values: Settings(**values), "UnsupportedStateError", "plain values"),
+        (NewerSettings, _unfit, "StateMismatchError", "not with this version"),
+    ],
+)
+def test_a_command_tests_no_other_model_in_silence(
+    tmp_path, monkeypatch, kind, unflatten, error, why
+):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    if not hasattr(LightningCLI, "_parse_ckpt_path"):
+        pytest.skip("this version of Lightning reads no hyper-parameters of a checkpoint")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    penstock.register_type(kind, vars, unflatten)
+
+    class Configured(Odd):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["hyper_parameters"] = kind(7.0)
+
+    commanded("fit", "--model.scale=7", directory=tmp_path, kind=Configured)
+    with pytest.raises(getattr(penstock, error), match=why):
+        commanded(
+            "test", f"--ckpt_path={tmp_path / 'one.ckpt'}", directory=tmp_path, kind=Configured
+        )

@@ -167,10 +167,13 @@ def read_file(
             "trust=True if you trust whoever wrote them",
             key=names[0],
         )
+    # Without a dot: what has nothing in it, as a layer without weights, is a leaf itself.
+    pattern = f"files.{name}*"
     try:
-        # Without a dot: what has nothing in it, as a layer without weights, is a leaf itself.
-        state = penstock.load(directory, keys=f"files.{name}*", options=options, device=device)
+        state = penstock.load(directory, keys=pattern, options=options, device=device)
     except StateMismatchError as error:
+        if error.key != pattern:
+            raise
         raise CheckpointNotFoundError(
             f"{path}: the tag was saved anew by other ranks, and this file is none of it: delete "
             "it, or load with as many ranks as saved the tag",

@@ -8,6 +8,7 @@ that one.
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 
 import penstock
 from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.errors import StateMismatchError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.lightning import checkpoint_io, loading
 
-_HYPER_PARAMETERS = "hyper_parameters"
+_PATTERN = "hyper_parameters*"
+"""Their key in a checkpoint, and those beside it that describe them."""
 
 _cli: Any = lightning.pytorch.cli.LightningCLI
 _parse: Any = getattr(_cli, "_parse_ckpt_path", None)
@@ -42,8 +44,11 @@ def _parse_ckpt_path(cli: Any) -> None:
         # Of another kind; the load says what it is, where it is none.
         return
     try:
-        state = penstock.load(path, keys=f"{_HYPER_PARAMETERS}.*")
-    except StateMismatchError:
+        # Without a dot: they may be one value, as of a registered class.
+        state = penstock.load(path, keys=_PATTERN)
+    except StateMismatchError as error:
+        if error.key != _PATTERN:
+            raise
         # The module was saved without any.
         return
     state = loading.unpacked(state, str(path), None, trust=False)
@@ -54,5 +59,11 @@ def _parse_ckpt_path(cli: Any) -> None:
         cli.config[command]["ckpt_path"] = file
         try:
             _parse(cli)
+        except pickle.UnpicklingError as error:
+            raise UnsupportedStateError(
+                f"{path}: its hyper-parameters hold objects of other libraries, which LightningCLI "
+                "takes from no checkpoint: save plain values, as save_hyperparameters(dict(…))",
+                key="hyper_parameters",
+            ) from error
         finally:
             cli.config[command]["ckpt_path"] = path
