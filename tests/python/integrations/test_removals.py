@@ -10,6 +10,7 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,13 +106,124 @@ def test_the_last_one_gives_its_name_up_while_it_is_read(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_and_what_it_leads_to_are_left_alone(tmp_path):
+def test_what_was_read_as_the_last_one_goes_with_the_next_save(tmp_path):
+    """Also where Lightning removes none, as with ``save_top_k=0``."""
+    from penstock.integrations.lightning import directories
+
+    path = save(tmp_path / "last.ckpt")
+    reading = OpenCheckpoint(path)
+    directories.rename_onto(save(tmp_path / "last.penstock.ckpt"), path)
+    assert len(os.listdir(tmp_path)) == 2
+    reading.release()
+    directories.rename_onto(save(tmp_path / "last.penstock.ckpt"), path)
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert penstock.verify(path).ok
+
+
+def test_what_accelerate_wrote_itself_keeps_what_is_read_in_it(tmp_path):
+    from penstock.integrations.accelerate import directories
+
+    for number in (1, 2):
+        path = tmp_path / f"checkpoint_{number}"
+        path.mkdir()
+        for name in ("model.safetensors", "random_states_0.pkl"):
+            (path / name).touch()
+    path = tmp_path / "checkpoint_1"
+    penstock.save(path / "ema", {"w": np.arange(30)})
+    alone = SimpleNamespace(
+        num_processes=1,
+        scaler=None,
+        **dict.fromkeys(("_dataloaders", "_custom_objects", "_schedulers", "_optimizers"), ()),
+    )
+
+    def retire():
+        directories.retire(str(tmp_path / "checkpoint_2"), 1, alone)
+
+    reading = OpenCheckpoint(str(path / "ema"))
+    try:
+        with pytest.warns(penstock.PenstockWarning, match="ema.*at work there"):
+            retire()
+        assert penstock.verify(path / "ema").ok
+        assert sorted(os.listdir(path)) == ["ema", "model.safetensors", "random_states_0.pkl"]
+    finally:
+        reading.release()
+    retire()
+    assert os.listdir(tmp_path) == ["checkpoint_2"]
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_name_of_a_link_is_deleted_and_not_its_target(tmp_path, end):
+    from penstock.integrations.directories import remove
+
+    path = save(tmp_path / "kept")
+    os.symlink(path, tmp_path / "link")
+    remove(f"{tmp_path}/link{end}")
+    assert os.listdir(tmp_path) == ["kept"]
+    assert penstock.verify(path).ok
+
+
+@pytest.mark.parametrize("end", ["", "/", "//"])
+def test_a_link_is_not_followed_by_separators(tmp_path, end):
     path = save(tmp_path / "kept")
     os.symlink(path, tmp_path / "link")
     with pytest.raises(penstock.StorageError) as refused:
-        remove_checkpoint(str(tmp_path / "link"))
+        remove_checkpoint(f"{tmp_path}/link{end}")
     assert refused.value.errno == errno.ENOTDIR
     assert penstock.verify(path).ok
+
+
+@pytest.mark.parametrize("end", ["logs/..", "logs/../", ".", "./"])
+def test_a_path_that_ends_in_no_name_removes_nothing(tmp_path, monkeypatch, end):
+    path = save(tmp_path / "ckpt")
+    monkeypatch.chdir(path)
+    for place in (end, os.path.join(path, end)):
+        with pytest.raises(penstock.StorageError, match="does not end in a name") as refused:
+            remove_checkpoint(place)
+        assert refused.value.errno == errno.EINVAL
+        assert penstock.verify(path).ok
+        assert Path(path, "logs/events").exists()
+
+
+def test_a_store_is_no_checkpoint_to_be_removed(tmp_path):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    store.save(1, {"w": np.arange(3)})
+    with pytest.raises(penstock.StorageError, match=r"no checkpoint, and holds some.*step-") as no:
+        remove_checkpoint(str(tmp_path / "store"))
+    assert no.value.errno == errno.EINVAL
+    assert store.verify(1).ok
+
+
+def hooked(path):
+    """What a hook has saved into the directory of a checkpoint: one, and a protected step."""
+    ema = os.path.join(path, "ema")
+    penstock.save(ema, {"w": np.arange(30)})
+    store = penstock.CheckpointStore(os.path.join(path, "best"))
+    store.save(1, {"w": np.arange(30)})
+    return ema, store
+
+
+@pytest.mark.parametrize("by", DOORS)
+def test_what_a_hook_has_saved_below_goes_with_it_and_only_if_it_may(tmp_path, by):
+    path, drop = by(tmp_path)
+    ema, store = hooked(path)
+
+    def assert_kept(why, name):
+        with pytest.warns(penstock.PenstockWarning, match=f"{name}.*{why}"):
+            drop()
+        assert penstock.verify(path).ok
+        assert penstock.verify(ema).ok
+        assert store.verify(1).ok
+
+    store.protect(1)
+    assert_kept("protected", "best/step-0000000001")
+    store.unprotect(1)
+    reading = OpenCheckpoint(ema)
+    try:
+        assert_kept("at work there", "ema")
+    finally:
+        reading.release()
+    drop()
+    assert not os.path.exists(path)
 
 
 def test_links_within_are_removed_and_not_followed(tmp_path):

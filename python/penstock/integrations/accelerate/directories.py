@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
     PenstockError,
     PenstockWarning,
+    ProtectedCheckpointError,
+    StorageError,
 )
+from penstock.integrations.directories import numbered, remove, renamed
 from penstock.io import durable
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def newest(root: str, accelerator: Any) -> str:
         PenstockError: There is none that can be read.
     """
     damaged: PenstockError | None = None
-    for _, path in reversed(_numbered(root)):
+    for _, path in reversed(numbered(root, _NAME)):
         try:
             check(path, accelerator)
         except (CheckpointNotFoundError, IncompleteCheckpointError) as error:
@@ -131,8 +132,9 @@ def retire(path: str, limit: int, accelerator: Any) -> None:
         for name in os.listdir(root):
             if name.startswith(".") and name.endswith(_REMOVING):
                 # A process that deleted it was killed.
-                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-        older = [one for one in _numbered(root) if number is not None and one[0] <= number]
+                with contextlib.suppress(OSError, PenstockError):
+                    remove(os.path.join(root, name), foreign=True)
+        older = [one for one in numbered(root, _NAME) if number is not None and one[0] <= number]
         kept = [one for one in older if _is_complete(one[1], accelerator)][-limit:]
         for _, old in [one for one in older if kept and one[0] < kept[0][0]]:
             with _warned(path):
@@ -155,25 +157,25 @@ def _warn(path: str, error: Exception) -> None:
 
 
 def _delete(path: str) -> None:
-    if os.path.islink(path):
-        # Its target lies elsewhere, where somebody keeps it.
-        os.unlink(path)
-    elif is_checkpoint(path) or not is_theirs(path):
-        remove_checkpoint(path)
-    else:
-        # In one step: whoever looks finds all of it or nothing.
-        above, name = os.path.split(path)
-        gone = os.path.join(above, f".{name}{_REMOVING}")
-        try:
-            os.rename(path, gone)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            # It lies in a lower layer of overlayfs. Without these files it is complete for nobody.
-            for random_state in Path(path).glob("random_states_*"):
-                random_state.unlink()
-            gone = path
-        shutil.rmtree(gone)
+    if os.path.islink(path) or is_checkpoint(path) or not is_theirs(path):
+        remove(path, foreign=True)
+        return
+    # In one step: whoever looks finds all of it or nothing.
+    above, name = os.path.split(path)
+    gone = os.path.join(above, f".{name}{_REMOVING}")
+    if not renamed(path, gone):
+        # Without these files it is complete for nobody.
+        for random_state in Path(path).glob("random_states_*"):
+            random_state.unlink()
+        remove(path, foreign=True)
+        return
+    try:
+        remove(gone, foreign=True)
+    except (ProtectedCheckpointError, StorageError) as error:
+        if not isinstance(error, StorageError) or error.errno == errno.EBUSY:
+            # A checkpoint in it forbids that, so nothing was removed.
+            os.rename(gone, path)
+        raise
 
 
 def sync_further(path: str) -> None:
@@ -184,12 +186,6 @@ def sync_further(path: str) -> None:
 
 def _is_complete(path: str, accelerator: Any) -> bool:
     return is_checkpoint(path) or (is_theirs(path) and not missing_of_theirs(path, accelerator))
-
-
-def _numbered(root: str) -> list[tuple[int, str]]:
-    names = os.listdir(root) if os.path.isdir(root) else []
-    found = ((number_of(name), os.path.join(root, name)) for name in names)
-    return sorted((number, path) for number, path in found if number is not None)
 
 
 def _further(path: str) -> Iterator[str]:

@@ -8,15 +8,14 @@ checkpoint is saved beside it and the two change places. Who is killed between h
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import uuid
 from pathlib import Path
 
 from penstock.checkpoint.loading.foreign import describe, is_checkpoint
 from penstock.checkpoint.loading.opened import decode_local_path
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import PenstockError
+from penstock.integrations import directories
 from penstock.io import durable
 
 SUFFIX = ".ckpt"
@@ -48,10 +47,10 @@ def rename_onto(saved: str, path: str) -> None:
     if saved == path:
         return
     # The checkpoint at `saved` counts as one while the name is nobody's.
-    aside = _put_aside(path)
+    _put_aside(path)
     os.rename(saved, path)
     durable.sync(os.path.dirname(path))
-    _clear(aside)
+    _clear(os.path.dirname(path))
 
 
 def remove(path: str, instead: str | None) -> None:
@@ -74,14 +73,12 @@ def remove(path: str, instead: str | None) -> None:
                 link(instead, entry.path)
     if is_checkpoint(path) and not os.path.islink(path):
         # A reader finds its files under its name.
-        remove_checkpoint(path)
+        directories.remove(path)
     else:
         # A kill leaves it under a name that is no checkpoint's.
-        aside = _put_aside(path)
+        _put_aside(path)
         durable.sync(above)
-        _clear(aside)
-    for left in Path(above).glob(f".*{_REMOVED}"):
-        _clear(str(left))
+    _clear(above)
 
 
 def link(target: str, path: str) -> None:
@@ -93,9 +90,9 @@ def link(target: str, path: str) -> None:
     os.symlink(os.path.relpath(target, above), fresh)
     try:
         if os.path.isdir(path) and not os.path.islink(path):
-            aside = _put_aside(path)
+            _put_aside(path)
             os.rename(fresh, path)
-            _clear(aside)
+            _clear(above)
         else:
             os.replace(fresh, path)
     except BaseException:
@@ -105,29 +102,16 @@ def link(target: str, path: str) -> None:
     durable.sync(above)
 
 
-def _put_aside(path: str) -> str:
-    """Makes a name free, and tells what is to be deleted then; there may be nothing left of it."""
+def _put_aside(path: str) -> None:
+    """Makes a name free: what it was goes with the next `_clear`, or at once."""
     above, name = os.path.split(path)
     aside = os.path.join(above, f".{name}.{uuid.uuid4().hex[:8]}{_REMOVED}")
-    try:
-        os.rename(path, aside)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        # A directory in a lower layer of overlayfs is not renamed.
-        _delete(path)
-    return aside
+    if not directories.renamed(path, aside):
+        directories.remove(path)
 
 
-def _clear(path: str) -> None:
-    """Deletes what nobody looks for any more; of what somebody reads the next removal does."""
-    with contextlib.suppress(OSError, PenstockError):
-        _delete(path)
-
-
-def _delete(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        remove_checkpoint(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+def _clear(above: str) -> None:
+    """Deletes what was put aside in a directory; of what somebody reads the next one does."""
+    for aside in Path(above).glob(f".*{_REMOVED}"):
+        with contextlib.suppress(OSError, PenstockError):
+            directories.remove(str(aside))

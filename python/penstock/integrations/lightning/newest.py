@@ -17,6 +17,7 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
 )
+from penstock.integrations.directories import numbered
 from penstock.integrations.lightning.directories import SUFFIX
 from penstock.integrations.lightning.loading import check_whole
 
@@ -94,13 +95,11 @@ def of_slurm(directory: str) -> str | None:
         CorruptCheckpointError: There are some, and all are damaged.
     """
     try:
-        names = {name: _HPC.fullmatch(name) for name in os.listdir(directory)}
+        found = numbered(directory, _HPC)
     except OSError:
         return None
-    numbers = {int(match[1]): name for name, match in names.items() if match}
     damaged: PenstockError | None = None
-    for number in sorted(numbers, reverse=True):
-        path = os.path.join(directory, numbers[number])
+    for _, path in reversed(found):
         try:
             if _step(path) is not None:
                 return path

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray.train
 
 import penstock
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,6 +18,7 @@ from penstock.errors import (
     PenstockWarning,
     RankError,
 )
+from penstock.integrations.directories import remove
 from penstock.integrations.ray.reporting import register
 from penstock.integrations.ray.run import NOTE, current
 
@@ -91,7 +91,7 @@ def resume(
                 for leftover in found.leftovers:
                     # One that a save is at work in stays.
                     with contextlib.suppress(OSError, PenstockError):
-                        remove_checkpoint(leftover)
+                        remove(leftover)
             return found.steps[path]
         _pass_over(damage)
     if found.complete or found.bad:

@@ -13,6 +13,7 @@ import ray.train
 
 from penstock import Saver
 from penstock.errors import RankError, UnsupportedPathError
+from penstock.integrations.directories import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,12 +116,8 @@ class Run:
 
     def directories(self) -> list[tuple[int, str]]:
         """Step and path of every directory that is named like a checkpoint, the newest first."""
-        found = []
-        for name in os.listdir(self.root):
-            match = _NAME.fullmatch(name)
-            if match is not None and match[2] != self._life:
-                found.append((int(match[1]), os.path.join(self.root, name)))
-        return sorted(found, reverse=True)
+        found = reversed(numbered(self.root, _NAME))
+        return [(step, path) for step, path in found if not path.endswith(f"-{self._life}")]
 
     def everyone(self, value: Any) -> Sequence[Any]:
         """What each worker has, in the order of their ranks."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import penstock
 from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
+from penstock.integrations import directories
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
@@ -49,14 +49,8 @@ class Found(NamedTuple):
 
 def find(directory: str) -> list[Found]:
     """All checkpoints of a run, complete or not, the newest step first."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    matches = [match for match in map(_NAME.fullmatch, names) if match]
-    paths = [(int(match[1]), os.path.join(directory, match[0])) for match in matches]
-    paths = [(step, path) for step, path in paths if os.path.isdir(path)]
-    return [Found(step, path, lacking(path)) for step, path in sorted(paths, reverse=True)]
+    found = reversed(directories.numbered(directory, _NAME))
+    return [Found(step, path, lacking(path)) for step, path in found if os.path.isdir(path)]
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
@@ -178,11 +172,7 @@ def remove(path: str) -> None:
     a `PenstockWarning`.
     """
     try:
-        if os.path.islink(path):
-            # What it leads to lies elsewhere, where somebody keeps it.
-            os.unlink(path)
-            return
-        remove_checkpoint(path)
+        directories.remove(path, foreign=True)
     except (OSError, PenstockError) as error:
         warnings.warn(f"{path} is not deleted: {error}", PenstockWarning, stacklevel=2)
 
