@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.loading.opened import BoxRead, StoredTensor
+from penstock.checkpoint.loading.opened import CHUNK_BYTES, BoxRead, StoredTensor
 from penstock.checkpoint.loading.placed import placed
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.steps.newest import open_newest
-from penstock.errors import CorruptCheckpointError
+from penstock.errors import CorruptCheckpointError, StorageError
 from penstock.features.row_tensor import RowTensor
 from penstock.features.table_metadata import Note, notes_of
 from penstock.io.arguments import to_native
@@ -22,6 +23,9 @@ from penstock.tensors.memory import of_array
 if TYPE_CHECKING:
     from penstock.checkpoint.loading.opened import OpenCheckpoint
     from penstock.checkpoint.loading.placed import PlacedTensor
+
+_PIECE_BYTES = 16 * CHUNK_BYTES
+"""Bytes that are read and compared at a time."""
 
 
 class KeptTables:
@@ -98,6 +102,34 @@ class KeptTables:
             wanted = BoxRead(self._leaf(note), (0,), of_array(sums, note.checks))
             self._checkpoint.read([wanted], to_native(None))
         return sums
+
+    def check_digests(self, path: str, offset: int, nbytes: int) -> None:
+        """Reads a part of a file, and compares it with the digests of its chunks.
+
+        Args:
+            path: The file.
+            offset: Where the part begins, in bytes.
+            nbytes: Its length.
+
+        Raises:
+            CorruptCheckpointError: It is not what was saved.
+            StorageError: It cannot be read.
+        """
+        end = offset + nbytes
+        memory = bytearray(_PIECE_BYTES)
+        try:
+            with open(path, "rb") as file:
+                for at in range(offset // CHUNK_BYTES * CHUNK_BYTES, end, _PIECE_BYTES):
+                    file.seek(at)
+                    # Whole chunks: a digest is of nothing less.
+                    last = min(at + _PIECE_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+                    count = file.readinto(memoryview(memory)[: last - at])
+                    piece = of_array(np.frombuffer(memory, np.uint8, count), path)
+                    self._checkpoint.check(os.path.basename(path), at, [piece], (offset, end))
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}", path=path, errno=error.errno
+            ) from error
 
     def _leaf(self, note: Note) -> StoredTensor:
         leaves: dict[str, Any] = dict(tree.leaves(self._checkpoint.root))

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.common.option_kinds import Number
-from penstock.errors import CorruptCheckpointError, PenstockError
+from penstock.errors import PenstockError
 from penstock.features.batches import Batches, on_host
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
+from penstock.features.file_watch import FileWatch
 from penstock.features.ids import Ids, ids_of
 from penstock.features.lookahead import Coming
 from penstock.features.prefetch import ForeseenRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
-from penstock.io.file_marks import REASONS, Change, FileMarks
 from penstock.io.tensor_io import for_rows
 from penstock.reports import Fallback
 from penstock.tensors.devices import device_of
@@ -143,9 +143,9 @@ class Features:
         self._pinned: list[Ids] = []
         self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
         self._io: TensorIO | None = for_rows() if io is None else io._another()
-        marks = {segment.path: segment.mark for segment in source.segments}
-        self._marks = FileMarks(marks)
-        opened = {path: self._io.open(path) for path in marks}
+        self._files = FileWatch(source)
+        paths = dict.fromkeys(segment.path for segment in source.segments)
+        opened = {path: self._io.open(path) for path in paths}
         files = [file._opened for file in opened.values()]
         self._fallbacks = tuple(
             Fallback(reason, "buffered")
@@ -173,8 +173,8 @@ class Features:
                 run_bytes_max=max(run_bytes_max, source.row_bytes),
             )
         results = Results(source.dtype, item_bytes)
-        self._batches = Batches(self._reader, results, self._check_files)
-        self._check_files()
+        self._batches = Batches(self._reader, results, self._files.check)
+        self._files.check()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -406,7 +406,7 @@ class Features:
         STAGING.check("staging_bytes", staging_bytes)
         ordinal = ordinal_of(device)
         native = _native.RowProxy(self._reader, ordinal, staging_bytes)
-        served = DeviceFeatures(native, self.source, ordinal, self._check_files, self._check_open)
+        served = DeviceFeatures(native, self.source, ordinal, self._files.check, self._check_open)
         self._served.add(served)
         return served
 
@@ -459,26 +459,6 @@ class Features:
     def _name(self) -> str:
         key = f"{self.source.key!r} of " if self.source.key else ""
         return f"{key}{self.source.path}"
-
-    def _check_files(self) -> None:
-        """That nobody has written to them, or put others in their place.
-
-        Raises:
-            CorruptCheckpointError: One has changed.
-        """
-        for path in dict.fromkeys(segment.path for segment in self.source.segments):
-            change = self._marks.change_of(path)
-            is_compared = self.source.checks is not None
-            if change in (Change.NONE, Change.LINKED) or (change is Change.TOUCHED and is_compared):
-                continue
-            directory, file = os.path.split(path)
-            raise CorruptCheckpointError(
-                f"{path} {REASONS[change]} since the table was opened: "
-                f"{'put it back' if change is Change.GONE else 'open it again'}",
-                path=directory,
-                file=file,
-                tensor=self.source.key,
-            )
 
 
 def _wanted(device: Any, out: Any, where: torch.device | None) -> torch.device | None:

@@ -93,6 +93,19 @@ class Source:
         if self.kept is not None:
             self.kept.release()
 
+    def check_digests(self, path: str) -> None:
+        """Compares all rows that lie in one file of a checkpoint with the checkpoint's digests.
+
+        Raises:
+            CorruptCheckpointError: They are not what was saved.
+            StorageError: They cannot be read.
+        """
+        if self.kept is None:
+            raise AssertionError("files of others have no digests")
+        for one in self.segments:
+            if one.path == path:
+                self.kept.check_digests(path, one.offset, one.rows * self.row_bytes)
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self.kept is not None:
             # Whoever reads a checkpoint holds it, each process for itself.
@@ -107,7 +120,8 @@ def _made_again(values: dict[str, Any]) -> Source:
 def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]) -> Source:
     source = find(path, key, check=check)
     if source.segments == segments:
-        return source
+        # Marks of the process that found them: what happened since then counts.
+        return replace(source, segments=segments)
     source.release()
     raise CorruptCheckpointError(
         f"{path} has changed since {key!r} was opened by the process that passed it here: open it"

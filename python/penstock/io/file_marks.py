@@ -24,7 +24,6 @@ class FileMark:
         number: Its inode.
         changed_ns: The time of its last change of any kind, which no program can put back. A new
             name for the file, other permissions and another owner count.
-        links: The number of its names.
     """
 
     nbytes: int
@@ -32,7 +31,6 @@ class FileMark:
     device: int
     number: int
     changed_ns: int = field(compare=False)
-    links: int = field(compare=False)
 
     @classmethod
     def of(cls, stat: os.stat_result) -> FileMark:
@@ -43,7 +41,6 @@ class FileMark:
             stat.st_dev,
             stat.st_ino,
             stat.st_ctime_ns,
-            stat.st_nlink,
         )
 
 
@@ -51,10 +48,12 @@ class Change(Enum):
     """A difference between a file and its mark."""
 
     NONE = "none"
-    LINKED = "linked"
-    """The file has got or lost a name, as an export or a retention gives and takes them."""
     TOUCHED = "touched"
-    """The system has noted a change that size and time of modification do not show."""
+    """The system has noted a change that size and time of modification do not show.
+
+    Perhaps the file has only got or lost a name, as exports and retention give and take them. But
+    a hard link leaves the same trace as a link and a change of the bytes: only digests decide.
+    """
     WRITTEN = "written"
     """Another size, time of modification or inode."""
     GONE = "gone"
@@ -70,35 +69,33 @@ class FileMarks:
     def __init__(self, marks: Mapping[str, FileMark]) -> None:
         self._marks = dict(marks)
 
-    def change_of(self, path: str) -> Change:
-        """Looks at a file."""
+    def look(self, path: str) -> tuple[Change, FileMark]:
+        """The difference between a file and its mark, and the mark that the file has now."""
         mark = self._marks[path]
         try:
             found = FileMark.of(os.stat(path))
         except OSError:
-            return Change.GONE
+            return Change.GONE, mark
         if found != mark:
-            return Change.WRITTEN
-        if found.changed_ns == mark.changed_ns:
-            return Change.NONE
-        if found.links == mark.links:
-            return Change.TOUCHED
-        self._marks[path] = found
-        return Change.LINKED
+            return Change.WRITTEN, found
+        is_same = found.changed_ns == mark.changed_ns
+        return (Change.NONE if is_same else Change.TOUCHED), found
 
-    def accept(self, path: str) -> None:
-        """Takes a file as it is now for the one that was opened.
+    def accept(self, path: str, mark: FileMark) -> None:
+        """Takes a file for the one that was opened, since its bytes are compared with digests.
 
-        Raises:
-            OSError: It cannot be looked at.
+        Args:
+            path: The file.
+            mark: Its mark from before they were compared.
         """
-        self._marks[path] = FileMark.of(os.stat(path))
+        self._marks[path] = mark
 
 
 REASONS = {
     Change.TOUCHED: (
         "has changed, though its time of modification is the old one (the system's own time of"
-        " change is not), or its owner or permissions have changed"
+        " change is not), or it has got or lost a name (a hard link), another owner or other"
+        " permissions"
     ),
     Change.WRITTEN: "has changed",
     Change.GONE: "is gone",

@@ -192,13 +192,39 @@ def test_a_change_whose_time_is_put_back_is_found(tower: tuple[Tower, Path]) -> 
     assert caught.value.tensor is not None
 
 
-def test_other_names_of_a_file_are_no_change(tower: tuple[Tower, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_new_name_hides_no_change(
+    tower: tuple[Tower, Path], tmp_path: Path, is_changed: bool
+) -> None:
+    """Of a file without digests nothing tells a new name from a change that it hides."""
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     x = torch.randn(2, 32)
-    path, other = directory / "blocks.3.0.weight.safetensors", tmp_path / "another.name"
+
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\x00\x00\x80\x3f")
+
     with torch.inference_mode():
         assert torch.equal(in_time(lambda: streamed(x)), model(x))
+        # Of all of them: some weights are held, and not read again.
+        for path in directory.glob("*.safetensors"):
+            if is_changed:
+                put_back(path, lambda path=path: change(path))
+            os.link(path, tmp_path / path.name)
+        with pytest.raises(penstock.CorruptCheckpointError, match=r"a name \(a hard link\)"):
+            in_time(lambda: streamed(x))
+
+
+def test_names_of_a_checkpoint_come_and_go(tmp_path: Path) -> None:
+    """Exports and retention give and take them; digests say that nothing else has changed."""
+    torch.manual_seed(1)
+    model, x = Tower(), torch.randn(2, 32)
+    penstock.save(tmp_path / "a", {"model": model.state_dict()})
+    path, other = next((tmp_path / "a").glob("shard-*")), tmp_path / "another.name"
+    streamed = offload.stream(copy_of(model), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    with torch.inference_mode():
         os.link(path, other)
         assert torch.equal(in_time(lambda: streamed(x)), model(x))
         other.unlink()

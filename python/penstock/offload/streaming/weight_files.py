@@ -115,15 +115,13 @@ class WeightFiles:
             CorruptCheckpointError: One has been written to, replaced or removed.
         """
         for span in spans:
-            change = self._marks.change_of(span.path)
+            change, mark = self._marks.look(span.path)
             if change is Change.NONE:
                 continue
-            if self._first_reads is not None and change in (Change.LINKED, Change.TOUCHED):
+            if self._first_reads is not None and change is Change.TOUCHED:
                 # Digests tell whether the bytes are still those that were stored.
                 self._first_reads.forget(span.path)
-                self._marks.accept(span.path)
-                continue
-            if change is Change.LINKED:
+                self._marks.accept(span.path, mark)
                 continue
             name, path = named(span.path, span.offset), Path(span.path)
             raise CorruptCheckpointError(
