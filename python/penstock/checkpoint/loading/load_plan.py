@@ -21,7 +21,9 @@ from penstock.checkpoint.loading.device_staging import PASSING_BYTES, Passing
 from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
 from penstock.checkpoint.loading.matching import Matching
 from penstock.checkpoint.loading.target import NEW, Target, local_of, unwrapped
+from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.build import Builder
+from penstock.checkpoint.state.composites import take_apart
 from penstock.checkpoint.state.references import BYTES_TAGS, Place, is_composite, is_data, needed
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
 from penstock.tensors.copying import bump_versions, copy_elements
@@ -251,9 +253,7 @@ class Targets:
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             return self._filled_files[place(state)] if is_in_file(state) else state
         if is_composite(node):
-            if "coalesced" in node:
-                # Its indices are others now.
-                state._coalesced_(node["coalesced"])
+            _take_over(node, state)
             return state
         children = branches(node)
         if children is None:
@@ -272,6 +272,20 @@ class Targets:
             attributes = builder.attributes(node, 0)
             assignments += [(vars(state), name, value) for name, value in attributes.items()]
         return state
+
+
+def _take_over(node: dict[str, Node], state: Any) -> None:
+    """Has a tensor made of others, whose tensors are filled, be what they make.
+
+    Raises:
+        TreeError: They make none.
+    """
+    parts = take_apart(state, "")
+    if parts is not None and parts.tag != "subclass":
+        # Kernels trust the indices that it has now.
+        put_together(node, parts.inner, None)
+    if "coalesced" in node:
+        state._coalesced_(node["coalesced"])
 
 
 def _host_of(target: Target) -> Memory:

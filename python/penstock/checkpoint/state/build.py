@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.state.composites import put_together
+from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.references import (
     COMPOSITE_TAGS,
     Place,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.state import ties
+from penstock.checkpoint.state.assembly import check_parts
 from penstock.checkpoint.state.composites import Parts, take_apart
 from penstock.checkpoint.state.flattened import Flattened, Overlap
 from penstock.checkpoint.state.foreign_arrays import foreign_array
@@ -345,6 +346,7 @@ class Flattener:
             if type(value) in self._handlers:
                 return self._tensor(value, name, level)
             return self._unusual(value, name)
+        check_parts(parts, name)
         prefix = self._enter(value, name, level)
         node = self.facts(parts, prefix, level)
         node["v"] = {
