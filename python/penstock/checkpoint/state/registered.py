@@ -13,12 +13,13 @@ import dataclasses
 import enum
 import sys
 from dataclasses import dataclass
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Flatten = Callable[[Any], Any]
     Unflatten = Callable[[Any], Any]
@@ -199,9 +200,12 @@ def _of_enum(cls: Any, name: str) -> Registered:
 
 def _of_dataclass(cls: Any, name: str) -> Registered:
     names = [one.name for one in dataclasses.fields(cls)]
+    # Bases that are no dataclasses have slots that are no fields.
+    slots = [(key, one) for base in cls.__mro__ for key, one in _slots(base) if key not in names]
 
     def flatten(value: Any) -> dict[str, Any]:
         further = getattr(value, "__dict__", {}).keys() - set(names)
+        further |= {key for key, slot in slots if _is_set(slot, value)}
         if further:
             raise TypeError(f"it has attributes that are no fields: {', '.join(sorted(further))}")
         return {one: getattr(value, one) for one in names}
@@ -215,6 +219,18 @@ def _of_dataclass(cls: Any, name: str) -> Registered:
         return value
 
     return Registered(cls, name, flatten, unflatten)
+
+
+def _slots(cls: type) -> Iterator[tuple[str, MemberDescriptorType]]:
+    return ((key, one) for key, one in vars(cls).items() if isinstance(one, MemberDescriptorType))
+
+
+def _is_set(slot: MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
 
 
 def _of_named_tuple(cls: Any, name: str) -> Registered:

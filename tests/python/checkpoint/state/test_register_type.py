@@ -249,6 +249,40 @@ def test_attributes_beside_the_fields_are_refused_by_name(path):
     assert raised.value.key == "settings"
 
 
+class Slotted:
+    __slots__ = ("__hidden", "x")
+
+    def hide(self, value):
+        self.__hidden = value
+
+
+@dataclasses.dataclass
+class OverSlots(Slotted):
+    y: int
+
+
+@dataclasses.dataclass
+class OverSlotsThatAreFields(Slotted):
+    x: int
+
+
+@pytest.mark.parametrize("fill", [lambda one: setattr(one, "x", 42), lambda one: one.hide(42)])
+def test_slots_of_a_base_that_are_no_fields_are_refused_once_they_are_set(path, fill):
+    penstock.register_type(OverSlots)
+    penstock.save(path, {"one": OverSlots(1)})
+    assert penstock.load(path)["one"].y == 1
+    value = OverSlots(1)
+    fill(value)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"no fields: (x|_Slotted__hidden)"):
+        penstock.save(path, {"one": value}, overwrite=True)
+
+
+def test_slots_of_a_base_that_are_fields_are_stored(path):
+    penstock.register_type(OverSlotsThatAreFields)
+    penstock.save(path, {"one": OverSlotsThatAreFields(7)})
+    assert penstock.load(path)["one"].x == 7
+
+
 def test_functions_that_fail_name_the_class_and_the_leaf(path):
     def fail(value):
         raise RuntimeError("broken")
