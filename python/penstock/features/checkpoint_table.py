@@ -59,21 +59,28 @@ class KeptTables:
             # An exception keeps this frame, and must not keep the files from being deleted.
             self.release()
             raise
-        checks = {note.checks for note in self.notes.values()}
-        self.tables = {name: one for name, one in tensors.items() if name not in checks}
+        self._checks = {note.checks for note in self.notes.values()}
+        self.tables = {name: one for name, one in tensors.items() if name not in self._checks}
         self._tensors = tensors
 
     def release(self) -> None:
         """Lets the files be removed."""
         self._checkpoint.release()
 
-    def row_shape(self, key: str) -> tuple[int, ...]:
+    def parts(self) -> dict[str, RowTensor]:
+        """Tensors that others are made of, such as the values of a sparse one, by name."""
+        with self._checkpoint.reading():
+            found = {one.name: _table(one) for one in placed(self._checkpoint, is_plain=True)}
+        known = self.tables.keys() | self._checks
+        return {name: one for name, one in found.items() if name not in known}
+
+    def row_shape(self, key: str, table: RowTensor) -> tuple[int, ...]:
         """The sizes of a row of a table, without padding.
 
         Raises:
             CorruptCheckpointError: Its note says more than a row has.
         """
-        table, note = self.tables[key], self.notes.get(key)
+        note = self.notes.get(key)
         if note is None:
             return table.shape[1:]
         row_bytes = math.prod(note.row_shape) * table.item_bytes

@@ -221,8 +221,11 @@ def _is_shard(name: str) -> bool:
 def _in_checkpoint(wanted: _Wanted, *, check: bool, stacklevel: int) -> Source:
     kept = KeptTables(wanted.path, stacklevel=stacklevel + 1)
     try:
-        key = _chosen(wanted, kept.tables)
-        source = _source(wanted, key, kept.tables[key], kept)
+        tables = kept.tables
+        if wanted.key is not None and tables.keys().isdisjoint((wanted.key, escaped(wanted.key))):
+            tables = {**tables, **kept.parts()}
+        key = _chosen(wanted, tables)
+        source = _source(wanted, key, tables[key], kept)
         if not check:
             return source
         blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
@@ -269,6 +272,13 @@ def _chosen(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> str:
         for name in (key, escaped(key)):
             if name in tables:
                 return name
+        inside = sorted(name for name in tables if name.startswith(f"{key}."))
+        if inside:
+            raise StateMismatchError(
+                f"{path}: {key!r} is no table: name one that is in it: {_shown(inside)}",
+                key=key,
+                path=path,
+            )
         raise StateMismatchError(
             f"{path} has no tensor {key!r}: there is {_shown(sorted(tables))}", key=key, path=path
         )
@@ -299,7 +309,7 @@ def _source(wanted: _Wanted, key: str, table: RowTensor, kept: KeptTables | None
         raise UnsupportedStateError(
             f"{wanted.path}: {name} is a single number and has no rows: name a table", key=key
         )
-    row_shape = table.shape[1:] if kept is None else kept.row_shape(key)
+    row_shape = table.shape[1:] if kept is None else kept.row_shape(key, table)
     _check_said(wanted, name, (table.shape[0], *row_shape), table.dtype)
     row_bytes = table.row_bytes
     value_bytes = math.prod(row_shape) * table.item_bytes

@@ -13,11 +13,11 @@ from penstock.checkpoint.loading.fetch import fetch, merged
 from penstock.checkpoint.loading.load_plan import Targets
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.names import is_wild
 from penstock.checkpoint.state.plain import plain
 from penstock.checkpoint.state.references import BYTES_TAGS, Place, needed
+from penstock.checkpoint.state.select import select
 from penstock.checkpoint.state.unstaged import hold_devices
 from penstock.checkpoint.view.live import LiveState
 from penstock.checkpoint.view.partial import loadable
@@ -270,7 +270,7 @@ class _Reading:
             self._leave_out(seen)
         node = plain(seen.node) if wanted.is_plain else seen.node
         if self._patterns is not None:
-            node = tree.select(node, self._patterns, self._path)
+            node = select(node, self._patterns, self._path)
         # What is asked for by its very name is in the tree.
         is_named = self._patterns is not None and not any(map(is_wild, self._patterns))
         node, is_left_out = loadable(

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.plain import plain
 from penstock.checkpoint.state.references import BYTES_TAGS, is_data, reference
 
 if TYPE_CHECKING:
@@ -50,8 +51,13 @@ class PlacedTensor(NamedTuple):
     runs: tuple[Run, ...] | None
 
 
-def placed(checkpoint: OpenCheckpoint) -> Iterator[PlacedTensor]:
+def placed(checkpoint: OpenCheckpoint, *, is_plain: bool = False) -> Iterator[PlacedTensor]:
     """The tensors of the state that a checkpoint was looked at for.
+
+    Args:
+        checkpoint: The checkpoint.
+        is_plain: Whether those are among them that others are made of, such as the values of a
+            sparse tensor, and those in values of classes.
 
     Raises:
         TreeError: A tree is malformed.
@@ -60,7 +66,7 @@ def placed(checkpoint: OpenCheckpoint) -> Iterator[PlacedTensor]:
     boxes: dict[str, list[tuple[Row, tuple[int, ...]]]] = {}
     for index, whole, _, start in checkpoint.native.boxes():
         boxes.setdefault(whole, []).append((seen.tensors[index], start))
-    for name, leaf in tree.leaves(seen.node):
+    for name, leaf in tree.leaves(plain(seen.node) if is_plain else seen.node):
         if type(leaf) is not dict or not is_data(leaf) or leaf["$"] in BYTES_TAGS:
             continue
         index, window = reference(leaf, seen.tensors, seen.aliases)

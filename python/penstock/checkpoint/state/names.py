@@ -1,4 +1,8 @@
-r"""Names of leaves, and patterns of them: what `penstock.inspect` shows, every call takes.
+r"""Names of leaves, and patterns of them, which calls take.
+
+`penstock.inspect` shows the names of all that has bytes: of leaves, and of the parts of a leaf that
+is made of other tensors, or is a value of a class. A load takes such a leaf whole, by its name. A
+plain load takes the parts by themselves, and `penstock.features.open` reads rows of one.
 
 A leaf's name is its path: keys and indices, joined by dots. Characters that a pattern would take
 for something else have a backslash in front: ``\\``, ``\*``, ``\?``, ``\[``. Few states need more:

@@ -2,30 +2,28 @@
 
 A *node* is what `json.loads` gives. Containers are arrays, objects without a member ``"$"``, and
 the tagged objects named in `SEQUENCES` and `MAPPINGS`; everything else is a leaf. This module
-parses, names and selects; `penstock.checkpoint.state.build` turns nodes into Python values. Nothing
-here trusts the text: whatever is wrong with it is a `TreeError`.
+parses and names, `penstock.checkpoint.state.select` selects, and `penstock.checkpoint.state.build`
+turns nodes into Python values. Nothing here trusts the text: whatever is wrong with it is a
+`TreeError`.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import _native
-from penstock.checkpoint.state.names import EMPTY, escaped, is_wild, labels, matcher
+from penstock.checkpoint.state.names import EMPTY, labels
 from penstock.checkpoint.state.scalars import TreeError, UnknownError, decode_keys, member
 from penstock.errors import (
     CorruptCheckpointError,
     FormatVersionError,
     MissingDependencyError,
-    StateMismatchError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 Node: TypeAlias = Any
 """None, bool, int, float, str, list of nodes or dict from str to node."""
@@ -208,87 +206,6 @@ def unique_names(names: Sequence[str]) -> Sequence[str]:
         taken.add(candidate)
         unique.append(candidate)
     return unique
-
-
-def select(node: Node, patterns: Sequence[str], path: str) -> Node:
-    """The tree with `SKIPPED` in place of every leaf that no pattern matches.
-
-    A pattern is a leaf's name, or a pattern of `fnmatch` over names (``*`` also matches dots); see
-    `penstock.checkpoint.state.names`.
-
-    Raises:
-        StateMismatchError: A pattern matches nothing.
-        TreeError: The tree is malformed.
-    """
-    # Names are looked at one by one and never kept: a short text may have long ones without end.
-    whole = frozenset(patterns)
-    matchers = [(pattern, matcher(pattern)) for pattern in patterns if is_wild(pattern)]
-    found: set[str] = set()
-    wanted: set[int] = set()
-    count = 0
-    for name, _ in leaves(node):
-        # Whole names are looked up: a list of them costs its length, not that times the leaves.
-        matching = [pattern for pattern, matches in matchers if matches(name)]
-        if name in whole:
-            matching.append(name)
-        if matching:
-            found.update(matching)
-            wanted.add(count)
-        count += 1
-    for pattern in patterns:
-        if pattern not in found:
-            raise _no_match(pattern, node, path)
-    ordinals = iter(range(count))
-    return _mask(node, lambda: next(ordinals) in wanted)
-
-
-def without(node: Node, is_unwanted: Callable[[Node], bool]) -> Node:
-    """The tree with `SKIPPED` in place of these leaves as well.
-
-    Raises:
-        TreeError: The tree is malformed.
-    """
-    wanted = [leaf is not SKIPPED and not is_unwanted(leaf) for _, leaf in leaves(node)]
-    answers = iter(wanted)
-    return _mask(node, lambda: next(answers))
-
-
-def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
-    """Walks the leaves in the order of `leaves`, asking of each whether it is wanted."""
-    if not branches(node):
-        return node if is_wanted() else SKIPPED
-    if type(node) is list:
-        children = [_mask(child, is_wanted) for child in node]
-        return children if any(child is not SKIPPED for child in children) else SKIPPED
-    if "$" not in node:
-        entries = {key: _mask(child, is_wanted) for key, child in node.items()}
-        return entries if any(child is not SKIPPED for child in entries.values()) else SKIPPED
-    if node["$"] in SEQUENCES:
-        inner = _mask(node["v"], is_wanted)
-    else:
-        masked = [[key, _mask(child, is_wanted)] for key, child in node["v"]]
-        inner = masked if any(child is not SKIPPED for _, child in masked) else SKIPPED
-    return SKIPPED if inner is SKIPPED else {**node, "v": inner}
-
-
-def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
-    is_inside = any(name.startswith(f"{pattern}.") for name, _ in leaves(node))
-    # A name of more than three times the length shares less than the half that is asked for.
-    similar = (name for name, _ in leaves(node) if len(name) <= 3 * len(pattern))
-    # Comparing costs microseconds a name; the first ten thousand are a second's worth at most.
-    names = list(islice(similar, 10_000))
-    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-    # A key as it is in the state, where names have it with backslashes.
-    close = [escaped(pattern)] if escaped(pattern) in names else close
-    if is_inside:
-        remedy = f"it is a container, ask for {pattern + '.*'!r}"
-    elif close:
-        remedy = "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
-    else:
-        remedy = "penstock.inspect(path) lists the names"
-    return StateMismatchError(
-        f"{path}: no leaf of the checkpoint matches {pattern!r}; {remedy}", key=pattern, path=path
-    )
 
 
 def _unique(entries: list[tuple[str, Node]]) -> dict[str, Node]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite, references
 from penstock.checkpoint.state.scalars import TreeError, member
+from penstock.checkpoint.state.select import without
 from penstock.errors import PartialCheckpointError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def loadable(
     _, unverified = partial
     names = [name for name, leaf in tree.leaves(node) if is_missing(leaf)]
     if allow_partial:
-        rest = tree.without(node, is_missing) if names else node
+        rest = without(node, is_missing) if names else node
         if names and rest is tree.SKIPPED:
             raise _error(
                 f"nothing of it is left of what was asked for: {_some(names)}", path, names

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.checkpoint.loading.opened import OpenCheckpoint, decode_path, to_native
-from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.select import select
 from penstock.integrations.jax.matching import Matching
 from penstock.integrations.jax.trees import with_keys
 
@@ -75,7 +75,7 @@ def load(
             root = opened.root
             if keys is not None:
                 patterns = [keys] if isinstance(keys, str) else list(keys)
-                root = tree.select(root, patterns, opened.path)
+                root = select(root, patterns, opened.path)
             matching = Matching(opened, root, like)
             for batch in _batches(matching.leaves):
                 opened.read([one for leaf in batch for one in leaf.reads()], settings)
