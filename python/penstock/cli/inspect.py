@@ -11,13 +11,13 @@ import click
 import penstock
 from penstock.cli.examples import example
 from penstock.cli.folding import Folded, fold
+from penstock.cli.missing import missing_table
 from penstock.cli.paths import checkpoint_at
 from penstock.common.console import (
     PLACE,
     console,
     json_option,
     local_time,
-    missing_table,
     print_json,
     shape,
     shortened,

@@ -8,12 +8,12 @@ import click
 
 import penstock
 from penstock.cli.examples import example
+from penstock.cli.missing import missing_table
 from penstock.cli.paths import check_directory
 from penstock.common.console import (
     PLACE,
     console,
     json_option,
-    missing_table,
     print_json,
     progress_bar,
     size,

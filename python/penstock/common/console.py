@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from penstock.checkpoint.inspection import MissingInfo
-
 
 class _PathType(click.Path):
     """A path that need not exist: what is missing is an error of the operation, not of its use."""
@@ -228,26 +226,6 @@ def summary_table(*rows: tuple[str, str]) -> Table:
     for what, value in rows:
         made.add_row(what, value)
     return made
-
-
-def missing_table(
-    missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
-) -> Table:
-    """What could not be salvaged; with whose it is where many ranks saved together.
-
-    Args:
-        missing: A row each.
-        shown: What is shown of a reason.
-    """
-    missing = list(missing)
-    is_many = any(entry.rank is not None for entry in missing)
-    whose = ["of"] if is_many else []
-    columns = ("missing", "dtype", "shape", *whose, "reason")
-    rows = table(*columns, folded=["missing", "shape", "reason"])
-    for entry in missing:
-        of = ["all" if entry.rank is None else f"rank {entry.rank}"] if is_many else []
-        rows.add_row(entry.name, entry.dtype, shape(entry.shape), *of, shown(entry.reason))
-    return rows
 
 
 def size(nbytes: int) -> str:

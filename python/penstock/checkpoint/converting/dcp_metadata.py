@@ -129,7 +129,8 @@ def _checked(record: Any) -> Metadata:
     places = {
         (_text(index.fqn), None if index.offset is None else _numbers(index.offset)): Place(
             _text(one.relative_path),
-            *_numbers((one.offset, one.length)),
+            _number(one.offset),
+            _number(one.length),
             tuple(map(_text, getattr(one, "transform_descriptors", None) or ())),
         )
         for index, one in (record.storage_data or {}).items()
@@ -179,6 +180,10 @@ class _Record:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class _Index(_Record):

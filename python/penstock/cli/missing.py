@@ -1,0 +1,34 @@
+"""The table of what could not be salvaged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.common.console import shape, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.table import Table
+
+    from penstock.checkpoint.inspection import MissingInfo
+
+
+def missing_table(
+    missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
+) -> Table:
+    """What could not be salvaged; with whose it is where many ranks saved together.
+
+    Args:
+        missing: A row each.
+        shown: What is shown of a reason.
+    """
+    missing = list(missing)
+    is_many = any(entry.rank is not None for entry in missing)
+    whose = ["of"] if is_many else []
+    columns = ("missing", "dtype", "shape", *whose, "reason")
+    rows = table(*columns, folded=["missing", "shape", "reason"])
+    for entry in missing:
+        of = ["all" if entry.rank is None else f"rank {entry.rank}"] if is_many else []
+        rows.add_row(entry.name, entry.dtype, shape(entry.shape), *of, shown(entry.reason))
+    return rows
