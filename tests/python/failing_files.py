@@ -18,7 +18,7 @@ from passthrough import Passthrough, Renaming
 
 
 class Fault(NamedTuple):
-    """What goes wrong with which operations.
+    """An error, or another fault, of some operations.
 
     Attributes:
         operation: The name of the method here.
@@ -74,7 +74,7 @@ class Failing(Passthrough):
         return done
 
     def _kind(self, operation, *paths):
-        """What goes wrong with an operation, if it is not an error, which is raised."""
+        """The kind of the fault of an operation; one that is an error is raised."""
         with self._lock:
             self._counts[operation] = self._counts.get(operation, 0) + 1
             fault = self._fault

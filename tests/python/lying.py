@@ -58,7 +58,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lie:
-    """What becomes of requests.
+    """A fault of some requests, or of their answers.
 
     Attributes:
         kind: ``garbled`` for a status line that is none, ``flipped`` for another bit in the body,
@@ -79,7 +79,7 @@ class Lie:
 
 
 class LyingServer:
-    """What clients of the proxy see of the server.
+    """The proxy: a server whose answers may be lies.
 
     Attributes:
         endpoint: Where the proxy answers.
@@ -136,7 +136,7 @@ class LyingServer:
         return answer
 
     def first(self, request: Request) -> Answer | None:
-        """What the same request was answered the first time."""
+        """The first answer to the same request."""
         with self._lock:
             return self._first.get(f"{request.method} {request.target}")
 

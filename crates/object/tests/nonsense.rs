@@ -236,6 +236,27 @@ fn a_conflict_over_a_name_of_its_own_is_no_answer() {
 }
 
 #[test]
+fn a_refusal_without_words_is_no_answer() {
+    // As a proxy in between says it: a conflict of nothing, and that what is to be made is not there.
+    for status in [404, 409] {
+        let no = || Reply::new(status, "");
+        let is_put = |request: &Request| matches!(request.method.as_str(), "PUT" | "POST");
+        for scheme in SCHEMES {
+            let place = Place::new(scheme, None, is_put, vec![no()]);
+            place.put().unwrap();
+            assert_eq!(place.fake.count("PUT", ""), 2, "{scheme} {status}");
+            let place = Place::new(scheme, None, is_put, vec![no(), no()]);
+            place.upload().unwrap();
+        }
+    }
+    for scheme in SCHEMES {
+        let is_get = |request: &Request| request.method == "GET";
+        let place = Place::new(scheme, None, is_get, vec![Reply::new(409, "")]);
+        assert_eq!(place.read().unwrap(), TEXT);
+    }
+}
+
+#[test]
 fn parts_and_uploads_that_make_no_sense_are_asked_for_again() {
     let words = [
         ("POST", "uploads="),
