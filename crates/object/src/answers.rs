@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use http::header::IF_MATCH;
 use http::{Method, StatusCode};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -81,6 +82,8 @@ impl HttpService for Answers {
         let is_for_credentials = !(is_of_library || has_signed_url || *is_anonymous);
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let is_conditional = provider.is_conditional(request.headers());
+        let replaces = request.headers().contains_key(IF_MATCH);
+        let makes = matches!(*request.method(), Method::PUT | Method::POST) && !replaces;
         let answer = self.client.execute(request).await;
         let answer =
             answer.map_err(|error| reached.failed(*provider, error, is_for_credentials))?;
@@ -103,6 +106,9 @@ impl HttpService for Answers {
         if is_listing && refusal.is_of_nothing() {
             // Where nothing is a listing is empty.
             refusal = Refusal::nonsense("there is no such listing");
+        }
+        if makes {
+            refusal = refusal.of_making();
         }
         // The library makes something of these. No condition has failed of a request that has none.
         let is_answer = is_read || is_conditional;

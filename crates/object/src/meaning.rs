@@ -253,8 +253,11 @@ pub(crate) fn is_passing(status: StatusCode, code: &str) -> bool {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => true,
         // S3 sends these two with 400: a body that came too slowly, or not all of it.
         StatusCode::BAD_REQUEST => matches!(code, "RequestTimeout" | "IncompleteBody"),
-        // Another request for the same key was under way. One with a condition is not judged by this.
-        StatusCode::CONFLICT => matches!(code, "OperationAborted" | "ConditionalRequestConflict"),
+        // Another request for the same key was under way, or something in between says no more than the status.
+        // One with a condition is not judged by this.
+        StatusCode::CONFLICT => {
+            matches!(code, "" | "OperationAborted" | "ConditionalRequestConflict")
+        }
         status => status.is_server_error(),
     }
 }

@@ -245,6 +245,14 @@ impl Refusal {
         self.kind == io::ErrorKind::NotFound
     }
 
+    /// The same, of a request that makes something: that it is not there is no answer to that.
+    pub(crate) fn of_making(self) -> Refusal {
+        match self.is_of_nothing() {
+            true => Refusal::nonsense("there is no such object, which was to be made"),
+            false => self,
+        }
+    }
+
     /// Whether the store would take it without a checksum.
     pub(crate) fn is_of_checksums(&self) -> bool {
         let names_them = self.text.to_ascii_lowercase().contains("checksum");

@@ -123,7 +123,9 @@ impl Signed {
 
     pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let (status, answer) = self.send(ask).await?;
+        let makes = matches!(ask.method, Method::PUT | Method::POST);
         self.accept(status, answer)
+            .map_err(|refusal| if makes { refusal.of_making() } else { refusal })
     }
 
     async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {

@@ -158,6 +158,11 @@ def _numbers(found: Any) -> tuple[int, ...]:
     return numbers
 
 
+def _number(found: Any) -> int:
+    (number,) = _numbers((found,))
+    return number
+
+
 def _text(found: Any) -> str:
     if not isinstance(found, str) or "\0" in found:
         raise TypeError(f"{found!r:.80} is no name")
