@@ -29,6 +29,7 @@ FallbackKind: TypeAlias = Literal[
     "leftover",
     "unindexed",
     "untied",
+    "renamed",
     "copy",
     "unpinned",
 ]
@@ -45,9 +46,10 @@ class Fallback(str):
             ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
             or it is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"``
             (readers of models find no index of a group), ``"untied"`` (tensors that share memory
-            in part come back independent of each other), ``"copy"`` (damaged chunks were read
-            from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies to or
-            from could not be pinned).
+            in part come back independent of each other), ``"renamed"`` (readers of models find
+            tensors of a group by other names than the state has), ``"copy"`` (damaged chunks were
+            read from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies
+            to or from could not be pinned).
     """
 
     __slots__ = ("kind",)

@@ -35,6 +35,7 @@ class Weight(NamedTuple):
         stored: What it is in the checkpoint, or is a part of.
         start: Where in there it begins, along each dimension.
         sizes: Its sizes in there: `shape`, and those of one that are left out of it.
+        is_renamed: Whether the export leaves words of its name out, taken for those of a wrapper.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Weight(NamedTuple):
     stored: StoredTensor
     start: tuple[int, ...]
     sizes: tuple[int, ...]
+    is_renamed: bool
 
 
 class Shards(NamedTuple):
@@ -171,6 +173,8 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
                 stored,
                 start,
                 sizes=shape,
+                is_renamed=group is None
+                and name != plain_text(unescaped(groups.inner(label) or "")),
             )
         )
     if not weights:

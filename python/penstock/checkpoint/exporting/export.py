@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import TYPE_CHECKING
@@ -136,12 +137,13 @@ def export(
         with checkpoint.reading():
             weights = weights_of(checkpoint, name, key)
         shards = None if name is None else shards_of(checkpoint, name)
+        made: ExportReport | None = None
         if shards is not None and job.takes(shards, weights):
             made = job.link(shards, is_hard=hard_link)
-            if made is not None:
-                return made
-        with shown(progress, "exporting") as update:
-            return job.write(weights, update)
+        if made is None:
+            with shown(progress, "exporting") as update:
+                made = job.write(weights, update)
+        return dataclasses.replace(made, renamed=sum(one.is_renamed for one in weights))
     finally:
         checkpoint.release()
 

@@ -11,6 +11,8 @@ _CONFIGS = ("config.json", "adapter_config.json")
 
 REMEDY = "from_pretrained needs it: give files= (--files), the directory of the base model"
 
+RENAMED = "without words of their names that were taken for a wrapper's"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
@@ -26,6 +28,8 @@ class ExportReport:
             verified.
         files: Names of all files, weights first.
         seconds: How long it took.
+        renamed: Tensors of whose names it left words out, as those that wrappers put there. Of a
+            group, the save did that, and its report says so.
         missing: Names of files that ``from_pretrained`` needs and that are in none of `files`:
             ``config.json`` where it was neither saved with the checkpoint nor given.
     """
@@ -37,6 +41,7 @@ class ExportReport:
     way: str
     files: tuple[str, ...]
     seconds: float
+    renamed: int = 0
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -49,5 +54,6 @@ class ExportReport:
             ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
             (self.way, f"{in_bytes(self.bytes_written)} written in {in_seconds(self.seconds)}"),
             ("files", ", ".join(self.files)),
+            *((("renamed", f"{self.renamed:,}, {RENAMED}"),) if self.renamed else ()),
             *(("missing", f"{name}: {REMEDY}") for name in self.missing),
         )

@@ -59,5 +59,5 @@ def write_alone(
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
-    fields["fallbacks"] += [*grouping.unindexed, *untied(flat)]
+    fields["fallbacks"] += [*grouping.fallbacks, *untied(flat)]
     return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

@@ -31,12 +31,13 @@ class Grouping:
     Attributes:
         rows: The tensors that are of a group, as the native module takes them.
         index: The group to make an index of.
-        unindexed: Why there is none, where one is asked for.
+        fallbacks: Why there is no index, where one is asked for, and a name that was taken for one
+            that a wrapper has changed.
     """
 
     rows: list[tuple[int, str, str]]
     index: str | None = None
-    unindexed: tuple[Fallback, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
     @classmethod
     def of(cls, groups: Groups, flat: Flattened, rank: int | None = None) -> Grouping:
@@ -55,13 +56,14 @@ class Grouping:
         names = _Names(flat)
         own = groups.among(names.all())
         rows = _rows(groups, own, flat, names, rank)
+        renamed = _renamed(own, names)
         if IN_PLACE not in groups.group_of.values():
-            return cls(rows)
+            return cls(rows, None, renamed)
         for name in names.without_bytes:
             if own.group(name) == IN_PLACE:
                 reason = f"{name} has no bytes of its own: `penstock export` writes it out"
-                return cls(rows, None, (Fallback(reason, "unindexed"),))
-        return cls(rows, IN_PLACE)
+                return cls(rows, None, (Fallback(reason, "unindexed"), *renamed))
+        return cls(rows, IN_PLACE, renamed)
 
 
 def names_of_nodes(root: tree.Node) -> dict[int, str]:
@@ -160,6 +162,23 @@ def _rows(
             key=prefix,
         )
     return rows
+
+
+def _renamed(own: Groups, names: _Names) -> tuple[Fallback, ...]:
+    """The first name that was taken for one that a wrapper has changed, and how many more."""
+    found = [
+        (name, member.name)
+        for name, member in own.members(names.all()).items()
+        if member.name != own.inner(name)
+    ]
+    if not found:
+        return ()
+    (name, called), more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
+    reason = (
+        f"{name}{more}: readers of models find it as {called!r}, as the rest is taken for the "
+        "name of a wrapper; penstock.load has it as it was"
+    )
+    return (Fallback(reason, "renamed"),)
 
 
 def _of_tied(members: list[Member]) -> Member | None:

@@ -114,6 +114,11 @@ class Groups:
         prefix = self._prefix(name)
         return None if prefix is None else self.group_of[prefix]
 
+    def inner(self, name: str) -> str | None:
+        """The rest of a name behind that of its group; None where it is of none."""
+        prefix = self._prefix(name)
+        return None if prefix is None else _below(name, prefix)
+
     def members(self, names: Iterable[str]) -> dict[str, Member]:
         """The group of each tensor and its name in there, by names.
 
@@ -124,7 +129,7 @@ class Groups:
         for name in names:
             prefix = self._prefix(name)
             if prefix is not None:
-                below[prefix][name] = name[len(prefix) + 1 :] if prefix else name
+                below[prefix][name] = _below(name, prefix)
         found: dict[str, Member] = {}
         for prefix, group in self.group_of.items():
             final_of = final_names(below[prefix].values())
@@ -233,6 +238,10 @@ def check_copies(path: str, groups: Groups, files: Sequence[tuple[str, bytes]]) 
 def _is_ours(name: str) -> bool:
     of_ours = name in _NAMES_OF_OURS or _OF_ATTEMPT.search(name) is not None
     return of_ours or _STEP.fullmatch(name) is not None
+
+
+def _below(name: str, prefix: str) -> str:
+    return name[len(prefix) + 1 :] if prefix else name
 
 
 def _is_below(name: str, prefix: str) -> bool:

@@ -90,6 +90,7 @@ class RankAttempt:
         self.path = path
         self.written: dict[str, Any] = {}
         self._groups, self._files = groups, files
+        self._renamed: list[Fallback] = []
         self._native = native
         self._job: _native.Job | None = None
 
@@ -233,6 +234,7 @@ class RankAttempt:
         )
         if committed["unindexed"] is not None:
             self.written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
+        self.written["fallbacks"] += self._renamed
 
     def abandon(self) -> None:
         """Is done with it. Of the coordinator, removes what it has written and not committed."""
@@ -246,12 +248,14 @@ class RankAttempt:
         self, number: int, tensors: list[TensorSource], options: dict[str, Any]
     ) -> _native.Job:
         flat = Flattened(tensors, [], AS_FIRST, ([], []))
+        grouping = Grouping.of(self._groups, flat, number)
+        self._renamed = [one for one in grouping.fallbacks if one.kind == "renamed"]
         return _native.Job(
             self.path,
             tensors,
             flat.aliases,
             flat.tree,
-            grouped=Grouping.of(self._groups, flat, number).rows,
+            grouped=grouping.rows,
             options=options,
             arena=None,
             lazy=True,

@@ -99,7 +99,7 @@ class Save:
                 rank = None if together is None else together.rank
                 grouping = Grouping.of(destination.groups, flat, rank)
                 self._index = grouping.index
-                self._fallbacks = [*grouping.unindexed, *untied(flat)]
+                self._fallbacks = [*grouping.fallbacks, *untied(flat)]
             self._flatten_seconds = time.perf_counter() - self._began
 
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])

@@ -1,11 +1,13 @@
 """Names of a model's tensors, without the words that wrappers have added to them.
 
 A state holds no modules, so names alone have to show wrappers: where a wrapper's word stands,
-nothing else follows its prefix. A model that has a child of that name beside others keeps it.
+nothing else follows its prefix. A model that has a child of that name beside others keeps it. One
+that has no other child is not told from a wrapper: reports of saves say which word was left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ _COUNTER = "n_averaged"
 
 def final_names(names: Iterable[str]) -> dict[str, str]:
     """The names that a model itself has for tensors of a wrapped one; one-to-one.
+
+    Names that would fall together, as the counters of averages of averages, stay as they are.
 
     Args:
         names: Those of all tensors of the model.
@@ -44,7 +48,17 @@ def final_names(names: Iterable[str]) -> dict[str, str]:
         for word in name.split("."):
             following.setdefault(prefix, set()).add(word)
             prefix = f"{prefix}.{word}" if prefix else word
-    return {name: _final(name, following, ends) for name in listed}
+    return _one_to_one({name: _final(name, following, ends) for name in listed})
+
+
+def _one_to_one(final_of: dict[str, str]) -> dict[str, str]:
+    """The same with the names themselves where two would be one."""
+    while True:
+        counts = Counter(final_of.values())
+        met = [name for name, final in final_of.items() if counts[final] > 1 and name != final]
+        if not met:
+            return final_of
+        final_of |= {name: name for name in met}
 
 
 def _final(name: str, following: dict[str, set[str]], ends: set[str]) -> str:
@@ -54,7 +68,8 @@ def _final(name: str, following: dict[str, set[str]], ends: set[str]) -> str:
         siblings = following[prefix]
         is_wrapper = word in _ANYWHERE and siblings == {word}
         if word == _IN_FRONT and not kept:
-            is_wrapper = siblings - ({_COUNTER} & ends if not prefix else set()) == {word}
+            counter = f"{prefix}.{_COUNTER}" if prefix else _COUNTER
+            is_wrapper = siblings - ({_COUNTER} if counter in ends else set()) == {word}
         prefix = f"{prefix}.{word}" if prefix else word
         # A tensor of that name is no module, and wraps nothing.
         if not is_wrapper or prefix in ends:

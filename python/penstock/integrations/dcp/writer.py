@@ -264,6 +264,8 @@ class StorageWriter(storage.StorageWriter):
                     f"{self.path} is saved, without an index of its model: {one}; "
                     "`penstock export` puts the model together"
                 )
+            elif one.kind == "renamed":
+                warn(f"{self.path} is saved: {one}")
 
     def _further_note(self) -> Mapping[str, Any]:
         """What else the checkpoint's note is to say."""

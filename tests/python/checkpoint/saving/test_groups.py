@@ -145,6 +145,12 @@ def test_damage_of_a_file_beside_is_found(tmp_path):
         (["module.module.w", "module.module.b"], ["w", "b"]),
         (["model.embed.weight", "module"], ["model.embed.weight", "module"]),
         (["module.w", "n_averaged"], ["w", "n_averaged"]),
+        (["module.n_averaged", "n_averaged"], ["module.n_averaged", "n_averaged"]),
+        # An average of averages: the inner counter has no other name.
+        (
+            ["module.module.w", "module.n_averaged", "n_averaged"],
+            ["w", "module.n_averaged", "n_averaged"],
+        ),
         # One child of several wraps nothing, however it is called.
         (["module.w", "head.w"], ["module.w", "head.w"]),
         (["a._orig_mod.w", "a.w"], ["a._orig_mod.w", "a.w"]),
@@ -168,6 +174,51 @@ def test_a_child_called_as_a_wrapper_calls_its_model_keeps_its_name(tmp_path):
             with safe_open(path, "pt") as opened:
                 found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         assert_same(dict(sorted(found.items())), dict(sorted(model.items())))
+
+
+class Child(torch.nn.Module):
+    """A model whose only child is called as a wrapper calls the model in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(2, 2)
+
+
+def test_names_that_are_taken_for_those_of_a_wrapper_are_reported(tmp_path):
+    model = Child().state_dict()
+    report = penstock.save(tmp_path / "c", {"model": model}, groups=GROUPS)
+    (reason,) = [one for one in report.fallbacks if one.kind == "renamed"]
+    assert "model.module.weight and 1 more" in reason
+    assert "'weight'" in reason
+    assert set(weights_by_vllms_rules(tmp_path / "c")) == {"weight", "bias"}
+    assert_same(penstock.load(tmp_path / "c"), {"model": model})
+    # An export leaves it out, too, of what was saved without groups.
+    penstock.save(tmp_path / "apart", {"model": model})
+    exported = penstock.export(tmp_path / "apart", tmp_path / "exported-apart")
+    assert exported.renamed == 2
+    assert "taken for a wrapper's" in str(exported)
+    penstock.save(tmp_path / "other", {"model": torch.nn.Linear(2, 2).state_dict()})
+    assert penstock.export(tmp_path / "other", tmp_path / "exported").renamed == 0
+
+
+def test_every_kind_of_save_reports_names_that_it_leaves_words_out_of(tmp_path):
+    def kinds(report):
+        return [one.kind for one in report.fallbacks if one.kind == "renamed"]
+
+    state = {"model": Child().state_dict()}
+    store = penstock.CheckpointStore(tmp_path / "store")
+    assert kinds(store.save(1, state, groups=GROUPS)) == ["renamed"]
+    assert kinds(store.save_async(2, state, groups=GROUPS).result()) == ["renamed"]
+    assert kinds(store.save(3, state, groups={"model": "average"})) == ["renamed"]
+    assert kinds(store.save(4, state, groups={"model.module": ""})) == []
+
+
+def test_an_average_of_averages_is_saved_in_place(tmp_path):
+    average = torch.optim.swa_utils.AveragedModel
+    model = average(average(torch.nn.Linear(2, 2))).state_dict()
+    penstock.save(tmp_path / "c", {"model": model}, groups=GROUPS)
+    assert {"weight", "bias"} < set(weights_by_vllms_rules(tmp_path / "c"))
+    assert_same(penstock.load(tmp_path / "c"), {"model": model})
 
 
 def test_a_compiled_model_keeps_its_own_names(tmp_path):
@@ -243,12 +294,8 @@ def test_groups_that_make_no_sense_are_refused(tmp_path, groups, match):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_in_no_group_and_names_that_clash_are_refused(tmp_path):
-    model = {"module.n_averaged": torch.ones(3), "n_averaged": torch.zeros(3)}
-    state = {"model": model}
-    with pytest.raises(penstock.UnsupportedStateError, match=r"model\.module\.n_av") as caught:
-        penstock.save(tmp_path / "c", state, groups=GROUPS)
-    assert caught.value.key == "model.n_averaged"
+def test_what_is_in_no_group_is_refused(tmp_path):
+    state = {"model": {"w": torch.ones(3)}}
     with pytest.raises(penstock.UnsupportedStateError, match="no tensor below 'modle'"):
         penstock.save(tmp_path / "c", state, groups={"modle": ""})
     with pytest.raises(TypeError, match="groups"):
