@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,20 @@ class Number:
             raise ValueError(f"{name}={value}: must be between {self.least} and {self.most}")
         if value % self.multiple_of:
             raise ValueError(f"{name}={value}: must be a multiple of {self.multiple_of}")
+
+    def whole(self, name: str, value: Any) -> int:
+        """The same of whatever stands for an integer, such as one of NumPy.
+
+        Raises:
+            TypeError: It is no integer.
+            ValueError: It is out of range.
+        """
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}={value!r:.80}: must be an int") from None
+        self.check(name, number)
+        return number
 
 
 @dataclass(frozen=True, slots=True)

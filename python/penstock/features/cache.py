@@ -56,7 +56,7 @@ class Cache:
         return Cache, (self.memory_bytes, self.policy)
 
     def _of(self, value_bytes: int, name: str) -> _native.RowCache:
-        """The memory, for a table whose rows have so many bytes.
+        """The memory, for a table whose rows have so many bytes; see `native_cache`.
 
         Raises:
             ValueError: It has no room for a row, or rows of another size.
@@ -80,3 +80,30 @@ class Cache:
                     f" {value_bytes}: give it a Cache of its own"
                 )
             return native
+
+
+def check_cache(cache: Cache | None) -> None:
+    """Refuses what is no cache.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(cache, Cache | None):
+        raise TypeError(f"cache={cache!r:.80}: must be a penstock.features.Cache or None")
+
+
+def native_cache(cache: Cache | None, value_bytes: int, name: str) -> _native.RowCache | None:
+    """The memory that a cache has for a table; None without one.
+
+    Args:
+        cache: The cache.
+        value_bytes: Of a row.
+        name: Of the table.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: It has no room for a row, or rows of another size.
+        StorageError: The system has no memory for it.
+    """
+    check_cache(cache)
+    return None if cache is None else cache._of(value_bytes, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from penstock.features.row_format import Form
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ class Columns:
     """
 
     def __init__(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
+        if not isinstance(columns, Mapping):
+            raise TypeError(
+                f"columns={columns!r:.80}: must be a mapping, as {{'weight': (128, 'float32')}}"
+            )
         found: dict[str, Column] = {}
         end = 0
         for name, given in columns.items():

@@ -28,7 +28,7 @@ def name_of(dtype: Any) -> str:
         try:
             # NumPy takes None for float64.
             name = "" if dtype is None else dtypes.numpy_name(np.dtype(dtype)) or ""
-        except TypeError:
+        except (TypeError, ValueError):
             name = ""
     if not name:
         raise TypeError(f"dtype={dtype!r}: must be a type whose elements are plain bytes")

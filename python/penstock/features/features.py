@@ -13,6 +13,7 @@ from penstock import _native
 from penstock.common.option_kinds import Number
 from penstock.errors import PenstockError
 from penstock.features.batches import Batches, on_host
+from penstock.features.cache import check_cache, native_cache
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.file_watch import FileWatch
 from penstock.features.ids import Ids, ids_of
@@ -20,7 +21,7 @@ from penstock.features.lookahead import Coming
 from penstock.features.prefetch import ForeseenRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
-from penstock.io.tensor_io import for_rows
+from penstock.io.own_io import for_rows
 from penstock.reports import Fallback
 from penstock.tensors.devices import device_of
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.features.source import Source
     from penstock.io.tensor_io import TensorIO
 
-WINDOW = Number(0, 1 << 20, "batches")
+WINDOW = Number(0, 1 << 20, "batches", is_open=False)
 _PIN_BYTES = 16 << 20
 _AHEAD_ROWS = 4096
 """So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
@@ -130,6 +131,7 @@ class Features:
     ) -> None:
         gap_bytes = GAP_BYTES if gap_bytes is None else gap_bytes
         GAP.check("gap_bytes", gap_bytes)
+        check_cache(cache)
         self.source = source
         self._cache = cache
         self._gap_bytes = gap_bytes
@@ -142,7 +144,7 @@ class Features:
         self._process = os.getpid()
         self._pinned: list[Ids] = []
         self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
-        self._io: TensorIO | None = for_rows() if io is None else io._another()
+        self._io: TensorIO | None = for_rows(io)
         self._files = FileWatch(source)
         paths = dict.fromkeys(segment.path for segment in source.segments)
         opened = {path: self._io.open(path) for path in paths}
@@ -168,7 +170,7 @@ class Features:
                 row_bytes=source.row_bytes,
                 value_bytes=self._value_bytes,
                 checks=None if source.checks is None else _words(source.checks),
-                cache=None if cache is None else cache._of(self._value_bytes, name),
+                cache=native_cache(cache, self._value_bytes, name),
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(run_bytes_max, source.row_bytes),
             )

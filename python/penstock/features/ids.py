@@ -40,15 +40,14 @@ def ids_of(value: Any) -> Ids:
         IndexError: One is too large or too small for any table.
     """
     is_torch = dtypes.is_tensor(value)
-    if is_torch:
-        if value.device.type != "cpu":
-            raise TypeError(f"ids: a tensor on {value.device}: use one of the host, as of .cpu()")
-        value = value.detach().numpy()
-    found = np.asarray(value)
-    if found.size == 0 and not isinstance(value, np.ndarray):
+    is_array = is_torch or isinstance(value, np.ndarray)
+    if is_torch and value.device.type != "cpu":
+        raise TypeError(f"ids: a tensor on {value.device}: use one of the host, as of .cpu()")
+    found = to_array(value, "ids")
+    if found.size == 0 and not is_array:
         # A list of nothing is of floating-point numbers, by itself.
         found = found.astype(np.int64)
-    if found.dtype.kind in "Of" and not isinstance(value, np.ndarray):
+    if found.dtype.kind in "Of" and not is_array:
         found = _of_python(value, found)
     if found.dtype.kind not in "iu":
         raise TypeError(f"ids: {found.dtype}: use integers")
@@ -59,6 +58,26 @@ def ids_of(value: Any) -> Ids:
     address: int = found.__array_interface__["data"][0]
     array = address, (found.size,), None, found.itemsize, found
     return Ids(shape, is_torch, dtype, dtype.kind == "i", found, array)
+
+
+def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """Numbers of a caller as an array.
+
+    Args:
+        value: A tensor of the host, an array or a sequence.
+        name: The name of the argument.
+
+    Raises:
+        TypeError: NumPy has no array of it.
+    """
+    try:
+        return value.detach().numpy() if dtypes.is_tensor(value) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"{type(value).__name__} of parts of several lengths"
+        if dtypes.is_tensor(value):
+            layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            kind = f"{layout} tensor of {value.dtype}"
+        raise TypeError(f"{name}: a {kind}: use a plain tensor or array of integers") from None
 
 
 def _of_python(value: Any, found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.features.ids import Ids, ids_of
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import torch
 
@@ -26,6 +27,8 @@ class Coming:
     """Batches as they are taken, and what ends them."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
+        if not isinstance(batches, Iterable):
+            raise TypeError(f"batches={batches!r:.80}: must be an iterable of ids")
         self._source = iter(batches)
         self._count = 0
         self._error: Exception | None = None

@@ -6,11 +6,16 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from penstock.common.option_kinds import Number
+from penstock.features.ids import to_array
 from penstock.tensors import dtypes
 
 By = Literal["degree", "counts", "reverse_pagerank"]
 
 _Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+_NODES = Number(0, (1 << 63) - 1, "nodes", is_open=False)
+_ROUNDS = Number(1, (1 << 63) - 1, "rounds", is_open=False)
 
 _EDGES_AT_ONCE = 1 << 24
 """Edges whose scores are in memory together: 256 MiB of them."""
@@ -67,6 +72,11 @@ def rank(
     """
     if by not in get_args(By):
         raise ValueError(f"by={by!r}: must be one of {', '.join(get_args(By))}")
+    nodes = None if nodes is None else _NODES.whole("nodes", nodes)
+    top = None if top is None else _NODES.whole("top", top)
+    rounds = _ROUNDS.whole("rounds", rounds)
+    if not isinstance(damping, float | int):
+        raise TypeError(f"damping={damping!r}: must be a float")
     if by == "counts":
         return _best(_numbers("counts", counts, "iuf"), top)
     starts, sources = _numbers("colptr", colptr, "iu"), _numbers("row", row, "iu")
@@ -82,22 +92,16 @@ def rank(
         )
     if not 0 <= damping < 1:
         raise ValueError(f"damping={damping}: must be at least 0 and less than 1")
-    if rounds < 1:
-        raise ValueError(f"rounds={rounds}: must be at least 1")
     return _best(_reverse_pagerank(starts, sources, damping, rounds), top)
 
 
 def _numbers(name: str, value: Any, kinds: str) -> _Array:
     if value is None:
         raise TypeError(f"{name}: missing")
-    if dtypes.is_tensor(value):
-        if value.device.type != "cpu":
-            raise TypeError(
-                f"{name}: a tensor on {value.device}: use one of the host, as of .cpu()"
-            )
-        value = value.detach().numpy()
-    found = np.asarray(value)
-    if found.size == 0 and not isinstance(value, np.ndarray):
+    if dtypes.is_tensor(value) and value.device.type != "cpu":
+        raise TypeError(f"{name}: a tensor on {value.device}: use one of the host, as of .cpu()")
+    found = to_array(value, name)
+    if found.size == 0 and not (dtypes.is_tensor(value) or isinstance(value, np.ndarray)):
         found = found.astype(np.int64)
     if found.dtype.kind not in kinds:
         raise TypeError(f"{name}: {found.dtype}: use {'numbers' if 'f' in kinds else 'integers'}")
@@ -149,8 +153,6 @@ def _pieces(starts: _Array) -> list[tuple[int, int]]:
 
 def _best(scores: _Array, top: int | None) -> _Array:
     """Where the largest are, the largest first."""
-    if top is not None and top < 0:
-        raise ValueError(f"top={top}: must be at least 0")
     if np.isnan(scores).any():
         raise ValueError("counts: not a number")
     if top is None or top >= len(scores):

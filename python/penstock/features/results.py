@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock import _native
-from penstock.errors import StorageError
+from penstock.errors import MissingDependencyError, StorageError
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -52,12 +53,29 @@ class Results:
             if nbytes < _KEPT_FROM_BYTES:
                 return torch.empty(sizes, dtype=kind, device="cpu")
             return torch.frombuffer(self._take(nbytes), dtype=kind, count=count).view(sizes)
-        array_kind = dtypes.numpy_dtype(self._dtype)
+        array_kind = self._array_kind()
         if nbytes < _KEPT_FROM_BYTES:
             return np.empty(sizes, array_kind)
         held = self._take(nbytes)
         elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
+
+    def _array_kind(self) -> np.dtype[Any]:
+        """The type of arrays.
+
+        Raises:
+            MissingDependencyError: NumPy has none.
+        """
+        try:
+            return dtypes.numpy_dtype(self._dtype)
+        except MissingDependencyError:
+            if importlib.util.find_spec("torch") is None:
+                raise
+            raise MissingDependencyError(
+                f"NumPy has no {self._dtype}, PyTorch has: pass ids as a tensor, as torch.tensor(…)"
+                ", or give device='cpu'",
+                name="torch",
+            ) from None
 
     def empty_on(self, shape: Sequence[int], device: torch.device) -> Any:
         """A tensor of a device, of undefined content."""
@@ -78,6 +96,9 @@ class Results:
         """
         where = "that may be written to"
         if dtypes.is_tensor(out):
+            if out.is_nested or out.layout is not dtypes.import_torch().strided:
+                layout = "nested" if out.is_nested else str(out.layout).removeprefix("torch.")
+                raise ValueError(f"out: a {layout} tensor: needed is a contiguous plain one")
             kind, is_good = dtypes.torch_names().get(out.dtype, (None,))[0], out.is_contiguous()
             is_good = is_good and out.device.type != "meta" and not out.requires_grad
             is_good = is_good and not (out.is_conj() or out.is_neg())

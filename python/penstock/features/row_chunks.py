@@ -12,7 +12,8 @@ from penstock.errors import UnsupportedStateError
 from penstock.features.elements import name_of
 from penstock.features.row_tensor import sizes_of
 from penstock.tensors import dtypes
-from penstock.tensors.memory import of_tensor
+from penstock.tensors.copying import byte_view
+from penstock.tensors.memory import check_strided, of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -157,6 +158,8 @@ def _iterated(rows: Any) -> Iterator[Any]:
 def _check_chunk(chunk: Any, index: int) -> None:
     if not _is_chunk(chunk):
         raise TypeError(f"chunk {index} is {type(chunk).__name__}: must be an array or a tensor")
+    if dtypes.is_tensor(chunk):
+        check_strided(chunk, f"chunk {index}")
     if not chunk.shape:
         raise ValueError(f"chunk {index} is a single number: must be rows, as of array[None]")
 
@@ -171,9 +174,8 @@ def _bytes_of(chunk: Any) -> np.ndarray[Any, Any]:
     """The elements of a chunk, in their order."""
     if isinstance(chunk, np.ndarray):
         return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
-    torch = dtypes.import_torch()
     plain = chunk.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     # One that has no memory to be read is refused with its reason.
     of_tensor(plain, "rows")
-    flat: np.ndarray[Any, Any] = plain.view(-1).view(torch.uint8).numpy()
+    flat: np.ndarray[Any, Any] = byte_view(plain).numpy()
     return flat

@@ -49,8 +49,15 @@ def sizes_of(shape: Sequence[int | None]) -> tuple[int | None, ...]:
 
     Raises:
         ValueError: It is none.
+        TypeError: It is no sequence of integers.
     """
-    sizes = tuple(None if size is None else operator.index(size) for size in shape)
+    try:
+        sizes = tuple(None if size is None else operator.index(size) for size in shape)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"shape={shape!r:.80}: must be a tuple of the number of rows, or None, and the sizes of"
+            " a row"
+        ) from None
     if not sizes or None in sizes[1:] or any(not 0 <= (size or 0) <= _SIZE_MAX for size in sizes):
         raise ValueError(
             f"shape={shape!r}: must be the number of rows, or None, and the sizes of a row"

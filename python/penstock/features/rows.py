@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.features.batches import on_host
 from penstock.tensors import dtypes
+from penstock.tensors.memory import check_strided
 
 if TYPE_CHECKING:
     from penstock.features.columns import Columns
@@ -62,9 +63,14 @@ def packed(
 
     Raises:
         ValueError: A column is missing, is none of the table's, or has another shape or type.
-        TypeError: One is neither a tensor nor an array.
+        TypeError: One is neither a tensor nor an array, or they are in no mapping.
+        UnsupportedStateError: One is sparse, nested, quantized or without data.
         DeviceError: One is of a device whose stream is being captured.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"rows: {type(values).__name__}: pass a mapping of {', '.join(columns.names)} to rows"
+        )
     missing = [name for name in columns.names if is_whole and name not in values]
     unknown = [str(name) for name in values if name not in columns]
     if missing or unknown:
@@ -84,6 +90,7 @@ def packed(
                 raise TypeError(
                     f"rows: {column.name!r}: {type(value).__name__}: use a tensor or an array"
                 )
+            check_strided(value, f"rows: {column.name!r}")
             kind = dtypes.torch_names().get(value.dtype, (None,))[0]
         else:
             kind = dtypes.numpy_name(value.dtype)

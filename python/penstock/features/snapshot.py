@@ -13,8 +13,7 @@ from penstock.common.progress import shown
 from penstock.features.publish import publish
 from penstock.features.results import target_of
 from penstock.features.row_format import Form
-from penstock.features.table_metadata import MEMBER, Note, checks_name
-from penstock.io.arguments import encode_metadata
+from penstock.features.table_metadata import Note, checks_name, with_notes
 from penstock.options import Options
 
 if TYPE_CHECKING:
@@ -79,14 +78,13 @@ def write_snapshot(
         ValueError: The metadata has a member of ours.
     """
     began = time.perf_counter()
-    if metadata is not None and MEMBER in metadata:
-        raise ValueError(f"metadata: the member {MEMBER!r} is ours: give it another name")
     rows, row_bytes, piece_rows = sizes
     forms = {
         column.name: Form.of(column.name, column.dtype, column.item_bytes, column.shape, False)
         for column in columns
     }
     notes = {column.name: Note.of(column.name, column.shape).to_json() for column in columns}
+    noted = with_notes(metadata, notes)
     needed_bytes = rows * sum(form.row_bytes for form in forms.values())
     fallbacks: dict[Fallback, None] = {}
 
@@ -119,9 +117,9 @@ def write_snapshot(
         where,
         columns.names,
         fill,
-        metadata=encode_metadata({**(metadata or {}), MEMBER: notes}),
+        metadata=noted,
         overwrite=overwrite,
-        options=options or Options(),
+        options=Options() if options is None else options,
         needed_bytes=needed_bytes,
     )
     return SnapshotReport(

@@ -174,6 +174,8 @@ def find(
         UnsupportedStateError: The rows do not lie together, or have no bytes.
         StorageError: A file cannot be read.
     """
+    if not isinstance(key, str | None):
+        raise TypeError(f"key={key!r:.80}: must be the name of a tensor, or None")
     wanted = _Wanted(
         decode_local_path(path),
         key,

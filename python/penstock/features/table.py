@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
@@ -16,6 +15,7 @@ from penstock.common.found import naming_pointers
 from penstock.common.option_kinds import Number
 from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
 from penstock.features.batches import on_host
+from penstock.features.cache import check_cache, native_cache
 from penstock.features.columns import Columns
 from penstock.features.delivery import Delivery
 from penstock.features.ids import ids_of
@@ -27,11 +27,12 @@ from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.features.table_reports import FoldReport, TableStats
 from penstock.io.arguments import decode_local_path
-from penstock.io.tensor_io import for_rows
+from penstock.io.own_io import for_rows
+from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
+from penstock.tensors.memory import check_strided
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Self
 
     import torch
@@ -114,6 +115,7 @@ class Table:
         # Whatever the working directory is later on.
         self.path = os.path.abspath(decode_local_path(path))
         _check_settings(fold_bytes, log_bytes, gap_bytes)
+        check_cache(cache)
         (rows, row_bytes, value_bytes, self._piece_rows), note = _native.row_table_form(self.path)
         self._columns = _noted(self.path, note, value_bytes)
         self.columns = {column.name: (column.shape, column.dtype) for column in self._columns}
@@ -127,7 +129,7 @@ class Table:
         self._has_cache = cache is not None
         self._lock = threading.Lock()
         self._folding: threading.Thread | None = None
-        self._io: TensorIO | None = for_rows() if io is None else io._another()
+        self._io: TensorIO | None = for_rows(io)
         name = os.path.basename(self.path)
         head = self._io.open(os.path.join(self.path, _native.TABLE_HEAD))
         claim = self._io._claim_here()
@@ -138,7 +140,7 @@ class Table:
                 self._io._weight,
                 self.path,
                 direct=self._io._direct,
-                cache=None if cache is None else cache._of(value_bytes, name),
+                cache=native_cache(cache, value_bytes, name),
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(RUN_BYTES_MAX, row_bytes),
                 log_bytes=log_bytes,
@@ -182,13 +184,11 @@ class Table:
             TypeError: A column is not given as sizes and a type, or is of another one.
         """
         where = os.path.abspath(decode_local_path(path))
-        count = operator.index(rows)
-        _ROWS.check("rows", count)
+        count = _ROWS.whole("rows", rows)
         made = Columns(columns)
         # All that may be refused is, before anything is made.
         _check_settings(fold_bytes, log_bytes, gap_bytes)
-        if cache is not None:
-            cache._of(made.nbytes, os.path.basename(where))
+        native_cache(cache, made.nbytes, os.path.basename(where))
         row_bytes = row_bytes_for(made.nbytes, _STEP_BYTES, "auto")
         row_bytes = -(-row_bytes // _STEP_BYTES) * _STEP_BYTES
         if count * row_bytes > _BYTES_MAX:
@@ -197,7 +197,7 @@ class Table:
         piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
         form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
         os.makedirs(os.path.dirname(where), exist_ok=True)
-        with for_rows() if io is None else io._another() as maker:
+        with for_rows(io) as maker:
             claim = maker._claim_here()
             with claim.workers(None) as (executor, _):
                 check_length(os.path.basename(where), row_bytes, claim.block_bytes)
@@ -516,12 +516,14 @@ def _fill(
     init: Iterable[Mapping[str, Any]] | None,
 ) -> None:
     begun = 0
-    if isinstance(init, Mapping):
+    if isinstance(init, Mapping) or not isinstance(init, Iterable | None):
         raise TypeError("init: pass an iterable of mappings, as [{'weight': rows}]")
-    for chunk in init or ():
+    for chunk in () if init is None else init:
         if not isinstance(chunk, Mapping):
             raise TypeError(f"init: {type(chunk).__name__}: must be mappings of columns to rows")
         first = next(iter(chunk.values()), None)
+        if first is not None and dtypes.is_tensor(first):
+            check_strided(first, f"init: {next(iter(chunk))!r}")
         if first is None or not getattr(first, "shape", ()):
             raise ValueError("init: a mapping has no rows of any column")
         rows = len(first)

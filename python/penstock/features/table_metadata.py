@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.state.names import escaped
 from penstock.errors import CorruptCheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from penstock.io.arguments import encode_metadata
 
 MEMBER = "penstock.features"
 """The member of the metadata: an object with a note for each table by its key."""
@@ -41,6 +40,21 @@ class Note:
             "row_shape": list(self.row_shape),
             "checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES},
         }
+
+
+def with_notes(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
+    """A caller's metadata with the notes of tables, as a checkpoint stores it.
+
+    Raises:
+        TypeError: It is no mapping.
+        ValueError: It has the member of the notes.
+        UnsupportedStateError: It is no plain JSON.
+    """
+    if not isinstance(metadata, Mapping | None):
+        raise TypeError(f"metadata={metadata!r:.80}: must be a dict or None")
+    if metadata is not None and MEMBER in metadata:
+        raise ValueError(f"metadata: the member {MEMBER!r} is ours: give it another name")
+    return encode_metadata({**(metadata or {}), MEMBER: notes})
 
 
 def checks_name(key: str) -> str:

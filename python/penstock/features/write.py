@@ -11,8 +11,8 @@ from penstock.common.progress import Progress, shown
 from penstock.features.publish import publish
 from penstock.features.row_chunks import RowChunks
 from penstock.features.row_format import Form
-from penstock.features.table_metadata import MEMBER, Note, checks_name
-from penstock.io.arguments import decode_local_path, encode_metadata
+from penstock.features.table_metadata import Note, checks_name, with_notes
+from penstock.io.arguments import decode_local_path
 from penstock.options import Options
 
 if TYPE_CHECKING:
@@ -98,10 +98,11 @@ def write(
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
             directory is a store.
-        UnsupportedStateError: Elements of the type cannot be stored, or the metadata is no JSON.
+        UnsupportedStateError: Elements of the type cannot be stored, the metadata is no JSON, or
+            the rows are a sparse, nested or quantized tensor, or one without data.
         StorageError: The operating system failed an operation: disk full, read-only, …
         ValueError: The rows are not what was said, or an argument is out of range.
-        TypeError: They are no arrays, or not all of one type.
+        TypeError: They are no arrays, or not all of one type; or an argument is of another type.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -118,9 +119,7 @@ def write(
     chunks = RowChunks(rows, shape, dtype)
     form = Form.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
     note = Note.of(key, chunks.row_shape)
-    if metadata is not None and MEMBER in metadata:
-        raise ValueError(f"metadata: the member {MEMBER!r} is ours: give it another name")
-    noted = encode_metadata({**(metadata or {}), MEMBER: {key: note.to_json()}})
+    noted = with_notes(metadata, {key: note.to_json()})
     files: list[TableFile] = []
 
     def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def write(
         fill,
         metadata=noted,
         overwrite=overwrite,
-        options=options or Options(),
+        options=Options() if options is None else options,
         needed_bytes=None if chunks.count is None else chunks.count * form.row_bytes,
     )
     (file,) = files

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StorageError
 from penstock.io.digests import chunk_digests, damaged, differing
+from penstock.tensors.copying import byte_view
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
 
 if TYPE_CHECKING:
@@ -63,11 +64,9 @@ class DigestedFile(HeldFile):
             TransferError: It cannot be read.
             CorruptCheckpointError: It is damaged.
         """
-        import torch
-
         if not memory.numel():
             return
-        flat = memory.detach().view(-1).view(torch.uint8)
+        flat = byte_view(memory)
         end = offset + flat.numel()
         first = offset // CHUNK_BYTES * CHUNK_BYTES
         while first < end:

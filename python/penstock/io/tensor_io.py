@@ -9,7 +9,6 @@ import sys
 import threading
 import warnings
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.common.option_kinds import Number
@@ -274,11 +273,11 @@ class TensorIO:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers are of a process: in another one it has others, with the same settings.
-        return _with_settings, (self._choice, self._direct, self._weight)
+        return with_settings, (self._choice, self._direct, self._weight)
 
     def _another(self, *, direct: str | None = None) -> TensorIO:
         """One with the same settings and a share of the device of its own."""
-        return _with_settings(self._choice, direct or self._direct, self._weight)
+        return with_settings(self._choice, direct or self._direct, self._weight)
 
     def _claim_here(self) -> _Claim:
         """The claim on the workers of this process, which may be a fork of another."""
@@ -334,12 +333,8 @@ class TensorIO:
         return list(claim.pending) if claim is not None and claim.is_here else []
 
 
-def for_rows() -> TensorIO:
-    """One for tables, of which nobody has said who reads them."""
-    return _with_settings(replace(Choice.of(None), is_for_rows=True), Options().direct, 1)
-
-
-def _with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:
+def with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:
+    """One of settings that are complete already."""
     made = object.__new__(TensorIO)
     made._choice = choice
     made._direct = direct

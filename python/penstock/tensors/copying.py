@@ -1,9 +1,12 @@
-"""Writes into tensors that autograd does not see, and the version counters that tell it."""
+"""Memory of tensors: copies that autograd does not see, and version counters that tell it."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def copy_elements(value: Any, source: Any) -> None:
@@ -16,6 +19,13 @@ def copy_elements(value: Any, source: Any) -> None:
             # PyTorch copies no int4 and its like, but bytes.
             value, source = value.view(torch.uint8), source.view(torch.uint8)
         value.copy_(source)
+
+
+def byte_view(value: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, one behind the other, in its own memory."""
+    uint8 = sys.modules["torch"].uint8
+    # Not a reshape: it would keep a stride other than one where there is a single element.
+    return value.detach().as_strided((value.numel(),), (1,)).view(uint8)
 
 
 def bump_versions(values: list[Any]) -> None:

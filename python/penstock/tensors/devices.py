@@ -195,7 +195,7 @@ def device_of(device: Any) -> torch.device | None:
         return None
     try:
         found = dtypes.import_torch().device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"device={device!r}: {error}") from None
     if found.type == "meta":
         raise ValueError(f"device={device!r}: it has no memory")

@@ -150,6 +150,18 @@ def of_tensor(tensor: torch.Tensor, name: str) -> Memory:
     return Memory(tensor, dtype, item_bytes, shape, strides, address, low, high, device)
 
 
+def check_strided(tensor: torch.Tensor, name: str) -> None:
+    """Refuses a tensor whose elements do not lie in plain memory: sparse, nested, meta, quantized.
+
+    Raises:
+        UnsupportedStateError: It is one.
+    """
+    strided, dtype_names = _torch_facts()
+    is_plain = tensor.layout is strided and not tensor.is_nested and not tensor.is_meta
+    if not is_plain or tensor.dtype not in dtype_names:
+        raise _refusal(tensor, name)
+
+
 def _without_address(tensor: torch.Tensor, dtype: str, item_bytes: int) -> Memory:
     """Some devices show no addresses: their tensors are tied by identity alone."""
     device = str(tensor.device)

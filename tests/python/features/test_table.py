@@ -14,7 +14,7 @@ import torch
 
 import penstock
 from penstock.features import Cache, Table
-from penstock.io.tensor_io import for_rows
+from penstock.io.own_io import for_rows
 
 ROWS = 500
 COLUMNS = {"weight": (16, "float32"), "step": ((), "int32"), "half": ((2, 3), "bfloat16")}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.io.executors import Choice
-from penstock.io.tensor_io import for_rows
+from penstock.io.own_io import for_rows
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
 from threads import on_threads
 

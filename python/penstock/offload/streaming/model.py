@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -12,8 +13,8 @@ from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.arguments import decode_local_path
 from penstock.io.extents import Stored
+from penstock.io.own_io import own_io
 from penstock.io.safetensors_header import weights_of
-from penstock.io.tensor_io import TensorIO
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
 from penstock.offload.streaming.checkpoint import weights_of_checkpoint
@@ -37,11 +38,12 @@ from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import torch
 
     from penstock.io.extents import Composed, Weights
+    from penstock.io.tensor_io import TensorIO
 
 _STREAMER = "_penstock_streamer"
 
@@ -105,6 +107,12 @@ def stream(
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
+    if not isinstance(key, str | None):
+        raise TypeError(f"key={key!r:.80}: must be text or None")
+    if not isinstance(blocks, Iterable | None):
+        raise TypeError(f"blocks={blocks!r:.80}: must be names of modules, or None")
+    # Of the device each model has a share of its own, whoever shares its workers.
+    io = own_io(io)
     where = _device_of(device)
     if not isinstance(model, str | PathLike):
         check_is_whole(model)
@@ -122,8 +130,6 @@ def stream(
     whole = whole_ones(stored, of_experts)
     units = units_of(model, _checked(model, named), whole, is_on_device=is_on_device)
     held_bytes = _held_bytes(model, held)
-    # Of the device each model has a share of its own, whoever shares its workers.
-    io = TensorIO() if io is None else io._another()
     digests = found.digests
     first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
     experts = None
