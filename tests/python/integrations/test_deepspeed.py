@@ -536,7 +536,7 @@ def test_a_sitecustomize_of_somebody_else_runs_as_itself(
         path.write_text(f"import sys\n{theirs}\n")
     code = """
         import sys
-        print(any("deepspeed.hook" in type(one).__module__ for one in sys.meta_path))
+        print(any("deepspeed.patches" in type(one).__module__ for one in sys.meta_path))
         print(getattr(sys, "seen", None))
     """
     done = subprocess.run(

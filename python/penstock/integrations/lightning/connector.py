@@ -238,7 +238,10 @@ class Connector(_CheckpointConnector):
         if trainer.datamodule is not None:
             owners.append((LightningDataModule, trainer.datamodule))
         hook = "on_save_checkpoint"
-        has_hooks = any(getattr(type(one), hook) is not getattr(kind, hook) for kind, one in owners)
+        # Data modules of some versions have no such hook of their own.
+        has_hooks = any(
+            getattr(type(one), hook, None) is not getattr(kind, hook, None) for kind, one in owners
+        )
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         return is_fitting and bool(trainer.checkpoint_callbacks) and not has_hooks
 

@@ -81,7 +81,7 @@ def _child(case: Case, library: str, directory: Path, nbytes: int) -> dict[str, 
     job = {"library": library, "path": str(directory / "tensor"), "nbytes": nbytes}
     job |= case.as_json()
     done = subprocess.run(
-        interpreter(f"penstock_bench.{'gpu_mover' if library in OF_GPUS else 'mover'}"),
+        interpreter(f"penstock_bench.suites.io.{'gpu_mover' if library in OF_GPUS else 'mover'}"),
         input=json.dumps(job),
         capture_output=True,
         text=True,
