@@ -164,6 +164,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             CorruptCheckpointError: A file is damaged.
             DeviceError: The current stream of a device is captured into a graph: nothing has
                 changed. Or a device has failed, of which PyTorch may tell by an error of its own.
+            StateMismatchError: A parameter was put into a group since the optimizer was made, or is
+                in the groups twice; or a gradient is of another shape or type. Nothing has changed.
             PenstockError: An earlier step failed in its middle, so that the parameters are of two
                 steps.
         """
@@ -193,11 +195,12 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def _live(self) -> dict[int, Live]:
         """Parameters that have a gradient or assigned moments, by their numbers."""
         found = {}
+        numbers = dict(self._parameters())
         for index, group in enumerate(self.param_groups):
             moments = self._names_of(group)
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
-                number = self._number_of(parameter)
+                number = numbers[parameter]
                 made = steps_made(number, state)
                 assigned = self._assigned(number, state)
                 if parameter.grad is None and not assigned:
@@ -390,10 +393,23 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             packed["state"][place] = {**state, STEP: count(state[STEP]), **moments}
 
     def _parameters(self) -> list[tuple[Any, int]]:
-        """The parameters in the order of the groups, with their numbers."""
-        return [
-            (one, self._number_of(one)) for group in self.param_groups for one in group["params"]
-        ]
+        """The parameters in the order of the groups, with their numbers.
+
+        Raises:
+            StateMismatchError: One is there twice, or was put there since the optimizer was made.
+        """
+        found: dict[Any, int] = {}
+        for index, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                if parameter in found:
+                    # PyTorch steps it twice, the second time from the moments of the first.
+                    raise StateMismatchError(
+                        f"parameter {found[parameter]} is in the groups twice, the second time in"
+                        f" group {index}: take it out there",
+                        key="param_groups",
+                    )
+                found[parameter] = self._number_of(parameter)
+        return list(found.items())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state over, moments in memory or in files; it is the next generation then.

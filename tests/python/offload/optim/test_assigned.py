@@ -188,6 +188,24 @@ def test_a_parameter_that_was_swapped_is_an_error_that_names_its_shape(tmp_path:
     one.close()
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_a_parameter_that_is_there_twice_is_an_error_and_changes_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    """PyTorch would step it twice, from the moments of its first step."""
+    _, ours, _, one = pair(tmp_path, kind)
+    set_gradients(0, ours)
+    before = [tensor.clone() for tensor in ours]
+    one.param_groups[0]["params"].append(ours[1])
+    for call in (one.step, one.state_dict):
+        with pytest.raises(penstock.StateMismatchError, match="parameter 1 is in the groups twice"):
+            call()
+    assert_equal(ours, before)
+    one.param_groups[0]["params"].pop()
+    one.step()
+    one.close()
+
+
 def test_moments_follow_parameters_that_change_their_places(tmp_path: Path) -> None:
     theirs, ours, other, one = pair(tmp_path, "AdamW")
     set_gradients(0, theirs, ours)
