@@ -103,10 +103,10 @@ def import_model(
     for one, header in headers.items():
         check_no_pieces(one, header.metadata)
     names = {name for header in headers.values() for name in header.tensors}
-    if not names or not listed <= names:
-        missing = min(listed - names, default="no tensor")
+    if not listed <= names:
         raise CorruptCheckpointError(
-            f"{source}: its files do not have {missing}: was the directory copied whole?",
+            f"{source}: its files do not have {min(listed - names)}: was the directory copied "
+            "whole?",
             path=source,
             file=INDEX,
         )
@@ -213,6 +213,11 @@ def _paths(directory: str) -> tuple[list[str], set[str]]:
             f"{index}: it is no index of safetensors files", path=directory, file=INDEX
         ) from error
     paths = [os.path.join(directory, os.path.basename(str(name))) for name in listed]
+    if not listed:
+        raise CheckpointNotFoundError(
+            f"{directory}: {INDEX} lists no file: remove it where it is not of this model",
+            path=directory,
+        )
     missing = [os.path.basename(path) for path in paths if not os.path.exists(path)]
     if missing:
         raise CheckpointNotFoundError(

@@ -158,14 +158,13 @@ def test_the_commands_say_what_they_did(tmp_path):
         '{"w":{"dtype":"F4","shape":[15],"data_offsets":[0,8]}}',
         '{"v":{"dtype":"F32","shape":[9223372036854775808,2,0],"data_offsets":[0,0]},'
         '"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
-        "{}",
+        '{"__metadata__":{"a":"b"}} ,',
     ],
 )
 def test_files_that_no_reader_takes_are_refused(tmp_path, header):
     os.mkdir(tmp_path / "hf")
     text = header.encode()
-    data = bytes(8) if header != "{}" else b""
-    whole = len(text).to_bytes(8, "little") + text + data
+    whole = len(text).to_bytes(8, "little") + text + bytes(8)
     (tmp_path / "hf" / "model.safetensors").write_bytes(whole)
     with pytest.raises(penstock.CorruptCheckpointError):
         penstock.import_model(tmp_path / "hf", tmp_path / "c")
@@ -181,3 +180,17 @@ def test_an_index_of_other_files_and_the_directory_itself_are_refused(tmp_path):
     (tmp_path / "hf" / INDEX).write_text(json.dumps(index))
     with pytest.raises(penstock.CorruptCheckpointError, match="do not have zz"):
         penstock.import_model(tmp_path / "hf", tmp_path / "c")
+
+
+def test_a_file_without_tensors_is_an_empty_model(tmp_path):
+    save_file({}, tmp_path / "model.safetensors")
+    penstock.import_model(tmp_path, tmp_path / "checkpoint")
+    assert penstock.load(tmp_path / "checkpoint") == {"model": {}}
+    assert penstock.verify(tmp_path / "checkpoint").ok
+
+
+def test_an_index_that_lists_no_file_is_named_and_is_no_damage(tmp_path):
+    save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(penstock.CheckpointNotFoundError, match="lists no file"):
+        penstock.import_model(tmp_path, tmp_path / "checkpoint")
