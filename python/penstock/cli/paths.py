@@ -8,6 +8,7 @@ import stat
 import penstock
 from penstock import _native
 from penstock.checkpoint.loading import foreign
+from penstock.common.file_names import step_of
 from penstock.common.found import is_directory, is_there
 
 _WHAT = {
@@ -24,7 +25,7 @@ def is_store(path: str) -> bool:
     if not is_directory(path) or is_there(os.path.join(path, _native.MANIFEST)):
         return False
     return any(
-        _native.parse_step(name) is not None and is_directory(os.path.join(path, name))
+        step_of(name) is not None and is_directory(os.path.join(path, name))
         for name in _native.list_names(path)
     )
 

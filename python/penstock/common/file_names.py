@@ -24,6 +24,17 @@ _ATTEMPT_CHARACTERS_MIN = 8
 """Of an attempt, where it has to be there: what people compare at a glance."""
 
 
+def step_of(name: str) -> int | None:
+    """The step that a directory of a store is of, by its name; None for any other name."""
+    # Names that are no UTF-8, which the native module does not take, are of others.
+    return _native.parse_step(name) if name.isascii() else None
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose part or shard a file is, by its name; None for any other name."""
+    return _native.rank_of_file(name) if name.isascii() else None
+
+
 class FileNames:
     """Short names of the files of a checkpoint, no two of which have the same one.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
+from penstock.common.file_names import rank_of, step_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -71,7 +72,7 @@ class SaveKiller(threading.Thread):
         except FileNotFoundError:
             return None
         for directory in directories:
-            step = _native.parse_step(directory.name)
+            step = step_of(directory.name)
             if step is not None and step >= self._step_min:
                 names = [name for name, _ in _listing(directory)]
                 if _has_begun(names) and _native.MANIFEST not in names:
@@ -96,7 +97,7 @@ class SaveKiller(threading.Thread):
 
 
 def _has_begun(names: list[str]) -> bool:
-    return any(_native.rank_of_file(name) is not None for name in names)
+    return any(rank_of(name) is not None for name in names)
 
 
 def _listing(directory: Path) -> list[tuple[str, int]]:

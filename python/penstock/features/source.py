@@ -12,6 +12,7 @@ from penstock import _native
 from penstock.checkpoint.loading.foreign import as_table
 from penstock.checkpoint.state.names import escaped
 from penstock.checkpoint.steps.newest import is_penstock
+from penstock.common.file_names import rank_of
 from penstock.common.found import check_fetched
 from penstock.errors import (
     CheckpointNotFoundError,
@@ -214,7 +215,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _is_shard(name: str) -> bool:
-    return _native.rank_of_file(name) is not None
+    return rank_of(name) is not None
 
 
 # Where it lies.

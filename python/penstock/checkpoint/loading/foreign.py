@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
+from penstock.common.file_names import rank_of, step_of
 from penstock.common.found import is_there, of_git_lfs
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
@@ -126,7 +127,7 @@ def not_a_store(root: str) -> CheckpointNotFoundError:
             path=root,
         )
     remedy = f"penstock.load({root!r}) loads it"
-    step = _native.parse_step(name)
+    step = step_of(name)
     if step is not None:
         remedy += f", and CheckpointStore({above!r}).load(step={step}) as a step of its store"
     return CheckpointNotFoundError(
@@ -137,11 +138,11 @@ def not_a_store(root: str) -> CheckpointNotFoundError:
 
 
 def _is_step(name: str) -> bool:
-    return _native.parse_step(name) is not None
+    return step_of(name) is not None
 
 
 def _is_ours(name: str) -> bool:
-    return name == _native.MANIFEST or _native.rank_of_file(name) is not None
+    return name == _native.MANIFEST or rank_of(name) is not None
 
 
 def _file(path: str) -> str:

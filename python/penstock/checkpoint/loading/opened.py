@@ -19,6 +19,7 @@ from penstock.checkpoint.state.references import needed, reference
 from penstock.checkpoint.state.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
+from penstock.common.file_names import rank_of
 from penstock.io.arguments import decode_local_path as decode_local_path
 from penstock.io.arguments import decode_path as decode_path
 from penstock.io.arguments import to_native as to_native
@@ -45,7 +46,7 @@ MANIFEST = _native.MANIFEST
 
 def is_of_rank(name: str) -> bool:
     """Whether a file is one that a save makes for a rank: a shard or a part, by its name."""
-    return _native.rank_of_file(name) is not None
+    return rank_of(name) is not None
 
 
 class StoredTensor(NamedTuple):
