@@ -1,4 +1,4 @@
-"""What callers pass as ``io=``, as a `TensorIO` of one's own."""
+"""`own_io`: a `TensorIO` of one's own, with the settings of the one that a caller gives."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_a_change_whose_time_is_put_back_is_found(tower: tuple[Tower, Path]) -> 
 def test_a_new_name_hides_no_change(
     tower: tuple[Tower, Path], tmp_path: Path, is_changed: bool
 ) -> None:
-    """Of a file without digests nothing tells a new name from a change that it hides."""
+    """Without digests a new name looks the same as a change that it hides."""
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     x = torch.randn(2, 32)

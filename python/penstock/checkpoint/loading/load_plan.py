@@ -275,7 +275,7 @@ class Targets:
 
 
 def _take_over(node: dict[str, Node], state: Any) -> None:
-    """Has a tensor made of others, whose tensors are filled, be what they make.
+    """Completes a tensor made of others once those are filled: its flags, and a check of indices.
 
     Raises:
         TreeError: They make none.
