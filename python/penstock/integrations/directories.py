@@ -1,6 +1,6 @@
 """Directories that frameworks name after steps: which there are, how one goes or gives its name up.
 
-Each plug-in knows by itself which of them are complete. What is the same for all of them is here.
+Each plug-in knows by itself which of them are complete; listing and deletion are the same for all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def numbered(root: str, name: re.Pattern[str]) -> list[tuple[int, str]]:
-    """What a directory holds under names with a number, the lowest first; nothing where none is.
+    """The entries of a directory whose names have a number, the lowest first; empty without one.
 
     Args:
         root: The directory.

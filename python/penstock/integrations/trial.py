@@ -25,8 +25,8 @@ _PREFIX = ".penstock-trial-"
 def trial_directory(root: str) -> Iterator[str]:
     """A directory that all ranks share while they try out a save; nothing of it stays.
 
-    Random numbers that are drawn meanwhile are given back. All ranks call it. Of a trial that was
-    killed, the next one below the same directory removes what is left.
+    Random numbers that are drawn meanwhile are given back. All ranks call it. The
+    next trial below the same directory removes the leftovers of one that was killed.
 
     Args:
         root: The directory below which it is made, which all ranks see.

@@ -194,7 +194,7 @@ def test_a_store_is_no_checkpoint_to_be_removed(tmp_path):
 
 
 def hooked(path):
-    """What a hook has saved into the directory of a checkpoint: one, and a protected step."""
+    """Saves into the directory of a checkpoint, as a hook does: a checkpoint, and a store."""
     ema = os.path.join(path, "ema")
     penstock.save(ema, {"w": np.arange(30)})
     store = penstock.CheckpointStore(os.path.join(path, "best"))

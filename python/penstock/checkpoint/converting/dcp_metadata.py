@@ -125,17 +125,17 @@ def read_metadata(file: str, pickles: Pickles) -> Metadata:
 def _checked(record: Any) -> Metadata:
     if not isinstance(record, _Record):
         raise TypeError(f"it holds a {type(record).__name__}")
-    entries = {_text(name): _entry(one) for name, one in record.state_dict_metadata.items()}
-    places = {
-        (_text(index.fqn), None if index.offset is None else _numbers(index.offset)): Place(
-            _text(one.relative_path),
-            _number(one.offset),
-            _number(one.length),
-            tuple(map(_text, getattr(one, "transform_descriptors", None) or ())),
+    fields: Any = record
+    entries = {_text(name): _entry(one) for name, one in fields.state_dict_metadata.items()}
+    places = {}
+    for index, one in (fields.storage_data or {}).items():
+        offset, length = _numbers((one.offset, one.length))
+        transforms = tuple(map(_text, getattr(one, "transform_descriptors", None) or ()))
+        origin = None if index.offset is None else _numbers(index.offset)
+        places[_text(index.fqn), origin] = Place(
+            _text(one.relative_path), offset, length, transforms
         )
-        for index, one in (record.storage_data or {}).items()
-    }
-    paths = record.planner_data if isinstance(record.planner_data, dict) else {}
+    paths = fields.planner_data if isinstance(fields.planner_data, dict) else {}
     nest = nested({name: paths.get(name, (name,)) for name in entries})
     return Metadata(entries, places, nest)
 
@@ -156,11 +156,6 @@ def _numbers(found: Any) -> tuple[int, ...]:
         if type(one) is not int or not 0 <= one <= _NUMBER_MAX:
             raise ValueError(f"{one!r:.80} is no size and no offset")
     return numbers
-
-
-def _number(found: Any) -> int:
-    (number,) = _numbers((found,))
-    return number
 
 
 def _text(found: Any) -> str:
@@ -185,10 +180,6 @@ class _Record:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
 
 class _Index(_Record):

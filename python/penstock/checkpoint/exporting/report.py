@@ -28,8 +28,8 @@ class ExportReport:
             verified.
         files: Names of all files, weights first.
         seconds: How long it took.
-        renamed: Tensors of whose names it left words out, as those that wrappers put there. Of a
-            group, the save did that, and its report says so.
+        renamed: Tensors whose names were shortened by words that wrappers put there. The names in a
+            group were shortened by the save, whose report says so.
         missing: Names of files that ``from_pretrained`` needs and that are in none of `files`:
             ``config.json`` where it was neither saved with the checkpoint nor given.
     """

@@ -294,7 +294,7 @@ def test_a_value_that_memory_does_not_hold_is_an_error_with_a_name(tmp_path, tru
     size = (10**13).to_bytes(8, "little")
     programs = [b"\x80\x05\x96" + size + b"."]
     if trust:
-        # What is trusted calls the name itself.
+        # A trusted pickle calls the name itself.
         other = b"cargparse\nNamespace\n0"
         programs.append(b"\x80\x02" + other + called("builtins", "bytearray", b"I10000000000000\n"))
     for program in programs:
