@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError
 from penstock.checkpoint.loading.load_plan import Targets
-from penstock.checkpoint.state import build, references, tree
+from penstock.checkpoint.state import build, references, select, tree
 from penstock.checkpoint.view.view import View, view
 from penstock.tensors import dtypes
 
@@ -124,7 +124,7 @@ def _select(text: str, rows: list[references.Row]) -> None:
     node = tree.parse(text)
     for pattern in _PATTERNS:
         with suppress(PenstockError):
-            _built(tree.select(node, [pattern], _PATH), rows)
+            _built(select.select(node, [pattern], _PATH), rows)
 
 
 def _fill(text: str, rows: list[references.Row]) -> None:

@@ -319,7 +319,8 @@ def test_damage_comes_in_its_turn(gpu, table, graph):
         file.seek(segment.offset + 80 * 4 * WIDTH + 9)
         file.write(b"\xff\0damage\0\xff")
     # Times tell of the change as well: then nobody would look at the bytes.
-    opened._marks.accept(segment.path)
+    marks = opened._files._marks
+    marks.accept(segment.path, marks.look(segment.path)[1])
     with features.open(opened.source.path) as damaged:
         loader = loader_of(damaged, graph, shuffle=False)
         found = []

@@ -14,6 +14,7 @@ import torch
 
 from penstock.checkpoint.state import ties
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.tensors.copying import byte_view
 from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -103,4 +104,4 @@ def _memory(tensor: torch.Tensor, name: str) -> Memory | None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return byte_view(tensor.contiguous())
