@@ -268,7 +268,7 @@ rust: check-rust test-rust ## Check and test the Rust half alone.
 check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
-	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
