@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def missing_table(
     missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
 ) -> Table:
-    """What could not be salvaged; with whose it is where many ranks saved together.
+    """Makes a table of tensors that could not be salvaged, with their rank where many saved.
 
     Args:
         missing: A row each.

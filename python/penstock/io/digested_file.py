@@ -77,7 +77,7 @@ class DigestedFile(HeldFile):
             first = last
 
     def _content(self, first: int, last: int) -> Any:
-        """What lies in whole chunks, compared with their digests."""
+        """Reads whole chunks and compares them with their digests."""
         import torch
 
         # Of small tensors many lie in a chunk, and most are read one after the other.

@@ -246,7 +246,7 @@ def once(module: str, job: dict[str, Any], *, timeout_seconds: float) -> dict[st
         timeout_seconds: For how long.
 
     Returns:
-        What it has printed; ``"error"`` with the reason where there is nothing.
+        The printed object; ``"error"`` with the reason where nothing was printed.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     child = subprocess.Popen(

@@ -300,7 +300,7 @@ class Results:
 
 
 def differences(one: Results, other: Results) -> list[str]:
-    """What makes the rates of two runs something else; nothing if they can be compared.
+    """Lists differences that make the rates of two runs incomparable; empty if there are none.
 
     A setting that only one of them knows is one of another release, which had no such choice.
     """
@@ -316,7 +316,7 @@ def differences(one: Results, other: Results) -> list[str]:
 
 
 def circumstances(one: Results, other: Results) -> list[str]:
-    """What of machine, disk and path was not the same, which may be the difference in rates."""
+    """Lists differences of machine, disk and path, which may explain different rates."""
     paths = _is_direct(one), _is_direct(other)
     common = [pair for pair in paths[0] if pair in paths[1]]
     return [
@@ -331,7 +331,7 @@ def circumstances(one: Results, other: Results) -> list[str]:
 
 
 def _is_direct(results: Results) -> dict[tuple[str, str], bool]:
-    """Of each case, whether all of its measurements passed the page cache by."""
+    """Whether all measurements of each case went past the page cache."""
     found: dict[tuple[str, str], bool] = {}
     for one in results.measurements:
         if not one.error:

@@ -111,7 +111,7 @@ def stream(
         raise TypeError(f"key={key!r:.80}: must be text or None")
     if not isinstance(blocks, Iterable | None):
         raise TypeError(f"blocks={blocks!r:.80}: must be names of modules, or None")
-    # Of the device each model has a share of its own, whoever shares its workers.
+    # Each model has its own share of the device, also where models share workers.
     io = own_io(io)
     where = _device_of(device)
     if not isinstance(model, str | PathLike):
