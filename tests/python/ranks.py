@@ -82,15 +82,17 @@ class Job:
         ranks: Iterable[int] | None = None,
         timeout_seconds: float = 60,
     ) -> list[Any]:
-        """What ``function(*arguments)`` returned on each rank, in order.
+        """Returns the results of ``function(*arguments)``, in the order of ranks.
 
         Raises:
-            Exception: What the first rank raised that did.
+            Exception: The exception of the first rank that failed by itself. A rank that learns of
+                another rank's failure before it fails too raises `RankError`: which ranks do so
+                depends on their speed.
         """
         found = self.outcomes(function, *arguments, ranks=ranks, timeout_seconds=timeout_seconds)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
+        failures = [one for one in found if isinstance(one, BaseException)]
+        if failures:
+            raise next((e for e in failures if not isinstance(e, penstock.RankError)), failures[0])
         return found
 
     def outcomes(
