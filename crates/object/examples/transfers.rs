@@ -1,8 +1,10 @@
-//! Uploads and downloads an object by the engine, and says how fast it went and what it took.
+//! Uploads and downloads one object through the engine; prints throughput, CPU time and peak
+//! memory.
 //!
-//! `transfers ENDPOINT BYTES PART_BYTES UP_CONNECTIONS DOWN_CONNECTIONS [paced]`, with a bucket named
-//! "bucket" and the key pair key, secret. With `paced` each connection goes through a proxy in this
-//! process with the pace of one of S3's: 20 MB/s up, 90 MB/s down, 30 ms to the first byte.
+//! `transfers ENDPOINT BYTES PART_BYTES UP_CONNECTIONS DOWN_CONNECTIONS [paced]` uses the
+//! bucket "bucket" and the key pair "key", "secret". With `paced` each connection passes a proxy
+//! in this process that imitates a connection to S3: 20 MB/s up, 90 MB/s down, 30 ms to the first
+//! byte.
 
 #[path = "../tests/common/proxy.rs"]
 #[allow(dead_code, reason = "it is of the tests")]
@@ -64,7 +66,7 @@ fn main() {
     });
 }
 
-/// Moves all of a file with so many requests at a time.
+/// Transfers a whole file with `at_a_time` requests in flight.
 fn transfer(
     objects: &Objects,
     file: &Arc<File>,
@@ -128,7 +130,7 @@ fn cpu_seconds() -> [f64; 2] {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
     let fields: Vec<&str> = fields.split(' ').collect();
-    // A tick is 10 ms on Linux wherever it shows.
+    // A clock tick is 10 ms on every Linux that shows one here.
     [11, 12].map(|field: usize| fields[field].parse::<f64>().unwrap() / 100.0)
 }
 

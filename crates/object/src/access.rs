@@ -1,4 +1,4 @@
-//! How a request that the client library has no call for is addressed and signed.
+//! Addresses and signs the requests that the client library has no call for.
 
 use std::io;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use url::Url;
 use crate::ask::Ask;
 use crate::refusal::Refusal;
 
-/// How long a signature is good for: the clocks may differ by some minutes.
+/// How long a signature is valid; the two clocks may differ by some minutes.
 const SIGNATURE_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// Makes requests of what is asked, each with a signature of its own.
+/// Builds HTTP requests from an [`Ask`], each with its own signature.
 #[async_trait]
 pub(crate) trait Access: Send + Sync {
     /// A request to the store.
     ///
     /// # Errors
-    /// Where no credentials were had, or a name makes no request.
+    /// No credentials could be obtained, or a header or URL is invalid.
     async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal>;
 }
 
-/// S3: the signature is in the URL.
+/// S3: the URL carries the signature.
 pub(crate) struct OfAmazon(pub(crate) Arc<dyn Signer>);
 
 #[async_trait]
@@ -47,7 +47,7 @@ impl Access for OfAmazon {
 
 type Provided<T> = Arc<dyn CredentialProvider<Credential = T>>;
 
-/// What a request is signed with, if it is.
+/// Fetches the credential that requests are signed with, if any.
 async fn had<T>(credentials: Option<&Provided<T>>) -> Result<Option<Arc<T>>, Refusal> {
     match credentials {
         Some(credentials) => match credentials.get_credential().await {
@@ -58,11 +58,11 @@ async fn had<T>(credentials: Option<&Provided<T>>) -> Result<Option<Arc<T>>, Ref
     }
 }
 
-/// Google: a token goes with each request.
+/// Google: each request carries a bearer token.
 pub(crate) struct OfGoogle {
-    /// That of the bucket.
+    /// URL of the bucket.
     pub(crate) url: Url,
-    /// None where nobody has to say who asks.
+    /// `None` for anonymous requests.
     pub(crate) credentials: Option<Provided<GcpCredential>>,
 }
 
@@ -80,12 +80,12 @@ impl Access for OfGoogle {
     }
 }
 
-/// Azure: the whole request is signed, or has a token, or a signature that somebody was given.
+/// Azure: the request is signed as a whole, or carries a token or a shared access signature.
 pub(crate) struct OfAzure {
-    /// That of the container.
+    /// URL of the container.
     pub(crate) url: Url,
     pub(crate) account: String,
-    /// None where nobody has to say who asks.
+    /// `None` for anonymous requests.
     pub(crate) credentials: Option<Provided<AzureCredential>>,
 }
 
@@ -102,7 +102,7 @@ impl Access for OfAzure {
     }
 }
 
-/// What is asked of an object, or of the bucket where it has no key.
+/// URL of an object, or of the bucket when the key is empty.
 fn url_of(bucket: &Url, ask: &Ask<'_>) -> Url {
     let mut url = bucket.clone();
     if let Ok(mut path) = url.path_segments_mut() {
@@ -123,8 +123,8 @@ fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, Refusal> {
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
     if matches!(ask.method, Method::POST | Method::PUT) {
-        // The client says none of a body without bytes, and Google answers that with 411; Azure's signature
-        // is of it too.
+        // The client omits the length of an empty body; Google answers that with 411, and Azure's
+        // signature covers the length.
         headers.insert(CONTENT_LENGTH, HeaderValue::from(ask.body_bytes()));
     }
     Ok(request)

@@ -8,17 +8,17 @@ use object_store::path::Path as Key;
 
 use crate::provider::Provider;
 
-/// What a bucket is called, and whose it is.
+/// Provider and name of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Whose it is, and so what the URL begins with.
+    /// The provider, which the URL's scheme names.
     pub provider: Provider,
     /// The bucket, or container.
     pub bucket: String,
 }
 
 impl Address {
-    /// Whose bucket a path names; `None` where it is none of a URL of objects.
+    /// The bucket that a path names; `None` for a path that is no object URL.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a URL without a bucket.
@@ -36,7 +36,7 @@ impl Address {
         Ok(Some(Address { provider, bucket }))
     }
 
-    /// The key that a path of this bucket is.
+    /// The key of a path in this bucket.
     pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
         let inside = split(path).and_then(|(provider, rest)| {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));

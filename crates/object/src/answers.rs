@@ -1,6 +1,7 @@
-//! Answers of a store that refuse, told apart before the client library sees them.
+//! Inspects a store's error responses before the client library sees them.
 //!
-//! It keeps of them a text that repeats itself, and no header: not the region that a bucket is in.
+//! The library keeps only a repetitive text of an error response and none of its headers, such as
+//! the bucket's region.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -19,18 +20,18 @@ use object_store::{ClientOptions, Result};
 use crate::provider::Provider;
 use crate::refusal::Refusal;
 
-/// What a request has whose signature is in its URL.
+/// Query parameter of a request whose URL carries its signature.
 const SIGNED_URL: &str = "X-Amz-Signature=";
 
-/// How long a store is looked for that has never answered: rather than that it starts again, its name
-/// is wrong.
+/// How long to retry a store that has never answered: its name is more likely wrong than the
+/// server restarting.
 const SEARCH_MAX: Duration = Duration::from_secs(5);
 
-/// Makes clients that tell why a store refused.
+/// Makes HTTP clients whose errors say why a store refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     provider: Provider,
-    /// Whether what is not signed is asked of a store, not of a service for credentials.
+    /// Whether unsigned requests go to the store rather than to a credential service.
     is_anonymous: bool,
     reached: Arc<Reached>,
 }
@@ -45,7 +46,7 @@ impl Connector {
     }
 }
 
-/// Whether a store was ever reached, and since when that is tried.
+/// Whether the store has ever answered, and when the first attempt failed.
 #[derive(Debug, Default)]
 struct Reached {
     has_answered: AtomicBool,
@@ -92,7 +93,7 @@ impl HttpService for Answers {
         let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
         if is_for_credentials && (status.is_client_error() || status.is_server_error()) {
             let refusal = Refusal::of_service(*provider, status);
-            // Those of AWS that last mean something to the library.
+            // The library interprets AWS's permanent errors of this kind itself.
             if refusal.is_passing || *provider != Provider::Amazon {
                 return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
             }
@@ -104,24 +105,25 @@ impl HttpService for Answers {
         let body = body.bytes().await?;
         let mut refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
         if is_listing && refusal.is_of_nothing() {
-            // Where nothing is a listing is empty.
+            // An empty prefix gives an empty listing, never 404.
             refusal = Refusal::nonsense("there is no such listing");
         }
         if makes {
             refusal = refusal.of_making();
         }
-        // The library makes something of these. No condition has failed of a request that has none.
+        // The library interprets these responses. A condition cannot fail for a request that has
+        // none.
         let is_answer = is_read || is_conditional;
         if refusal.is_of_nothing() || (is_answer && refusal.is_of_condition(status, is_read)) {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
-        // It repeats nothing, whatever this is called.
+        // The library retries nothing, whatever this error's kind.
         Err(HttpError::new(HttpErrorKind::Unknown, refusal))
     }
 }
 
 impl Reached {
-    /// Has nobody go on for long with what never worked.
+    /// Stops retries of a store that has never answered, after [`SEARCH_MAX`].
     fn failed(&self, provider: Provider, error: HttpError, is_for_credentials: bool) -> HttpError {
         let since = self.tried.get_or_init(Instant::now).elapsed();
         let is_hopeless = since > SEARCH_MAX && !self.has_answered.load(Ordering::Relaxed);

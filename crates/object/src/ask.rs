@@ -1,4 +1,4 @@
-//! What a store is asked for in our own words, and what it answers.
+//! Requests that this crate composes itself, and their responses.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use http::Method;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use object_store::path::Path as Key;
 
-/// How long an answer may take that needs no work.
+/// How long a response may take that needs no work of the store.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// What a line carries at least: below that it counts as broken. Of a connection whose other end is
-/// gone the system knows after 30 seconds (`TCP_USER_TIMEOUT`).
+/// Slowest transfer rate in bytes a second before a connection counts as broken. The system
+/// notices a dead peer after 30 seconds (`TCP_USER_TIMEOUT`).
 const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
 /// One request, which may be sent several times.
@@ -47,7 +47,7 @@ impl<'a> Ask<'a> {
         self
     }
 
-    /// What is sent, in whose time the line may be slow.
+    /// Sets the body and extends the time limit by what a slow connection needs to send it.
     pub(crate) fn body(mut self, body: Bytes) -> Ask<'a> {
         self.time_max += Duration::from_secs(body.len() as u64 / BYTES_PER_SECOND_MIN);
         self.body = body;
@@ -58,19 +58,19 @@ impl<'a> Ask<'a> {
         self.body.len() as u64
     }
 
-    /// How long it may take in all.
+    /// Time limit of the whole request.
     pub(crate) fn time_max(&self) -> Duration {
         self.time_max
     }
 
-    /// What the store has to do besides.
+    /// Extends the time limit by the time that the store works on the request.
     pub(crate) fn work(mut self, time: Duration) -> Ask<'a> {
         self.time_max += time;
         self
     }
 }
 
-/// An answer that does not refuse.
+/// A successful response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,

@@ -1,6 +1,6 @@
-//! The buckets that a process has to do with, and how each is reached.
+//! The buckets that a process uses, and how each is reached.
 //!
-//! A bucket is opened once a process: its connections are shared by all who save and load there.
+//! A process opens each bucket once, so all saves and loads share its connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,7 @@ use crate::remote::Remote;
 
 #[derive(Default)]
 struct Buckets {
-    /// How they are reached, as far as the environment does not say.
+    /// Settings of each bucket; the environment supplies the rest.
     remotes: HashMap<Address, Remote>,
     open: HashMap<Address, Arc<Objects>>,
 }
@@ -25,10 +25,11 @@ fn with<T>(work: impl FnOnce(&mut Buckets) -> T) -> T {
     work(buckets.get_or_insert_default())
 }
 
-/// The bucket that a path is in; `None` where the path is none of a URL of objects.
+/// The bucket of a path; `None` for a path that is no object URL.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a URL without a bucket, and for options that make no client.
+/// [`io::ErrorKind::InvalidInput`] for a URL without a bucket, and for options that no client can
+/// be made from.
 pub fn at(path: &Path) -> io::Result<Option<Arc<Objects>>> {
     let Some(address) = Address::of(path)? else {
         return Ok(None);
@@ -44,10 +45,10 @@ pub fn at(path: &Path) -> io::Result<Option<Arc<Objects>>> {
     })
 }
 
-/// From now on this process reaches a bucket so. What is left open the environment says, which is read
-/// anew.
+/// Sets how this process reaches a bucket from now on. The environment supplies unset options and
+/// is read again.
 pub fn reach(address: Address, remote: Remote) {
-    // What was there before is dropped without the lock.
+    // The old client is dropped after the lock is released.
     let _old = with(|buckets| {
         let open = buckets.open.remove(&address);
         (open, buckets.remotes.insert(address, remote))

@@ -1,22 +1,23 @@
-//! Small objects that are put on a condition, and what came of it.
+//! Conditional writes and removals of small objects, and how their outcome is decided.
 //!
-//! A store takes an object only where there is none by its key (`If-None-Match: *`), or only in the
-//! place of the one that was seen (`If-Match`). Its answer may be lost, or be an error to a request that
-//! it has carried out all the same, or carries out later. So anything but a yes is decided by a look at
-//! what is there:
+//! A store accepts an object only if its key is free (`If-None-Match: *`), or only in place of
+//! the object that was seen (`If-Match`). Its response may be lost, or may be an error although
+//! the store has carried out the request or carries it out later. So any response but success is
+//! decided by reading the key:
 //!
-//! - What was put: done, by whichever request. It carries an id that nobody else draws.
-//! - Something else: refused, and a request of ours that is still on its way will be too. Where it was to
-//!   take the place of another one, and a request may have been carried out, it may also have done so
-//!   and have been replaced in turn: that is undecided.
-//! - Something else is believed when it is seen twice: bytes may change on their way.
-//! - What was there before: that is not final. The same bytes are put again; whichever request comes
-//!   first counts, and the others change nothing.
+//! - The bytes that were put: success, whichever request stored them. They contain an id that
+//! no other process draws.
+//! - Other bytes: refused, and a request of ours still on its way will be refused too. If the put
+//!   was to replace an object and a request may have been carried out, ours may have been stored
+//!   and then replaced: the outcome is undecided.
+//! - Other bytes are read twice before they are believed, because bytes may change on their way.
+//! - The bytes that were there before: not final. The same bytes are put again; whichever request
+//!   arrives first takes effect, and the others change nothing.
 //!
-//! Each request is sent once, as the client's own repetitions would hide which of them was refused.
-//! Where nothing decides for as long as the caller has patience, the error has no kind that a store
-//! gives for a refusal ([`io::ErrorKind::Other`]), and what was sent may yet be carried out: for as long
-//! as its signature is good, 15 minutes on S3.
+//! The client sends each request once, as its own retries would hide which of them was
+//! refused. If nothing decides within the caller's patience, the error's kind is
+//! [`io::ErrorKind::Other`], which no store's refusal has, and the request may still be carried
+//! out while its signature is valid, which is 15 minutes on S3.
 
 use std::io;
 use std::time::Duration;
@@ -30,26 +31,26 @@ use crate::kin::{Kin, kind_of};
 use crate::provider::only_over;
 use crate::tries::first_pause;
 
-/// Between two repetitions, each of which waits twice as long as the one before.
+/// Longest pause between two retries; each pause is twice as long as the one before.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Where an object may be put.
+/// The condition on a put.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Wherever its key says.
+    /// Unconditional.
     Any,
-    /// Where there is none.
+    /// Only if the key is free.
     Free,
-    /// Where there is one with these bytes. With its version nobody looks what is there before it is put.
+    /// Only in place of these bytes. A known version saves reading the object before the put.
     Of(Bytes, Option<String>),
 }
 
-/// Puts a text under a key, if its place lets it.
+/// Puts a text under a key if its condition holds.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] where something else is there, [`io::ErrorKind::NotFound`] where
-/// nothing is whose place it was to take, other kinds but [`io::ErrorKind::Other`] for other refusals,
-/// and that where nobody knows.
+/// [`io::ErrorKind::AlreadyExists`] if other bytes have the key, [`io::ErrorKind::NotFound`] if
+/// the object to be replaced is gone, [`io::ErrorKind::Other`] if the outcome is unknown, and the
+/// store's own kinds for its other refusals.
 pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::Result<()> {
     let mut version = None;
     match &place {
@@ -65,7 +66,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     }
     let begun = Instant::now();
     let mut pause = first_pause(kin.patience);
-    // Whether a request may have been carried out, or may yet be.
+    // Whether a request may have been carried out, or may still be.
     let mut is_open = false;
     loop {
         let options = PutOptions::from(mode(&place, version.clone())?);
@@ -97,11 +98,11 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     }
 }
 
-/// Removes a small object, if it still has these bytes. With its version nobody looks at it before.
+/// Removes a small object if it still has these bytes. A known version saves reading it first.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] where it has others, [`io::ErrorKind::NotFound`] where it is gone, or
-/// has others since somebody looked.
+/// [`io::ErrorKind::AlreadyExists`] if it has other bytes, [`io::ErrorKind::NotFound`] if it is
+/// gone or has changed since it was read.
 pub(crate) async fn remove(
     kin: &Kin,
     key: &Key,
@@ -131,7 +132,7 @@ fn mode(place: &Place, version: Option<String>) -> io::Result<PutMode> {
     }
 }
 
-/// Whether the store has said that it does not do what it was asked for.
+/// Whether the store has said that it did not carry out the request.
 fn is_refusal(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
     matches!(
@@ -140,7 +141,7 @@ fn is_refusal(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// What it is that something else is there, or nothing.
+/// The error for a key that has other bytes (`is_there`) or none.
 fn refused(is_there: bool, place: &Place, is_open: bool) -> io::Error {
     match (is_there, place) {
         (_, Place::Of(..)) if is_open => {
@@ -158,13 +159,13 @@ fn undecided(last: &io::Error) -> io::Error {
 
 type There = Option<(Bytes, Option<String>)>;
 
-/// Whether a look has shown something that is neither what was put nor what was there before.
+/// Whether the key has bytes that are neither the new ones nor the ones to be replaced.
 fn is_other(looked: &io::Result<There>, text: &Bytes, place: &Place) -> bool {
     let is_before = |there: &Bytes| matches!(place, Place::Of(seen, _) if there == seen);
     matches!(looked, Ok(Some((there, _))) if there != text && !is_before(there))
 }
 
-/// Looks at an object and its version, twice where it is not what somebody has seen.
+/// Reads an object and its version, a second time if its bytes are not the expected ones.
 async fn look(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<There> {
     let found = look_as_long_as_it_takes(kin, key).await?;
     match &found {

@@ -1,7 +1,7 @@
-//! The connection string that tools of Azure take from the environment.
+//! The connection string that Azure's tools take from the environment.
 //!
-//! The client library does not know it, and it is what the emulator and the portal hand out. Names of
-//! its parts, and what the emulator is called:
+//! The client library does not read it, although the emulator and the portal hand it out. Its
+//! fields and the emulator's settings:
 //! <https://learn.microsoft.com/azure/storage/common/storage-configure-connection-string>.
 
 use std::collections::HashMap;
@@ -13,11 +13,11 @@ use crate::yes::says_yes;
 
 const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
-/// Where the library is told that there is an emulator, and where that answers.
+/// Variables that tell the client library to use an emulator, and its URL.
 const USES_EMULATOR: &str = "AZURE_STORAGE_USE_EMULATOR";
 const EMULATOR_URL: &str = "AZURITE_BLOB_STORAGE_URL";
 
-/// The emulator with its own account, whose key everybody knows.
+/// The emulator's public account and key.
 const EMULATOR: [(&str, &str); 3] = [
     ("accountname", "devstoreaccount1"),
     (
@@ -27,7 +27,7 @@ const EMULATOR: [(&str, &str); 3] = [
     ("blobendpoint", "http://127.0.0.1:10000/devstoreaccount1"),
 ];
 
-/// What a connection string says.
+/// The fields of a connection string.
 #[derive(Debug, Default)]
 pub(crate) struct Connection(HashMap<String, String>);
 
@@ -67,7 +67,8 @@ impl Connection {
         self.0.get(name)
     }
 
-    /// What it says, or what the environment says else: of a string all counts, as for Azure's own tools.
+    /// A builder from the connection string alone, as Azure's own tools do it, or from the
+    /// environment if there is none.
     pub(crate) fn builder(&self) -> MicrosoftAzureBuilder {
         let mut builder = match self.0.is_empty() {
             true => MicrosoftAzureBuilder::from_env(),
@@ -95,11 +96,11 @@ impl Connection {
                 builder = builder.with_config(key, told);
             }
         }
-        // Where the emulator answers is an endpoint like others.
+        // The emulator's URL is an endpoint like any other.
         builder.with_use_emulator(false)
     }
 
-    /// Where it answers.
+    /// URL of the account.
     pub(crate) fn endpoint(&self) -> Option<String> {
         if let Some(endpoint) = self.get("blobendpoint") {
             return Some(endpoint.trim_end_matches('/').to_owned());

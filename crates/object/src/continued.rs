@@ -1,7 +1,7 @@
-//! Uploads that go on where an earlier process stopped.
+//! Resumes uploads that an earlier process began.
 //!
-//! What was sent already the store itself knows: it is asked, and nothing is written down here. So there is
-//! no moment in which a part is there and nobody knows of it, and any process that has the bytes goes on.
+//! The store itself is asked which parts it has; nothing is recorded locally. So no part can
+//! be stored without being known, and any process with the bytes can resume the upload.
 
 use std::io;
 use std::path::Path;
@@ -17,21 +17,22 @@ use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::uploads::Part;
 
-/// A file of an upload, with what the store has of it.
+/// A file of an upload, with the parts that the store has.
 #[derive(Debug)]
 pub struct Continued {
-    /// What is not there yet is written to it, and a sync ends it. Dropped before that, the upload stays.
+    /// The missing parts are written to it, and a sync completes the upload. Dropping it earlier
+    /// keeps the upload.
     pub file: File,
-    /// The parts that are there.
+    /// The parts that the store has.
     pub parts: Vec<Part>,
 }
 
 impl Objects {
-    /// Goes on with the upload of an object, or begins one. An upload with a part that is not as `is_right`
-    /// wants it is given up.
+    /// Resumes the upload of an object, or begins one. An upload with a part that `is_right`
+    /// rejects is aborted.
     ///
     /// # Errors
-    /// That of the store.
+    /// The store's error.
     pub fn go_on(
         &self,
         path: &Path,
@@ -56,24 +57,24 @@ impl Objects {
         })
     }
 
-    /// Whether the store tells the checksums of parts that it has; else somebody has to
-    /// [`vouch`](Objects::vouch) for their bytes.
+    /// Whether the store reports the checksums of its parts. If not, the caller passes their bytes
+    /// to [`vouch`](Objects::vouch).
     pub fn tells_checksums(&self) -> bool {
         self.provider() != Provider::Google
     }
 
-    /// Says which bytes a part of an upload that goes on has to have: the end of the upload looks at the
-    /// object that was made, and is an error where the store has others.
+    /// Sets the bytes that a part of a resumed upload must have. Completing the upload compares
+    /// them with the object that the store made, and fails if they differ.
     pub fn vouch(&self, file: &File, part: &Part, bytes: &[u8]) {
         if let Some(Written(upload)) = file.stands_for() {
             upload.vouch(part.number, bytes);
         }
     }
 
-    /// Whether an object of so many bytes is there, with this checksum where the store knows one of it.
+    /// Whether an object of `bytes` bytes exists, with this checksum if the store knows one.
     ///
     /// # Errors
-    /// That of the store.
+    /// The store's error.
     pub fn has(&self, path: &Path, bytes: u64, crc64nvme: u64) -> io::Result<bool> {
         let key = self.key(path)?;
         self.run(|kin| async move {
@@ -83,7 +84,8 @@ impl Objects {
     }
 }
 
-/// The newest upload of a key that has parts, all of them right, with those. The others are given up.
+/// Finds the newest upload of a key whose parts all pass `is_right`; aborts the others and those
+/// without parts.
 async fn find(
     kin: &Kin,
     key: &Key,
@@ -91,7 +93,7 @@ async fn find(
 ) -> Result<Option<(String, Vec<Part>)>, Refusal> {
     let mut found = None;
     for (id, parts) in kin.signed.uploads_of(key).await? {
-        // One without parts does not tell whether it has checksums.
+        // An upload without parts does not show whether it has checksums.
         if found.is_none() && !parts.is_empty() && parts.iter().all(&is_right) {
             found = Some((id, parts));
         } else {

@@ -1,4 +1,4 @@
-//! By whose key requests are signed, and how it is had anew before it ends.
+//! Keys that sign requests, and their renewal before they expire.
 
 use std::fmt;
 use std::io;
@@ -14,25 +14,25 @@ use tokio::sync::Mutex;
 
 use crate::refusal::Refusal;
 
-/// How long before its end a key is asked for anew: uploads under way sign their next part with it.
+/// How long before its expiry a key is renewed: uploads in flight sign their next part with it.
 const EARLY: Duration = Duration::from_secs(5 * 60);
 
-/// A key, its secret, and when it ends; or a token, which has no key beside it.
+/// A key, its secret and its expiry; or a token, which needs no key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// The key's name, on Azure the account's; empty where there is a token only.
+    /// The key's name, or the account's on Azure; empty for a token alone.
     pub id: String,
-    /// What requests are signed with; likewise.
+    /// The secret that signs requests; empty for a token alone.
     pub secret: String,
-    /// What goes with a key that ends soon, on S3; elsewhere what goes with each request.
+    /// On S3, the session token of a temporary key; elsewhere the token that each request carries.
     pub token: Option<String>,
-    /// When it ends, if it does.
+    /// When it expires, if it does.
     pub expires: Option<SystemTime>,
 }
 
 impl Keys {
     /// # Errors
-    /// Where it makes no header of a request: the client library would panic.
+    /// A character that no header may contain, on which the client library would panic.
     fn check(&self) -> io::Result<()> {
         let texts = [Some(&self.id), self.token.as_ref()];
         match texts
@@ -57,15 +57,16 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Who is asked for a key, again before it ends. It may take its time: it has a thread of its own.
+/// A function that returns a key, called again before that key expires. It runs on its own thread,
+/// so it may block.
 pub type AskForKeys = Arc<dyn Fn() -> io::Result<Keys> + Send + Sync>;
 
-/// Where a key comes from.
+/// Source of a key.
 #[derive(Clone)]
 pub enum Credentials {
-    /// It is given.
+    /// A fixed key.
     Given(Keys),
-    /// Somebody is asked for it.
+    /// A function that is called for one.
     Asked(AskForKeys),
 }
 
@@ -79,12 +80,12 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Who gives them to the client of a provider.
+    /// A credential provider for the client of a store.
     pub(crate) fn provider<C: OfKeys>(&self) -> Arc<dyn CredentialProvider<Credential = C>> {
         self.provider_of(None)
     }
 
-    /// Those of an account, where a provider has such.
+    /// The same for a named account, where the provider has accounts.
     pub(crate) fn provider_of<C: OfKeys>(
         &self,
         account: Option<String>,
@@ -98,10 +99,10 @@ impl Credentials {
     }
 }
 
-/// What a client signs requests with.
+/// A credential of the client library.
 pub(crate) trait OfKeys: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for what is none of its provider.
+    /// [`io::ErrorKind::InvalidInput`] for keys of another provider.
     fn of(keys: Keys) -> io::Result<Self>;
 }
 
@@ -147,7 +148,7 @@ fn unfit(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Holds a key for as long as it is good.
+/// Caches a key until it expires.
 struct Renewed<C> {
     ask: AskForKeys,
     account: Option<String>,
@@ -212,7 +213,7 @@ impl<C: OfKeys> CredentialProvider for Renewed<C> {
                 });
                 Ok(credential)
             }
-            // Who was asked early has some minutes more to answer.
+            // An early renewal may fail: the old key is valid for some minutes more.
             Err(error) => match &*held {
                 Some(held) if held.is_good(now) => Ok(Arc::clone(&held.credential)),
                 _ => {

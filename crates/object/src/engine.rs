@@ -1,8 +1,8 @@
-//! An engine whose operations are requests.
+//! An engine whose operations are HTTP requests.
 //!
-//! A read is one request for a range, a write one part of an upload. Buffers go to the request and come
-//! back from it: a write is sent from where it lies, a read is copied once, from what the connection
-//! gives out into its final place.
+//! A read is one range request, a write one part of an upload. A request owns its buffer and
+//! returns it: a write is sent without a copy, a read is copied once, from the connection into its
+//! final place.
 
 use std::future::Future;
 use std::io;
@@ -27,7 +27,7 @@ use crate::kin::Kin;
 use crate::refusal::Refusal;
 use crate::runtime;
 
-/// What a request has to bring for patience to begin anew.
+/// Bytes that a request must transfer for the caller's patience to start anew.
 const PROGRESS_BYTES_MIN: usize = 64 << 10;
 
 /// See the module's description.
@@ -37,7 +37,7 @@ pub(crate) struct Requests {
     arrivals: Arrivals,
     done: Sender<Completion>,
     runtime: tokio::runtime::Handle,
-    /// Whether nobody waits for the answers any more.
+    /// Whether the engine was dropped, so that no one reads the responses.
     is_dropped: watch::Sender<bool>,
 }
 
@@ -71,10 +71,10 @@ impl Engine for Requests {
                     let (buf, result) = write(&file, offset, buf, part_bytes, is_dropped).await;
                     (Some(buf), result)
                 }
-                // What is durable says the end of the upload.
+                // Completing the upload makes it durable; a part does not.
                 OpKind::SyncData => (None, Ok(0)),
             };
-            // The file goes before anybody hears of the end.
+            // The file is dropped before the completion is reported.
             drop(file);
             let _ = done.send(Completion { token, buf, result });
         });
@@ -109,7 +109,7 @@ impl Engine for Requests {
 }
 
 impl Drop for Requests {
-    /// Gives up what is in flight, and waits until it has let go: nobody else may have the buffers before.
+    /// Cancels requests in flight and waits until they have returned their buffers.
     fn drop(&mut self) {
         self.is_dropped.send_replace(true);
         let all = self.arrivals.in_flight();
@@ -117,8 +117,9 @@ impl Drop for Requests {
     }
 }
 
-/// What comes of a request, unless its engine is dropped before. A panic, such as the library's own on a
-/// token that makes no header, is an error: an operation that never ended would be waited for for ever.
+/// The request's result, or an error once the engine is dropped. A panic, such as the library's
+/// own on a token that no header may contain, is an error too: the engine would wait forever for
+/// an operation that never completes.
 async fn unless_dropped<T>(
     mut is_dropped: watch::Receiver<bool>,
     request: impl Future<Output = io::Result<T>>,
@@ -132,7 +133,7 @@ async fn unless_dropped<T>(
     }
 }
 
-/// Fills a buffer with bytes of an object, fewer where it ends.
+/// Fills a buffer with bytes of an object, with fewer at its end.
 async fn read(
     kin: &Kin,
     file: &Arc<File>,
@@ -153,7 +154,8 @@ async fn read(
     (buf, read)
 }
 
-/// Reads a range whole. Where an answer breaks, the next one begins at the byte after it.
+/// Reads a whole range. After an interrupted response the next request begins at the following
+/// byte.
 async fn read_into(
     kin: &Kin,
     object: &Object,
@@ -169,21 +171,21 @@ async fn read_into(
             tries = kin.signed.tries();
         }
         if let Some(refusal) = came.refusal {
-            // Who reads it was told that it is there.
+            // The object is known to exist, so a 404 is retried.
             tries.again_for_known(refusal).await?;
         }
     }
     Ok(filled)
 }
 
-/// What came of one request for a range.
+/// The result of one range request.
 struct Came {
     bytes: usize,
-    /// Why there were no more.
+    /// Why the response ended early.
     refusal: Option<Refusal>,
 }
 
-/// Fills `into` with as much of a range as one answer brings.
+/// Fills `into` from one response, as far as that goes.
 async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8]) -> Came {
     let came = |bytes, refusal| Came {
         bytes,
@@ -236,7 +238,7 @@ fn is_not_it(why: impl Into<String>) -> Refusal {
     Refusal::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Sends a buffer as a part.
+/// Sends a buffer as one part.
 async fn write(
     file: &Arc<File>,
     offset: u64,
@@ -248,7 +250,7 @@ async fn write(
     let Some(Written(upload)) = file.stands_for() else {
         return (buf, Err(foreign()));
     };
-    // Not an assertion: nobody would hear of the end of this operation.
+    // An error and not an assertion: a panic would leave the operation without a completion.
     if !offset.is_multiple_of(part_bytes) {
         let detail = format!("a part begins at byte {offset}, in the middle of one");
         return (buf, Err(io::Error::other(detail)));
@@ -256,7 +258,7 @@ async fn write(
     let part = (offset / part_bytes) as usize;
     let (payload, back) = Lent::lend(buf);
     let sent = unless_dropped(is_dropped, upload.send(part, offset, payload)).await;
-    // A connection may let go of the bytes a moment after the answer.
+    // A connection may keep the bytes for a moment after the response.
     let buf = back.await.expect("whoever has the bytes gives them back");
     (buf, sent.map(|()| len))
 }
@@ -265,7 +267,7 @@ fn foreign() -> io::Error {
     io::Error::other("a file of another engine")
 }
 
-/// A buffer that is lent to a request, and comes back when nobody has a byte of it any more.
+/// A buffer lent to a request; it is returned when no view of it is left.
 struct Lent {
     buf: Option<IoBuf>,
     back: Option<oneshot::Sender<IoBuf>>,
@@ -307,7 +309,7 @@ mod tests {
         let request = async move { panics("the library does so") };
         let outcome = runtime::wait(unless_dropped(is_dropped, request));
         let text = outcome.unwrap_err().to_string();
-        // Not that of `wait`, whose task has not ended by it.
+        // Not the error of `wait`, whose task is still running.
         assert_eq!(text, "a request ended by a panic");
     }
 }

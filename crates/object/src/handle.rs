@@ -1,4 +1,4 @@
-//! What the files of this crate stand for.
+//! The objects behind the files of this crate: an object that is read, and an upload.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -20,13 +20,13 @@ use crate::uploads::{Begun, PARTS_MAX, Part, crc32c};
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) bytes: u64,
-    /// Which one it is, once that is known: another one by its name is none of its bytes. Where nobody
-    /// looked at it when it was opened, the answer that comes first tells.
+    /// The object's ETag, so that bytes of another object under the same key are refused. The
+    /// first response sets it if the object was opened without a request.
     tag: OnceLock<Option<String>>,
 }
 
 impl Object {
-    /// One that was looked at.
+    /// An object whose metadata was fetched.
     pub(crate) fn of(meta: ObjectMeta) -> Object {
         Object {
             key: meta.location,
@@ -35,7 +35,7 @@ impl Object {
         }
     }
 
-    /// One that somebody knows the length of.
+    /// An object whose size the caller knows.
     pub(crate) fn known(key: Key, bytes: u64) -> Object {
         Object {
             key,
@@ -44,13 +44,13 @@ impl Object {
         }
     }
 
-    /// The tag that an object has to have to be this one, where that is known.
+    /// The ETag that a response must have, if it is known.
     pub(crate) fn tag(&self) -> Option<String> {
         self.tag.get().cloned().flatten()
     }
 
-    /// Why an answer is none of this object, if it is none. Those to requests that were under way together
-    /// when its tag was not known had no condition, so each is compared with the one that came first.
+    /// Why a response is not of this object, if so. Requests sent before the ETag was known
+    /// carried no condition, so their responses are compared with the first one.
     pub(crate) fn flaw(&self, meta: &ObjectMeta, had_condition: bool) -> Option<String> {
         if meta.size != self.bytes {
             let found = meta.size;
@@ -62,7 +62,7 @@ impl Object {
     }
 }
 
-/// Why what is there by an object's name is not that object.
+/// The error when another object has the key.
 pub(crate) const CHANGED: &str = "another object has its place since it was opened";
 
 impl Elsewhere for Object {
@@ -71,18 +71,20 @@ impl Elsewhere for Object {
     }
 }
 
-/// An object that is written: a text in memory, or parts on their way. Dropped before it is there, it
-/// gives up what the store has of it.
+/// An object that is being written: a small text in memory, or parts in flight. Dropping it before
+/// completion aborts the upload.
 ///
-/// Of one whose size is known beforehand the end begins when its last part is there, as some stores then
-/// copy all of its bytes; and where one part is all of it, it is put at once.
+/// With a size known in advance, the upload completes as soon as its last part has arrived,
+/// because some stores then copy all of its bytes; an object of one part is put with a single
+/// request.
 #[derive(Debug)]
 pub(crate) struct Upload {
     pub(crate) key: Key,
     kin: Kin,
-    /// The upload of parts, once there is one, or why there can be none: each part would ask again.
+    /// The multipart upload once it has begun, or why it cannot begin, so that no part tries
+    /// again.
     begun: OnceCell<Result<Begun, Refusal>>,
-    /// That its end has come; one at a time asks for that.
+    /// Set once the object is complete; one task at a time completes it.
     completed: OnceCell<()>,
     state: Mutex<State>,
 }
@@ -90,23 +92,23 @@ pub(crate) struct Upload {
 #[derive(Debug, Default)]
 struct State {
     text: Bytes,
-    /// Bytes that it will have, where that is known beforehand.
+    /// Size of the whole object in bytes, if known in advance.
     bytes: Option<u64>,
-    /// The object is there, or what the store has of it stays for somebody else.
+    /// The object exists, or its upload is kept for a later process.
     is_kept: bool,
-    /// Somebody has waited for the end, and it was a good one.
+    /// A caller has waited for completion, and it succeeded.
     is_finished: bool,
-    /// Nobody has its file any more.
+    /// The file was dropped.
     is_closed: bool,
-    /// Why nothing is to become of it any more.
+    /// Why the upload cannot complete any more.
     lost: Option<Refusal>,
-    /// The checksums of parts that are about to be sent, by their offsets.
+    /// Checksums of the parts about to be sent, by offset.
     expected: HashMap<u64, u64>,
-    /// The parts that the store has, by their offsets.
+    /// The parts that the store has, by offset.
     parts: BTreeMap<u64, Part>,
 }
 
-/// The file of an upload, which requests under way have a share in.
+/// The file of an upload, which requests in flight share.
 #[derive(Debug)]
 pub(crate) struct Written(pub(crate) Arc<Upload>);
 
@@ -139,7 +141,7 @@ impl Upload {
         }
     }
 
-    /// One that somebody has begun, with the parts that the store has.
+    /// An upload that already exists, with the parts that the store has.
     pub(crate) fn resumed(
         key: Key,
         kin: Kin,
@@ -163,7 +165,7 @@ impl Upload {
         }
     }
 
-    /// One that is begun at once, and stays when it is dropped.
+    /// Begins an upload now that is kept when it is dropped.
     pub(crate) async fn lasting(key: Key, kin: Kin) -> io::Result<Upload> {
         let begun = kin.signed.begin(&key, kin.has_checksums).await?;
         let state = State {
@@ -183,17 +185,17 @@ impl Upload {
         self.state.lock().expect("nothing panics with the lock")
     }
 
-    /// Holds a text.
+    /// Sets the text.
     pub(crate) fn hold(&self, text: &[u8]) {
         self.state().text = Bytes::copy_from_slice(text);
     }
 
-    /// The text that it holds.
+    /// The text.
     pub(crate) fn text(&self) -> Bytes {
         self.state().text.clone()
     }
 
-    /// Has the end of the upload look for these bytes in a part that somebody else has sent.
+    /// Sets the expected bytes of a part that another process has sent; completion compares them.
     pub(crate) fn vouch(&self, number: u32, bytes: &[u8]) {
         let mut state = self.state();
         let mut parts = state.parts.values_mut();
@@ -202,7 +204,7 @@ impl Upload {
         }
     }
 
-    /// Has so many bytes sent, and no more.
+    /// Sets the size of the whole object in bytes.
     pub(crate) fn reserve(&self, bytes: u64) {
         self.state().bytes = Some(bytes);
     }
@@ -249,13 +251,13 @@ impl Upload {
         };
         if is_whole {
             let upload = Arc::clone(self);
-            // Not here: whoever waits for this part wants its memory back.
+            // In a task of its own, because the caller of this part waits for its buffer.
             tokio::spawn(async move { upload.complete_early().await });
         }
         Ok(())
     }
 
-    /// Makes an object of what was sent, or of the text where nothing was.
+    /// Completes the object from its parts, or puts the text if no part was sent.
     pub(crate) async fn finish(&self) -> io::Result<()> {
         if !self.begun.initialized() && !self.completed.initialized() {
             self.kin.put(&self.key, self.text()).await?;
@@ -285,8 +287,8 @@ impl Upload {
         Ok(())
     }
 
-    /// Completes before anybody asks for it. Whoever has closed the file meanwhile has given the object
-    /// up, perhaps before it was there.
+    /// Completes the upload before a sync asks for it, and deletes the object if its file was
+    /// dropped meanwhile.
     async fn complete_early(&self) {
         let completed = self.completed.get_or_try_init(|| self.complete()).await;
         let is_unwanted = {
@@ -298,7 +300,7 @@ impl Upload {
         }
     }
 
-    /// The parts in order, which have to be all there are.
+    /// The parts in order, without a gap.
     fn parts(&self) -> Result<Vec<Part>, Refusal> {
         let mut end = 0;
         let mut parts = Vec::new();
@@ -319,8 +321,8 @@ impl Drop for Upload {
         let is_kept = self.state().is_kept;
         if let (Some(Ok(upload)), false) = (self.begun.take(), is_kept) {
             let (kin, key) = (self.kin.clone(), self.key.clone());
-            // Best effort: a sweep finds what stays. The last reference may go on a thread that must
-            // not wait.
+            // Best effort: a later sweep aborts what stays. Spawned because the last reference may
+            // be dropped on a thread that must not block.
             if let Ok(handle) = runtime::handle() {
                 handle.spawn(async move {
                     let _ = kin.signed.abort(&key, &upload.id).await;

@@ -1,4 +1,4 @@
-//! The client of a bucket, whosever it is.
+//! The client of a bucket, of any provider.
 
 use std::fmt;
 use std::io;
@@ -26,19 +26,19 @@ use crate::signed::Signed;
 use crate::uploads::Part;
 use crate::yes::says_yes;
 
-/// What is asked of it.
+/// A client of a bucket.
 #[derive(Clone)]
 pub(crate) struct Kin {
-    /// It sends a request once: repeated by itself, one that is carried out once only may be refused for its
-    /// own sake. Those that may be repeated are in [`crate::requests`].
+    /// Sends each request once: a retried conditional request may be refused because its first
+    /// attempt succeeded. Requests that may be retried are in [`crate::requests`].
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// The same, for a listing page by page.
+    /// The same client, for paged listings.
     pub(crate) lists: Arc<dyn PaginatedListStore>,
-    /// For how long a request is repeated that gets no answer.
+    /// How long an unanswered request is retried.
     pub(crate) patience: Duration,
-    /// For what the library has no call for.
+    /// Sends the requests that the library has no call for.
     pub(crate) signed: Signed,
-    /// Whether what is uploaded has checksums, if the store knows them.
+    /// Whether uploads carry checksums, if the store supports them.
     pub(crate) has_checksums: bool,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Debug for Kin {
 }
 
 impl Kin {
-    /// The client of a bucket; what `remote` leaves open is taken from the environment.
+    /// Opens the client of a bucket; the environment supplies what `remote` leaves unset.
     pub(crate) fn of(address: &Address, remote: &Remote) -> io::Result<Kin> {
         let remote = &remote.completed(address.provider)?;
         let open = match address.provider {
@@ -60,7 +60,7 @@ impl Kin {
         open(address, remote).map_err(|error| Refusal::of_options(&error).into())
     }
 
-    /// What tells an object from others by its key at another time.
+    /// The version that identifies this object among others of its key.
     pub(crate) fn version(&self, meta: &ObjectMeta) -> Option<String> {
         self.signed.provider().version(UpdateVersion {
             e_tag: meta.e_tag.clone(),
@@ -68,12 +68,12 @@ impl Kin {
         })
     }
 
-    /// Whether the parts of an upload that somebody has begun were sent with checksums.
+    /// Whether the parts of a resumed upload were sent with checksums.
     pub(crate) fn are_checked(&self, parts: &[Part]) -> bool {
         match self.signed.provider() {
-            // It looks at those that it gets, and does not tell them again.
+            // Google checks the checksums that it receives, and does not report them.
             Provider::Google => self.has_checksums,
-            // One part without is enough for there to be none of the object.
+            // If one part has no checksum, the object has none.
             Provider::Amazon | Provider::Azure => {
                 !parts.is_empty() && parts.iter().all(|part| part.crc64nvme.is_some())
             }
@@ -81,22 +81,22 @@ impl Kin {
     }
 }
 
-/// How long a store may be silent while it is read from.
+/// How long a store may be silent during a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the library's own requests are sent with. Of a request as a whole a time limit says nothing of a
-/// slow line, between two of its bytes it does. Parts of uploads do not go this way.
+/// HTTP options of the library's own requests. A time limit for a whole request would fail on slow
+/// connections, so the limit is on the silence between two reads. Upload parts use other options.
 fn library(remote: &Remote) -> ClientOptions {
     client(remote).with_read_timeout(READ_TIMEOUT)
 }
 
 fn client(remote: &Remote) -> ClientOptions {
-    // Who names an endpoint without TLS means it.
+    // An `http://` endpoint is a deliberate choice.
     let is_plain = remote
         .endpoint
         .as_ref()
         .is_some_and(|endpoint| endpoint.starts_with("http://"));
-    // One connection for each request: HTTP/2 would have all share one.
+    // One connection for each request: HTTP/2 would share one among all.
     ClientOptions::new()
         .with_http1_only()
         .with_allow_http(is_plain)
@@ -104,7 +104,7 @@ fn client(remote: &Remote) -> ClientOptions {
         .with_timeout_disabled()
 }
 
-/// The library repeats nothing by itself.
+/// Turns off the library's own retries.
 fn never() -> RetryConfig {
     RetryConfig {
         max_retries: 0,
@@ -112,7 +112,7 @@ fn never() -> RetryConfig {
     }
 }
 
-/// Combines a client of the library with a way to sign.
+/// Combines a client of the library with a way to sign requests.
 fn kin<Client: ObjectStore + PaginatedListStore>(
     address: &Address,
     remote: &Remote,
@@ -200,7 +200,7 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         builder.get_config_value(&key)
     })?;
     if let Some(endpoint) = &remote.endpoint {
-        // With a slash at its end, as the portal shows it, the library would ask for `//CONTAINER`.
+        // With the trailing slash that the portal shows, the library would request `//CONTAINER`.
         builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
     }
     if let Some(Credentials::Given(Keys { id, .. })) = &remote.credentials
@@ -238,7 +238,7 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     kin(address, remote, store, Arc::new(access), &connector)
 }
 
-/// What the library would send with its own requests, and we with none of ours.
+/// Encryption options that the library sends with its own requests, and this crate with none.
 const ENCRYPTION: [&str; 4] = [
     "aws_server_side_encryption",
     "aws_sse_kms_key_id",
@@ -246,7 +246,7 @@ const ENCRYPTION: [&str; 4] = [
     "azure_storage_encryption_key",
 ];
 
-/// Refuses encryption by each request: what a bucket does by itself holds for all that is put there.
+/// Refuses encryption options of single requests; the bucket's own encryption covers every object.
 fn check_no_encryption(said: impl Fn(&str) -> Option<String>) -> object_store::Result<()> {
     let given = ENCRYPTION.into_iter().find(|name| said(name).is_some());
     given.map_or(Ok(()), |name| {
@@ -257,7 +257,7 @@ fn check_no_encryption(said: impl Fn(&str) -> Option<String>) -> object_store::R
     })
 }
 
-/// The account that an endpoint is of: `https://ACCOUNT.blob.…`, or `http://HOST:PORT/ACCOUNT`.
+/// The account in an endpoint: `https://ACCOUNT.blob.…`, or `http://HOST:PORT/ACCOUNT`.
 fn account_of(endpoint: &str) -> Option<String> {
     let url = Url::parse(endpoint).ok()?;
     let below = url.path().trim_matches('/');
@@ -268,7 +268,7 @@ fn account_of(endpoint: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// The URL of what has a name at an endpoint.
+/// The URL of a bucket or container at an endpoint.
 fn below(endpoint: &str, name: &str) -> object_store::Result<Url> {
     let mut url = Url::parse(endpoint).map_err(|error| wrong(format!("{endpoint}: {error}")))?;
     match url.path_segments_mut() {
@@ -285,7 +285,7 @@ fn wrong(text: impl Into<String>) -> object_store::Error {
     }
 }
 
-/// What a store's error is for who asked.
+/// The error that the caller of a request sees.
 #[expect(clippy::needless_pass_by_value, reason = "it stands in `map_err`")]
 pub(crate) fn kind_of(error: object_store::Error) -> io::Error {
     Refusal::of_request(&error).into()

@@ -1,16 +1,18 @@
-//! Objects of S3 and its kin, as the files of a checkpoint.
+//! Object stores (S3, Google Cloud Storage, Azure Blob Storage) as the file system of a
+//! checkpoint.
 //!
-//! [`Objects`] is a [`FileSystem`](penstock_io::file_system::FileSystem) whose paths are URLs, and
-//! [`Objects::engine`] moves the bytes of its files. What a checkpoint is, this crate does not know.
+//! [`Objects`] is a [`FileSystem`](penstock_io::file_system::FileSystem) whose paths are URLs,
+//! and [`Objects::engine`] moves the bytes of its files. This crate does not know the checkpoint
+//! format.
 //!
-//! An object is there whole or not at all, is never changed in part, and has no directory: a
-//! directory is what keys have in common, it is there with the first of them, and making, syncing and
-//! removing one does nothing. No lock is seen by all.
+//! An object exists whole or not at all and is never modified in part. A directory is a common
+//! prefix of keys: it exists while a key has it, and creating, syncing and removing one does
+//! nothing. No lock is visible to all clients.
 //!
-//! Objects of S3 and of stores that speak its protocol, of Google's Cloud Storage and of Azure's Blob
-//! Storage: what differs between them is in `provider`, `access` and `uploads`.
+//! Supported are S3 and stores that speak its protocol, Google Cloud Storage and Azure Blob
+//! Storage; their differences are in `provider`, `access` and `uploads`.
 //!
-//! This is the one crate with an asynchronous runtime; nothing of it shows.
+//! Only this crate has an asynchronous runtime; its public functions are synchronous.
 
 #![forbid(unsafe_code)]
 

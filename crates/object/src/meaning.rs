@@ -1,4 +1,4 @@
-//! What answers that refuse mean, by the codes and the words of each provider.
+//! Maps the error codes of each provider to errors with a remedy.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::provider::Provider;
 
-/// What a store sends with an answer that refuses; of an answer of anybody else's nothing is known.
+/// Body of an error response; empty if it is not in the stores' XML.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Body {
@@ -16,7 +16,7 @@ pub(crate) struct Body {
     pub(crate) region: Option<String>,
 }
 
-/// What stores call it that there is no object by a key; to a request for its head there is no body.
+/// Codes for a missing object; the response to a HEAD request has no body.
 const NOTHING: [&str; 7] = [
     "",
     "NoSuchKey",
@@ -27,10 +27,10 @@ const NOTHING: [&str; 7] = [
     "ResourceNotFound",
 ];
 
-/// What they call it that there is no upload, or not what was sent of it.
+/// Codes for a missing upload or missing parts.
 pub(crate) const NO_UPLOAD: [&str; 2] = ["NoSuchUpload", "InvalidBlockList"];
 
-/// Words of what S3 and its kin say of an object that must not be removed.
+/// Words in the messages with which S3-compatible stores protect an object from removal.
 const LOCKS: [&str; 6] = [
     "object lock",
     "worm",
@@ -40,7 +40,7 @@ const LOCKS: [&str; 6] = [
     "immutable",
 ];
 
-/// What an answer is for who asked.
+/// The kind and message of an error response.
 pub(crate) fn meaning(
     provider: Provider,
     status: StatusCode,
@@ -216,7 +216,7 @@ fn by_status(provider: Provider, status: StatusCode, body: &Body) -> (io::ErrorK
                 message => format!("the store cannot do it ({said}: {message})"),
             },
         ),
-        // Others say with this status that they know no such user.
+        // Some stores use this status for an unknown user.
         StatusCode::NOT_FOUND if NOTHING.contains(&body.code.as_str()) => (
             io::ErrorKind::NotFound,
             "there is no such object".to_owned(),
@@ -246,15 +246,15 @@ fn by_status(provider: Provider, status: StatusCode, body: &Body) -> (io::ErrorK
     }
 }
 
-/// Whether the same request may well be answered otherwise in a moment.
+/// Whether a retry of the same request may soon succeed.
 pub(crate) fn is_passing(status: StatusCode, code: &str) -> bool {
     match status {
         StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE => false,
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => true,
-        // S3 sends these two with 400: a body that came too slowly, or not all of it.
+        // S3 sends 400 with these codes for a body that came too slowly or incomplete.
         StatusCode::BAD_REQUEST => matches!(code, "RequestTimeout" | "IncompleteBody"),
-        // Another request for the same key was under way, or something in between says no more than the status.
-        // One with a condition is not judged by this.
+        // Another request for the same key was in progress, or a proxy sent no more than the
+        // status. A failed condition is decided elsewhere.
         StatusCode::CONFLICT => {
             matches!(code, "" | "OperationAborted" | "ConditionalRequestConflict")
         }

@@ -37,17 +37,17 @@ const MIB: u64 = 1 << 20;
 pub struct Objects {
     address: Address,
     remote: Remote,
-    /// The client, and the process that it is of.
+    /// The client, and the process that made it.
     kin: Mutex<(u32, Kin)>,
-    /// Small files that have no name yet that anybody looks for.
+    /// Small files that have only a temporary name.
     unnamed: Mutex<HashMap<PathBuf, Arc<Upload>>>,
 }
 
 impl Objects {
-    /// The bucket at an address.
+    /// Opens the bucket at an address.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for options that make no client.
+    /// [`io::ErrorKind::InvalidInput`] for options that no client can be made from.
     pub fn open(address: Address, remote: &Remote) -> io::Result<Objects> {
         Ok(Objects {
             kin: Mutex::new((std::process::id(), Kin::of(&address, remote)?)),
@@ -60,7 +60,7 @@ impl Objects {
     /// An engine that moves bytes of files of this bucket.
     ///
     /// # Errors
-    /// [`Error::Engine`] where there are no threads.
+    /// [`Error::Engine`] if its threads cannot be started.
     pub fn engine(&self, queue_depth: usize) -> Result<Opened> {
         let requests = self
             .kin()
@@ -75,15 +75,15 @@ impl Objects {
         })
     }
 
-    /// Bytes that one write moves, but for the last of a file.
+    /// Bytes of one write, except for the last of a file.
     pub fn part_bytes(&self) -> usize {
         self.remote.part_bytes()
     }
 
-    /// Refuses an object that would have more parts than there may be, before anything of it is sent.
+    /// Refuses an object that would have too many parts, before any of it is sent.
     ///
     /// # Errors
-    /// [`io::ErrorKind::FileTooLarge`], which says how large parts have to be.
+    /// [`io::ErrorKind::FileTooLarge`], which names the part size that would do.
     pub fn check_size(&self, bytes: u64) -> io::Result<()> {
         let (parts, part_bytes) = (u64::from(PARTS_MAX), self.part_bytes() as u64);
         if bytes <= parts * part_bytes {
@@ -102,15 +102,15 @@ impl Objects {
         self.address.provider
     }
 
-    /// Requests at a time.
+    /// The number of concurrent requests.
     pub fn connections(&self) -> usize {
         self.remote.connections()
     }
 
-    /// The uploads that are open of what is under a path.
+    /// The open uploads below a path.
     ///
     /// # Errors
-    /// That of the store.
+    /// The store's error.
     pub fn open_uploads(&self, prefix: &Path) -> io::Result<Vec<OpenUpload>> {
         let key = self.address.key(prefix)?;
         let prefix = match key.as_ref() {
@@ -128,8 +128,9 @@ impl Objects {
         runtime::wait(work(self.kin()?))
     }
 
-    /// The client of this process. A fork has none of the threads that its parent's connections are
-    /// served by, so it makes its own, and leaves those alone: closing them may end them for both.
+    /// The client of this process. A forked child has none of the threads that serve its parent's
+    /// connections, so it makes its own client and leaks the old one: closing those connections
+    /// may close them for both.
     fn kin(&self) -> io::Result<Kin> {
         let mut kin = self.kin.lock().expect("nothing panics with the lock");
         let process = std::process::id();
@@ -147,7 +148,7 @@ impl Objects {
     fn head(&self, path: &Path) -> io::Result<ObjectMeta> {
         let key = self.address.key(path)?;
         if key.as_ref().is_empty() {
-            // The bucket itself.
+            // The path names the bucket itself.
             return Err(io::ErrorKind::NotFound.into());
         }
         self.run(|kin| async move { head_of(kin.head(&key).await?) })
@@ -161,12 +162,13 @@ impl Objects {
         }
     }
 
-    /// Puts a text, if that is to be.
+    /// Puts a text if its condition holds.
     fn put(&self, key: Key, text: Bytes, place: Place) -> io::Result<()> {
         self.run(|kin| async move { conditional::put(&kin, &key, text, place).await })
     }
 
-    /// Gives a text that is held here its name, or a small object a second one; returns which one that was.
+    /// Gives a temporary file its name, or copies a small object to a second key; returns the
+    /// version that was copied.
     fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<String>> {
         let (text, version) = match self.unnamed(from) {
             Some(upload) => (upload.text(), None),
@@ -183,9 +185,9 @@ impl Objects {
         Ok(version)
     }
 
-    /// Gives something another name. Of a small object that is a second one first, and the first one goes
-    /// only if it is still what was copied: of several who do so, one gets it. Who dies between the two
-    /// leaves both.
+    /// Renames a file. A small object is copied to the new key first, and the old key is deleted
+    /// only if it still has the copied version, so of several callers one succeeds. A process that
+    /// dies between the two requests leaves both keys.
     fn rename(&self, from: &Path, to: &Path, place: Place) -> io::Result<()> {
         let version = self.name(from, to, place)?;
         if self.take_unnamed(from).is_some() {
@@ -197,9 +199,10 @@ impl Objects {
         if let Err(error) = &removed
             && error.kind() == io::ErrorKind::NotFound
         {
-            // Another one has its place. Where none has, and after any other answer, nobody knows: a
-            // request that something on the way has doubled is refused for its own sake, and the copy
-            // may be all there is.
+            // Another object now has the old key, so the copy is removed. After any other error,
+            // and if the old key is gone, the outcome is unknown: a request that was duplicated on
+            // its way is refused because its first copy succeeded, and our copy may be the only
+            // one left.
             if self.head(from).is_ok() {
                 let _ = self.remove(to);
             }
@@ -228,8 +231,8 @@ impl Objects {
     fn carry_out(&self, change: Change<'_>) -> io::Result<()> {
         let unsupported = |detail: &str| Err(io::Error::new(io::ErrorKind::Unsupported, detail));
         match change {
-            // Directories are what keys have in common; a request that is answered is durable; and an
-            // object has the length of what was sent.
+            // Directories are common prefixes of keys, an answered request is durable, and an
+            // object's length is that of the bytes sent.
             Change::CreateDirectory(_)
             | Change::RemoveDirectory(_)
             | Change::SyncDirectory(_)
@@ -276,7 +279,7 @@ impl FileSystem for Objects {
         self
     }
 
-    /// Nothing is asked of the store: what is made so has a name that nobody else draws.
+    /// Sends no request: the caller draws a name that no other process uses.
     fn create(&self, path: &Path, _: Direct) -> Result<File> {
         let upload = || Ok(Upload::new(self.address.key(path)?, self.kin()?));
         let upload = upload().map_err(|source| failed("create", path, source))?;
@@ -472,7 +475,7 @@ impl Files for Objects {
 }
 
 impl Objects {
-    /// Whether keys begin with a path.
+    /// Looks up a directory: whether any key begins with this path.
     fn look_below(&self, path: &Path) -> io::Result<Found> {
         let key = self.address.key(path)?;
         let below = key.clone();
@@ -488,8 +491,8 @@ impl Objects {
     }
 }
 
-/// The head of an object in an answer. A directory of Azure, an object of no bytes, is refused: some accounts
-/// have such.
+/// The metadata of an object in a response. Azure accounts with directories report each as an
+/// empty object, which is refused.
 fn head_of(found: Got) -> io::Result<ObjectMeta> {
     let mark = Attribute::Metadata("hdi_isfolder".into());
     let is_one = found.attributes.get(&mark);

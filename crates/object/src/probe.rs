@@ -1,11 +1,12 @@
-//! What a store does of what checkpoints hang on, found out by asking it.
+//! Tests a store for the behaviour that checkpoints depend on.
 //!
-//! Stores that speak the protocol of S3 differ where it matters: some take a condition and do not look at
-//! it, some look and then put, so that of two at one moment both win. What a store says of itself does not
-//! tell. So it is asked, with small objects under a key of their own, which are removed in the end.
+//! Stores that speak S3's protocol differ in what matters here: some accept a condition and
+//! ignore it, some check it and then put, so that two concurrent requests both win. A store's
+//! description of itself does not show this, so the probe tests it with small objects under a key
+//! of their own, and removes them at the end.
 //!
-//! What holds here held this once: a race that one of eight won may be lost another time. What does not
-//! hold is certain.
+//! A test that holds has held once: one of eight requests that won a race alone may share it
+//! another time. A test that fails is certain.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -22,38 +23,38 @@ use crate::kin::{Kin, kind_of};
 use crate::objects::Objects;
 use crate::provider::{Provider, only_over};
 
-/// Creates of one key at one moment.
+/// Concurrent puts of one key.
 const RACERS: usize = 8;
 
-/// Races, as one is easily won by luck.
+/// Rounds, because one may pass by luck.
 const RACES: usize = 4;
 
-/// How often a request is sent that a store asks to repeat, or does not answer.
+/// How often a request is sent that gets no answer, or an answer to retry.
 const TRIES_MAX: u32 = 5;
 
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Whether a store does something.
+/// Whether a store has a property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// It has.
     Holds,
-    /// It does not.
+    /// It has not.
     Fails,
-    /// It did not let that be found out.
+    /// The test had no result.
     Unknown,
 }
 
-/// What was found out about one thing that a store is to do.
+/// The result for one property of a store.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// The thing, in a few words.
+    /// The property, in a few words.
     pub name: &'static str,
-    /// Whether it does that.
+    /// Whether the store has it.
     pub verdict: Verdict,
-    /// What that means for checkpoints there.
+    /// The consequence for checkpoints in this store.
     pub meaning: &'static str,
-    /// What was seen, where it does not or that is not known.
+    /// The observation, unless the property holds.
     pub detail: Option<String>,
 }
 
@@ -83,20 +84,20 @@ impl fmt::Display for Finding {
     }
 }
 
-/// That it does something, or what it did instead.
+/// Success, or the observation that contradicts it.
 type Seen = Result<(), String>;
 
-/// Finds out what a store does, under a directory that this process may write to.
+/// Tests a store under a directory that this process may write to.
 ///
 /// # Errors
-/// Where not even a small object can be put there, read back and removed.
+/// A small object cannot be put there, read back and removed.
 pub fn probe(objects: &Objects, directory: &Path) -> io::Result<Vec<Finding>> {
     let drawn = RandomState::new().hash_one(std::process::id());
     let key = objects.key(&directory.join(format!("probe-{drawn:016x}")))?;
     objects.run(|kin| async move {
         let probe = Probe { kin, key };
         let findings = probe.findings().await;
-        // Also where it went wrong.
+        // After a failure too.
         let removed = probe.remove_all().await;
         let findings = findings?;
         removed?;
@@ -106,7 +107,7 @@ pub fn probe(objects: &Objects, directory: &Path) -> io::Result<Vec<Finding>> {
 
 struct Probe {
     kin: Kin,
-    /// What is put has keys below it.
+    /// Prefix of the probe's keys.
     key: Key,
 }
 
@@ -187,7 +188,7 @@ impl Probe {
         Ok(found.bytes)
     }
 
-    /// Puts an object, once; what tells it from others then, or that the store has refused that.
+    /// Puts an object once; returns its version, or `None` if the condition failed.
     async fn put(
         &self,
         key: &Key,
@@ -211,7 +212,7 @@ impl Probe {
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
                 Err(error) if tries >= TRIES_MAX => return Err(error),
-                // Google lets one name be written once a second.
+                // Google allows one write a second for each name.
                 Err(_) => tokio::time::sleep(PAUSE * tries).await,
             }
         }
@@ -276,7 +277,7 @@ impl Probe {
             match winners[..] {
                 [winner] if read == TEXTS[winner] => {}
                 [winner] => return Ok(Err(format!("{winner} won, and {read:?} is there"))),
-                // An answer was lost, and the same request refused.
+                // A response was lost, and the retry of that request refused.
                 [] => return Err(io::Error::other("nobody was told that it won")),
                 _ => return Ok(Err(format!("{} of {RACERS} won", winners.len()))),
             }
@@ -346,7 +347,7 @@ impl Probe {
         })
     }
 
-    /// Puts an empty object with a checksum; tells whether the store took it.
+    /// Puts an empty object with a checksum; returns whether the store accepted it.
     async fn put_nothing(&self, key: &Key, is_right: bool) -> io::Result<bool> {
         match self.kin.signed.put_nothing(key, is_right).await {
             Ok(_) => Ok(true),

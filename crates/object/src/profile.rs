@@ -1,8 +1,8 @@
-//! The files of AWS's tools in a home directory: keys, a region and an endpoint by the name of a profile.
+//! AWS's files in a home directory: the keys, region and endpoint of a profile.
 //!
-//! The format and the names: <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>. What a
-//! profile may say beside `credential_process` to have a key made (single sign-on, roles) is for AWS's own
-//! tool, which a `credential_process` of `aws configure export-credentials` asks.
+//! Format and names: <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>. Of
+//! the ways to obtain a key only `credential_process` is run here; single sign-on and roles need
+//! AWS's own tool, which a `credential_process` of `aws configure export-credentials` calls.
 
 use std::env;
 use std::io;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::credentials::{Credentials, Keys};
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Debug, Default)]
 pub(crate) struct Profile {
     pub(crate) credentials: Option<Credentials>,
@@ -25,17 +25,17 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// The profile that the environment names, or the one by default; nothing where there is none.
+    /// The profile that the environment names, or the default one; empty if there is none.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for one that was named and is not there, and for files that cannot
-    /// be read.
+    /// [`io::ErrorKind::InvalidInput`] for a named profile that does not exist, and for an
+    /// unreadable file.
     pub(crate) fn of_environment() -> io::Result<Profile> {
         let named = env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
         let name = named.as_deref().unwrap_or("default");
         let keys = file("AWS_SHARED_CREDENTIALS_FILE", "credentials")?;
         let config = file("AWS_CONFIG_FILE", "config")?;
-        // In this file all but the one by default are headed `profile NAME`.
+        // In this file every section but the default is headed `profile NAME`.
         let heading = format!("profile {name}");
         let sections = [
             keys.as_ref().and_then(|file| file.section(Some(name))),
@@ -77,13 +77,13 @@ fn credentials(value: impl Fn(&str) -> Option<String>) -> Option<Credentials> {
     Some(Credentials::Asked(Arc::new(move || made_by(&command))))
 }
 
-/// A file of the home directory, or where a variable says that it is.
+/// Loads the file that a variable names, or the default one in the home directory.
 fn file(variable: &str, name: &str) -> io::Result<Option<Ini>> {
     let in_home = || Some(PathBuf::from(env::var_os("HOME")?).join(".aws").join(name));
     let Some(path) = env::var_os(variable).map(PathBuf::from).or_else(in_home) else {
         return Ok(None);
     };
-    // A backslash of a value is one.
+    // A backslash in a value is literal.
     let options = ParseOption {
         enabled_escape: false,
         enabled_quote: false,
@@ -99,7 +99,7 @@ fn file(variable: &str, name: &str) -> io::Result<Option<Ini>> {
     }
 }
 
-/// What a `credential_process` prints.
+/// The output of a `credential_process`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Printed {
@@ -118,7 +118,7 @@ fn made_by(command: &str) -> io::Result<Keys> {
         return Err(io::Error::other(detail));
     }
     let printed: Printed = serde_json::from_slice(&output.stdout)
-        // Its text may hold a part of a secret, the error's does not.
+        // The output may contain a part of a secret; the error's text does not.
         .map_err(|error| io::Error::other(format!("credential_process printed: {error}")))?;
     Ok(Keys {
         id: printed.access_key_id,

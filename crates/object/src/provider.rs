@@ -1,34 +1,34 @@
-//! Whose protocol a store speaks, and what differs between them in words and headers.
+//! The protocol of a store, and the words and headers that differ between protocols.
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use object_store::UpdateVersion;
 
-/// Whose protocol a store speaks.
+/// The protocol of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Provider {
-    /// S3 of Amazon, and of whoever speaks it.
+    /// S3 of Amazon, and stores compatible with it.
     Amazon,
-    /// Cloud Storage of Google, by its XML API.
+    /// Google Cloud Storage, by its XML API.
     Google,
-    /// Blob Storage of Azure.
+    /// Azure Blob Storage.
     Azure,
 }
 
-/// What a URL of a bucket begins with, before its `://`.
+/// URL schemes of buckets, before the `://`.
 pub const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
-/// What somebody has to set or be allowed, by the names of a provider.
+/// Names of a provider's settings and permissions, for remedies.
 pub(crate) struct Words {
-    /// Where a key and its secret are said.
+    /// Where a key and its secret are set.
     pub(crate) keys: &'static str,
-    /// What has to be allowed.
+    /// The permissions that are needed.
     pub(crate) rights: &'static str,
 }
 
 const GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-generation-match");
 
 impl Provider {
-    /// Whose buckets begin so; `None` for nobody's.
+    /// The provider of a URL scheme.
     pub(crate) fn of(scheme: &str) -> Option<Provider> {
         use Provider::{Amazon, Azure, Google};
         let all = [Amazon, Google, Azure];
@@ -44,7 +44,7 @@ impl Provider {
         }
     }
 
-    /// Whether a request is one to the store, as the library makes it; others are for credentials.
+    /// Whether the library sent this request to the store, rather than to a credential service.
     pub(crate) fn is_asked(self, headers: &HeaderMap) -> bool {
         match self {
             Provider::Amazon => headers.contains_key("x-amz-content-sha256"),
@@ -53,7 +53,8 @@ impl Provider {
         }
     }
 
-    /// What tells an object from others by its key at another time: its tag, or on Google its generation.
+    /// The version that identifies an object among others of its key: its ETag, or its generation
+    /// on Google.
     pub(crate) fn version(self, found: UpdateVersion) -> Option<String> {
         match self {
             Provider::Amazon | Provider::Azure => found.e_tag,
@@ -61,7 +62,7 @@ impl Provider {
         }
     }
 
-    /// The header of a request that is to be carried out only while there is the object of this version.
+    /// The header that makes a request depend on an object's version.
     pub(crate) fn condition(self, version: &str) -> Option<(HeaderName, HeaderValue)> {
         let name = match self {
             Provider::Amazon | Provider::Azure => IF_MATCH,
@@ -79,7 +80,7 @@ impl Provider {
         query.split('&').any(|pair| pair == words)
     }
 
-    /// Whether a request is carried out only where something holds.
+    /// Whether a request has a condition.
     pub(crate) fn is_conditional(self, headers: &HeaderMap) -> bool {
         match self {
             Provider::Amazon | Provider::Azure => {
@@ -108,7 +109,7 @@ impl Provider {
     }
 }
 
-/// A condition of the library's own requests; each provider looks at one of the two.
+/// A condition for the library's own requests; each provider reads one of the two fields.
 pub(crate) fn only_over(version: String) -> UpdateVersion {
     UpdateVersion {
         e_tag: Some(version.clone()),

@@ -1,7 +1,7 @@
-//! Why a store did not do what it was asked for, in one sentence that says what to do about it.
+//! Errors of a store, each in one sentence with its remedy.
 //!
-//! An answer that refuses has a status, and mostly a body of XML with a code, which tells more. To a
-//! request for the head of an object there is no body, so the status alone has to do.
+//! An error response has a status and usually an XML body with a code, which is more precise.
+//! A HEAD request has no body in its response, so only the status is known.
 
 use std::error::Error;
 use std::fmt;
@@ -21,9 +21,9 @@ pub(crate) struct Refusal {
     kind: io::ErrorKind,
     text: String,
     code: String,
-    /// Whether the same request may well be answered otherwise in a moment.
+    /// Whether a retry of the same request may soon succeed.
     pub(crate) is_passing: bool,
-    /// For how long the store asks to be left alone.
+    /// The pause before a retry that the store asks for.
     pub(crate) pause: Option<Duration>,
 }
 
@@ -38,7 +38,7 @@ impl Refusal {
         }
     }
 
-    /// One that may not come again.
+    /// An error that a retry may not repeat.
     pub(crate) fn passing(kind: io::ErrorKind, text: impl Into<String>) -> Refusal {
         Refusal {
             is_passing: true,
@@ -46,7 +46,7 @@ impl Refusal {
         }
     }
 
-    /// The one that an answer is.
+    /// The error in a response.
     pub(crate) fn of_answer(
         provider: Provider,
         status: StatusCode,
@@ -62,7 +62,8 @@ impl Refusal {
         }
         let region = header("x-amz-bucket-region").map(str::to_owned);
         let region = region.or_else(|| body.region.clone()).or_else(|| {
-            // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'", in quotes of either kind.
+            // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'", in single or double
+            // quotes.
             let (_, rest) = body.message.split_once("is wrong; expecting ")?;
             Some(rest.trim_matches(['\'', '"']).to_owned())
         });
@@ -76,8 +77,8 @@ impl Refusal {
         }
     }
 
-    /// The one within an answer that began as a success, if there is one: what takes long is answered
-    /// before it has ended.
+    /// The error in the body of a successful response, if any: a slow request is answered before
+    /// it has finished.
     pub(crate) fn within(provider: Provider, body: &[u8]) -> Option<Refusal> {
         let text = std::str::from_utf8(body).ok()?;
         let body: Body = quick_xml::de::from_str(text).ok()?;
@@ -92,7 +93,7 @@ impl Refusal {
         })
     }
 
-    /// Why there was no answer.
+    /// Why there was no response.
     pub(crate) fn of_transport(error: &HttpError) -> Refusal {
         if let Some(refusal) = error.source().and_then(|source| source.downcast_ref()) {
             return Refusal::clone(refusal);
@@ -117,18 +118,18 @@ impl Refusal {
         }
     }
 
-    /// Nothing came for too long.
+    /// The store was silent for too long.
     pub(crate) fn silent() -> Refusal {
         Refusal::passing(io::ErrorKind::TimedOut, "the store does not answer in time")
     }
 
-    /// An answer that makes no sense: a bit of it may have changed on its way.
+    /// A response that makes no sense; one of its bits may have flipped on the way.
     pub(crate) fn nonsense(what: &str) -> Refusal {
         let text = format!("the store does not answer as it should: {what}");
         Refusal::passing(io::ErrorKind::InvalidData, text)
     }
 
-    /// The store has made an object of other bytes, which was removed.
+    /// The store made an object of other bytes, and the object was removed.
     pub(crate) fn of_other_bytes() -> Refusal {
         let text = "the store made an object of other bytes than it was sent";
         Refusal {
@@ -137,15 +138,15 @@ impl Refusal {
         }
     }
 
-    /// There are no credentials, and no service of the machine that would give some.
+    /// No credentials are set, and the machine has no service that provides any.
     pub(crate) fn of_nobody(provider: Provider) -> Refusal {
         let text = format!("there are no credentials: set {}", provider.words().keys);
         Refusal::new(io::ErrorKind::PermissionDenied, text)
     }
 
-    /// Options that make no client.
+    /// Options that no client can be made from.
     pub(crate) fn of_options(error: &object_store::Error) -> Refusal {
-        // The first says that it is one of options; others repeat what they come from.
+        // The first cause only says that options are wrong; each cause repeats its source.
         let mut text = String::new();
         for cause in causes(error).skip(1) {
             let cause = cause.to_string();
@@ -158,7 +159,7 @@ impl Refusal {
         Refusal::new(io::ErrorKind::InvalidInput, text)
     }
 
-    /// A service that gives credentials gave none.
+    /// A credential service returned an error.
     pub(crate) fn of_service(provider: Provider, status: StatusCode) -> Refusal {
         let (keys, code) = (provider.words().keys, status.as_u16());
         let text = format!("no credentials were had of the service for them ({code}): set {keys}");
@@ -168,7 +169,7 @@ impl Refusal {
         }
     }
 
-    /// The one in an error of the library.
+    /// The error within an error of the library.
     pub(crate) fn of_store(error: &object_store::Error) -> Refusal {
         use object_store::Error as Store;
         for error in causes(error) {
@@ -198,8 +199,8 @@ impl Refusal {
         }
     }
 
-    /// The one in an error of the library, which it made of an answer of the store. One that it could make
-    /// nothing of is nonsense.
+    /// The error within a library error about a store's response. An unrecognised one is an
+    /// unintelligible response.
     pub(crate) fn of_request(error: &object_store::Error) -> Refusal {
         use object_store::Error::{Generic, InvalidPath};
         let is_known =
@@ -214,18 +215,18 @@ impl Refusal {
         }
     }
 
-    /// Whether the store got other bytes than were sent.
+    /// Whether the store received other bytes than were sent.
     pub(crate) fn is_of_changed_bytes(&self) -> bool {
         self.kind == io::ErrorKind::InvalidData
     }
 
-    /// Whether the upload is not there: it was completed, or somebody has ended it.
+    /// Whether the upload does not exist: it was completed or aborted.
     pub(crate) fn is_of_no_upload(&self) -> bool {
         NO_UPLOAD.contains(&self.code.as_str())
     }
 
-    /// Whether the condition of a request did not hold: with the same status Azure tells of leases, policies
-    /// and containers, which have meanings of their own.
+    /// Whether the condition of a request failed. Azure uses the same status for leases, policies
+    /// and containers, which have other kinds.
     pub(crate) fn is_of_condition(&self, status: StatusCode, is_read: bool) -> bool {
         let may_be = match status {
             StatusCode::PRECONDITION_FAILED => true,
@@ -240,12 +241,12 @@ impl Refusal {
         self.code == OTHER_BYTES
     }
 
-    /// Whether there is nothing by that key.
+    /// Whether the key has no object.
     pub(crate) fn is_of_nothing(&self) -> bool {
         self.kind == io::ErrorKind::NotFound
     }
 
-    /// The same, of a request that makes something: that it is not there is no answer to that.
+    /// The same for a request that creates an object, where "not found" makes no sense.
     pub(crate) fn of_making(self) -> Refusal {
         match self.is_of_nothing() {
             true => Refusal::nonsense("there is no such object, which was to be made"),
@@ -253,13 +254,13 @@ impl Refusal {
         }
     }
 
-    /// Whether the store would take it without a checksum.
+    /// Whether the store would accept the request without a checksum.
     pub(crate) fn is_of_checksums(&self) -> bool {
         let names_them = self.text.to_ascii_lowercase().contains("checksum");
         names_them && !self.is_of_changed_bytes() && !self.is_passing
     }
 
-    /// The same, after it has come so often.
+    /// The same after several attempts.
     pub(crate) fn after(mut self, tries: u32, elapsed: Duration) -> Refusal {
         if tries > 1 {
             self.text = format!("{}, {tries} times in {} s", self.text, elapsed.as_secs());
@@ -276,16 +277,16 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// An object that was made of other bytes than its parts were to have, and is gone again.
+/// Code of the error for an object whose bytes differ from its parts, which was removed.
 const OTHER_BYTES: &str = "OtherBytes";
 
-/// Whether an error is what a store of objects said, whose text says what to do about it.
+/// Whether an error is a store's, whose text contains the remedy.
 pub fn says_what_to_do(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
 }
 
-/// Whether an error says that nothing is left of an upload, so that it may be begun anew: somebody has ended
-/// it, or there were other bytes in it.
+/// Whether an error says that an upload is lost and must begin again: it was aborted, or it had
+/// other bytes.
 pub fn is_of_lost_upload(error: &io::Error) -> bool {
     let refusal: Option<&Refusal> = error.get_ref().and_then(|inner| inner.downcast_ref());
     refusal.is_some_and(|refusal| refusal.is_of_no_upload() || refusal.is_of_other_bytes())
@@ -297,7 +298,7 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// An error, and what it comes from, to the end.
+/// An error and all of its sources.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
         let error: &'a (dyn Error + 'static) = *error;
@@ -305,18 +306,18 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// What an error comes from in the end, which says it without those that handed it on.
+/// The last source of an error.
 fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     causes(error).last().expect("it begins with one")
 }
 
-/// Whether an error comes from a status that refuses. That of a store's answer never gets to the library, so it
-/// is one of a service for credentials. The library has no type of it that others may name.
+/// Whether a library error comes from an error status. The library never sees those of the store's
+/// own responses, so it comes from a credential service. The library exports no type for it.
 fn is_of_service(error: &object_store::Error) -> bool {
     causes(error).any(|cause| cause.to_string().contains("returned non-2xx status code"))
 }
 
-/// That of the system which an error comes from.
+/// The operating system's error among the sources.
 fn system_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     causes(error).find_map(|error| error.downcast_ref::<io::Error>())
 }

@@ -1,4 +1,4 @@
-//! How a store of objects is reached, as far as a URL does not say.
+//! Options for reaching an object store, beyond its URL.
 
 use std::env;
 use std::io;
@@ -10,53 +10,52 @@ use crate::profile::Profile;
 use crate::provider::Provider;
 use crate::refusal::Refusal;
 
-/// What a caller may say of a store of objects.
+/// Options of a bucket.
 #[derive(Clone, Debug, Default)]
 pub struct Remote {
-    /// Where the store answers, such as `http://127.0.0.1:7070`; that of the provider if it is not given.
+    /// URL of the store, such as `http://127.0.0.1:7070`; the provider's own by default.
     pub endpoint: Option<String>,
     /// The region of the bucket.
     pub region: Option<String>,
-    /// Who asks. Where it is not given: what the environment says (a key, a web identity), a profile of
-    /// AWS's files, a container's role, the instance's, in this order.
+    /// Source of the key. By default, in this order: the environment (a key, a web identity), a
+    /// profile in AWS's files, a container's role, the instance's role.
     pub credentials: Option<Credentials>,
-    /// Bytes of a part of an upload, a whole number of MiB.
+    /// Bytes of an upload part, a whole number of MiB.
     pub part_bytes: Option<usize>,
-    /// Requests at a time.
+    /// Number of concurrent requests.
     pub connections: Option<usize>,
-    /// For how long a request is repeated that gets no answer.
+    /// How long an unanswered request is retried.
     pub patience: Option<Duration>,
-    /// Whether what is put has a checksum of its bytes, which the store checks; false is for a store
-    /// that refuses requests with one.
+    /// Whether uploads carry a checksum for the store to verify; false for a store that refuses
+    /// such requests.
     pub checksums: Option<bool>,
 }
 
-/// Bytes of a part where nothing else is asked for: the most of one request that is repeated, and few
-/// enough that many are under way.
+/// Default bytes of a part: one retry repeats at most so much, and many parts are in flight.
 const PART_BYTES: usize = 8 << 20;
 
-/// S3 takes no smaller ones, but for the last.
+/// S3 accepts smaller parts only as the last of an object.
 const PART_BYTES_MIN: usize = 5 << 20;
 
 const MIB: usize = 1 << 20;
 
-/// Requests at a time where nothing else is asked for.
+/// Default number of concurrent requests.
 const CONNECTIONS: usize = 24;
 
 const CONNECTIONS_MAX: usize = 256;
 
-/// As long as a server takes to start again.
+/// Long enough for a server to restart.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the environment says that the store answers.
+/// Variables for the store's URL.
 const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
 const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 
-/// With one of these the environment says who asks, before any file does.
+/// Variables for the source of a key; one that is set precedes any file.
 const KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
 
-/// With one of these the environment says who asks of Google.
+/// The same for Google.
 const GOOGLE_KEYS: [&str; 7] = [
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -72,7 +71,7 @@ fn told(names: &[&str]) -> Option<String> {
     names.iter().find_map(value)
 }
 
-/// Where tools of Google are told that an emulator answers, with or without the scheme.
+/// The URL of Google's emulator from its tools' variable, with or without a scheme.
 fn emulator() -> Option<String> {
     let host = told(&["STORAGE_EMULATOR_HOST"])?;
     Some(match host.contains("://") {
@@ -82,12 +81,12 @@ fn emulator() -> Option<String> {
 }
 
 impl Remote {
-    /// With what it leaves open taken from the environment and from the files of the provider's tools,
-    /// as far as the client library does not read them by itself.
+    /// Fills unset options from the environment and the provider's files, as far as the client
+    /// library does not read them itself.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for what has no meaning with this provider, and for files that say
-    /// nothing that makes sense.
+    /// [`io::ErrorKind::InvalidInput`] for an option that this provider does not have, and for
+    /// malformed files.
     pub(crate) fn completed(&self, provider: Provider) -> io::Result<Remote> {
         let mut remote = self.clone();
         let told = match provider {
@@ -107,8 +106,8 @@ impl Remote {
         }
     }
 
-    /// Whether an emulator of Google's answers, and nobody has said who asks: as Google's own tools do,
-    /// nobody is asked for a key then, and none is sent there.
+    /// Whether this is Google's emulator without credentials. Like Google's own tools, this crate
+    /// then fetches and sends no key.
     pub(crate) fn is_of_emulator(&self) -> bool {
         let is_there = self.endpoint.is_some() && self.endpoint == emulator();
         is_there && self.credentials.is_none() && told(&GOOGLE_KEYS).is_none()
@@ -128,25 +127,25 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Bytes of a part: whole MiB, so that digests of chunks are digests of parts.
+    /// Bytes of a part: whole MiB, so that chunk digests are part digests.
     pub fn part_bytes(&self) -> usize {
         let wanted = self.part_bytes.unwrap_or(PART_BYTES);
         wanted.clamp(PART_BYTES_MIN, 1 << 30).next_multiple_of(MIB)
     }
 
-    /// Requests at a time.
+    /// Number of concurrent requests.
     pub fn connections(&self) -> usize {
         self.connections
             .unwrap_or(CONNECTIONS)
             .clamp(1, CONNECTIONS_MAX)
     }
 
-    /// For how long a request is repeated that gets no answer.
+    /// How long an unanswered request is retried.
     pub fn patience(&self) -> Duration {
         self.patience.unwrap_or(PATIENCE)
     }
 
-    /// Whether what is put has a checksum.
+    /// Whether uploads carry a checksum.
     pub fn has_checksums(&self) -> bool {
         self.checksums.unwrap_or(true)
     }

@@ -1,8 +1,8 @@
-//! Requests that the client library makes, repeated until their answers make sense.
+//! Requests that the client library makes, retried until their responses make sense.
 //!
-//! The library sends each request once: it would repeat what its own transport calls broken, and no answer
-//! that is nonsense (a status line or a listing with a flipped bit, a part of an answer that is missing, 404
-//! for a listing). This module repeats all of them, until `patience` has passed.
+//! The library sends each request once. Its own retries cover broken connections, but no
+//! unintelligible response: a flipped bit in a status line or listing, a truncated response, 404
+//! for a listing. This module retries all of them until `patience` has passed.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,21 +18,21 @@ use crate::refusal::Refusal;
 
 const DELIMITER: &str = "/";
 
-/// An object, as far as an answer brought it.
+/// An object, as far as a response contains it.
 pub(crate) struct Got {
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
     pub(crate) bytes: Bytes,
 }
 
-/// The objects directly below a key, and the keys that others have in common.
+/// The objects directly below a key, and the common prefixes.
 pub(crate) struct Listed {
     pub(crate) directories: BTreeSet<Key>,
     pub(crate) objects: Vec<ObjectMeta>,
 }
 
 impl Kin {
-    /// Repeats a request until it is answered. It has to change nothing where it is carried out twice.
+    /// Retries a request until it succeeds. The request must be idempotent.
     async fn ask<T, F>(&self, ask: impl Fn(Arc<dyn ObjectStore>) -> F) -> Result<T, Refusal>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -46,7 +46,7 @@ impl Kin {
         }
     }
 
-    /// The head of an object.
+    /// The metadata of an object.
     pub(crate) async fn head(&self, key: &Key) -> Result<Got, Refusal> {
         let head = GetOptions {
             head: true,
@@ -55,8 +55,8 @@ impl Kin {
         self.get(key, &head, 0).await
     }
 
-    /// The head of an object that has to be there: that it is not may be an answer of nonsense too, so for a
-    /// while the store is asked again.
+    /// The metadata of an object that must exist: its absence may be an unintelligible response,
+    /// so a 404 is retried for a while.
     pub(crate) async fn head_of_known(&self, key: &Key) -> Result<Got, Refusal> {
         let mut tries = self.signed.tries();
         loop {
@@ -67,7 +67,8 @@ impl Kin {
         }
     }
 
-    /// An object, or the range of it that the options name; without its bytes where it has more than these.
+    /// An object, or the range that the options name; without its bytes if there are more than
+    /// `bytes_max`.
     pub(crate) async fn get(
         &self,
         key: &Key,
@@ -93,7 +94,7 @@ impl Kin {
         .await
     }
 
-    /// Puts an object, whatever is there.
+    /// Puts an object unconditionally.
     pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<(), Refusal> {
         self.ask(|store| {
             let (key, payload) = (key.clone(), PutPayload::from(bytes.clone()));
@@ -120,7 +121,7 @@ impl Kin {
         }
     }
 
-    /// Keys below one, some of them where there are many; none only where there are none.
+    /// Some of the keys below one; none only if no such key exists.
     pub(crate) async fn some_below(&self, below: &Key) -> Result<Vec<Key>, Refusal> {
         let mut token = None;
         loop {

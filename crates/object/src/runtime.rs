@@ -1,7 +1,7 @@
-//! The runtimes that the requests of a process run on: one for each priority that somebody asks with.
+//! The asynchronous runtimes of a process, one for each scheduling priority of its callers.
 //!
-//! Whoever works in the background has stepped back before what it serves, and so do the threads that move
-//! its bytes: they have the priority of the thread that has started them.
+//! A caller with lowered priority needs transfers of the same priority, and threads inherit
+//! the nice value of the thread that starts them.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,14 +11,14 @@ use std::sync::Mutex;
 use penstock_io::priority;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Threads that move bytes of requests: sockets are copied from and to, and checksums are made.
+/// Threads that copy to and from sockets and compute checksums.
 const THREADS_MAX: usize = 4;
 
-/// The runtimes by process and nice value. A fork has none of the threads of its parent's, and gets some of
-/// its own; those are left alone, as nothing of them can be ended there.
+/// The runtimes by process and nice value. A forked child has none of its parent's threads, so it
+/// starts its own; the parent's runtimes cannot be shut down there and are leaked.
 static RUNTIMES: Mutex<Option<HashMap<(u32, i32), &'static Runtime>>> = Mutex::new(None);
 
-/// That of this process, and of the priority of this thread.
+/// The runtime for this process and this thread's priority.
 pub(crate) fn handle() -> io::Result<Handle> {
     let mut runtimes = RUNTIMES.lock().expect("nothing panics with the lock");
     let runtimes = runtimes.get_or_insert_default();
@@ -37,7 +37,7 @@ pub(crate) fn handle() -> io::Result<Handle> {
     Ok(made.handle().clone())
 }
 
-/// Waits on this thread, which is none of the runtime's, for what is done there.
+/// Blocks this thread, which is none of the runtime's, until the future completes.
 pub(crate) fn wait<T: Send + 'static>(
     work: impl Future<Output = io::Result<T>> + Send + 'static,
 ) -> io::Result<T> {

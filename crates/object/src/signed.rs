@@ -1,4 +1,4 @@
-//! Requests that the client library has no call for, signed and sent by what it offers.
+//! Signs and sends the requests that the client library has no call for.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) struct Signed {
 }
 
 impl Signed {
-    /// One whose client has no time limit of its own, as that would count the sending too.
+    /// `client` has no time limit of its own, because that would include sending the body.
     pub(crate) fn new(
         provider: Provider,
         access: Arc<dyn Access>,
@@ -43,21 +43,21 @@ impl Signed {
         }
     }
 
-    /// Whose protocol the store speaks.
+    /// The protocol of the store.
     pub(crate) fn provider(&self) -> Provider {
         self.provider
     }
 
-    /// The tries of one request.
+    /// A retry counter for one request.
     pub(crate) fn tries(&self) -> Tries {
         Tries::new(self.patience)
     }
 
-    /// Removes an object. The client library asks for that in bulk, where some stores call it an error
-    /// without a status that there is none.
+    /// Removes an object. The client library's bulk deletion is not used: some stores report a
+    /// missing object there as an error without a status.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] where a store tells that there is none.
+    /// [`io::ErrorKind::NotFound`] if the store reports that there is none.
     pub(crate) async fn delete(&self, key: &Key) -> io::Result<()> {
         Ok(self.ask(&self.deletion(key)).await.map(drop)?)
     }
@@ -66,17 +66,17 @@ impl Signed {
         let ask = Ask::new(Method::DELETE, key);
         match self.provider {
             Provider::Amazon | Provider::Google => ask,
-            // Who has made snapshots of an object wants them gone with it: else it stays.
+            // Azure keeps an object with snapshots unless they are deleted with it.
             Provider::Azure => ask.header(SNAPSHOTS, INCLUDE),
         }
     }
 
-    /// Removes an object if it is still the one that was seen.
+    /// Removes an object if it still has this version.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] where there is none, or another one, and
-    /// [`io::ErrorKind::Unsupported`] where nothing tells one from another. A request whose answer was
-    /// lost is sent again, and refused so if it was carried out.
+    /// [`io::ErrorKind::NotFound`] if there is none or it has another version, and
+    /// [`io::ErrorKind::Unsupported`] without a version. The retry of a request whose response was
+    /// lost gives the first error too, if that request was carried out.
     pub(crate) async fn delete_if(&self, key: &Key, version: Option<&str>) -> io::Result<()> {
         let condition = version.and_then(|version| self.provider.condition(version));
         let (name, value) = condition.ok_or(io::ErrorKind::Unsupported)?;
@@ -86,7 +86,7 @@ impl Signed {
             let refusal = match self.send(&ask).await {
                 Ok((status, answer)) => match self.accept(status, answer) {
                     Ok(_) => return Ok(()),
-                    // Another request for it was under way: nothing is decided by that.
+                    // Another request for the object was in progress, which decides nothing.
                     Err(refusal) if refusal.is_passing => refusal,
                     Err(refusal)
                         if refusal.is_of_condition(status, false) || refusal.is_of_nothing() =>
@@ -101,12 +101,12 @@ impl Signed {
         }
     }
 
-    /// Has a request answered, sending it again where that may help, and signing it anew each time.
+    /// Sends a request, retrying where that may help, each time with a new signature.
     pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         self.ask_for(ask, Ok).await
     }
 
-    /// The same, until somebody can make something of the answer.
+    /// The same, until `read` can interpret the response.
     pub(crate) async fn ask_for<T>(
         &self,
         ask: &Ask<'_>,

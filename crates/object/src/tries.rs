@@ -1,4 +1,4 @@
-//! How often a request is sent, and when.
+//! How often and when a request is retried.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use crate::refusal::Refusal;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The longest that a store's own wish counts.
+/// The longest pause that a store may ask for.
 const WISH_MAX: Duration = Duration::from_secs(30);
 
-/// How long the first repetition waits; who has little patience sees some of them too.
+/// The pause before the first retry; short patience leaves time for several retries too.
 pub(crate) fn first_pause(patience: Duration) -> Duration {
     PAUSE_MIN.min(patience / 16)
 }
 
-/// The time for which a 404 is not believed for an object that has to be there: longer than a replica is behind
-/// the others, and not as long as a server takes to start again.
+/// How long a 404 is not believed for an object that must exist: longer than a replica lags,
+/// shorter than a server's restart.
 const DENIED_MAX: Duration = Duration::from_secs(2);
 
-/// However long they take, as one that gets no answer may use up all patience by itself.
+/// Attempts made however long they take, because one unanswered request may use up all patience.
 const TRIES_MIN: u32 = 3;
 
-/// The tries of one request: as many as patience lasts for, with pauses that grow and are drawn by
-/// chance, so that those who were refused together do not come back together.
+/// The retries of one request: as many as patience allows, with growing randomised pauses, so that
+/// clients refused together do not return together.
 pub(crate) struct Tries {
     pauses: ExponentialBackoff,
     begun: Instant,
@@ -49,16 +49,16 @@ impl Tries {
         }
     }
 
-    /// Waits until it is time for another try.
+    /// Waits for the time of the next attempt.
     ///
     /// # Errors
-    /// With what refused the last one where another would be no use, or patience is at its end.
+    /// Returns `refusal` if a retry cannot help or patience is used up.
     pub(crate) async fn again(&mut self, refusal: Refusal) -> Result<(), Refusal> {
         self.again_within(refusal, self.patience).await
     }
 
-    /// As [`again`](Tries::again), of an object that has to be there: that there is none may be an answer of
-    /// nonsense, too.
+    /// As [`again`](Tries::again), for an object that must exist, where "not found" may be an
+    /// unintelligible response.
     pub(crate) async fn again_for_known(&mut self, mut refusal: Refusal) -> Result<(), Refusal> {
         if !refusal.is_of_nothing() {
             return self.again(refusal).await;
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// How often a request is sent that fails so, each time after so long.
+    /// Attempts at a request that always fails so, each after `each`.
     fn tries(refusal: &Refusal, patience: Duration, each: Duration) -> u32 {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()

@@ -1,11 +1,11 @@
-//! Uploads in parts, in the words of each provider.
+//! Multipart uploads, in the protocol of each provider.
 //!
-//! A part is sent with a checksum of its bytes, which the store looks at. Of the whole object each store
-//! asserts what it can: S3 takes the CRC-64/NVME of it and its size with the end of an upload, Google tells
-//! the CRC-32C of what it has made, and of Azure's blocks the names are listed, which have their checksums in
-//! them. So no store has an object of anything but what was sent.
+//! Each part carries a checksum that the store verifies. The whole object is checked by the
+//! means that each store has: S3 receives its CRC-64/NVME and size on completion, Google reports
+//! the CRC-32C of the object that it made, and the names of Azure's blocks contain their
+//! checksums. So no store has an object of other bytes than were sent.
 //!
-//! [`parts`] is S3's protocol, which Google's has the shapes of, [`blocks`] Azure's.
+//! [`parts`] is S3's protocol and Google's, which has the same shapes; [`blocks`] is Azure's.
 
 mod blocks;
 mod parts;
@@ -25,22 +25,22 @@ use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::signed::Signed;
 
-/// S3 and Google take no more parts of one object; Azure takes five times as many.
+/// S3 and Google accept no more parts for one object; Azure accepts five times as many.
 pub(crate) const PARTS_MAX: u32 = 10_000;
 
-/// What a store moves in a second at least that puts the parts of an object together by copying them.
+/// Slowest rate at which a store assembles an object by copying its parts.
 const ASSEMBLED_BYTES_PER_SECOND_MIN: u64 = 32 << 20;
 
 const OF_AMAZON: HeaderName = HeaderName::from_static("x-amz-checksum-crc64nvme");
 const OF_GOOGLE: HeaderName = HeaderName::from_static("x-goog-hash");
 const OF_AZURE: HeaderName = HeaderName::from_static("x-ms-content-crc64");
 
-/// An upload that was begun and is neither an object yet nor given up.
+/// An upload that is neither completed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenUpload {
-    /// The key that it is of, from the root of the bucket.
+    /// Key of the object, from the root of the bucket.
     pub key: String,
-    /// What the store calls it.
+    /// The store's identifier of the upload.
     pub id: String,
     /// When it was begun, by the store's clock.
     pub initiated: SystemTime,
@@ -49,27 +49,27 @@ pub struct OpenUpload {
 /// A part that a store has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// From 1.
+    /// Counted from 1.
     pub number: u32,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// What the store calls it.
+    /// The store's identifier of the part.
     pub tag: String,
-    /// The CRC-64/NVME of its bytes, where the store knows such.
+    /// The CRC-64/NVME of its bytes, if the store reports one.
     pub crc64nvme: Option<u64>,
-    /// The CRC-32C of its bytes, where they were sent with that.
+    /// The CRC-32C of its bytes, if they were sent with it.
     pub(crate) crc32c: Option<u32>,
 }
 
-/// An upload that is under way.
+/// An upload in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Begun {
     pub(crate) id: String,
-    /// Whether the store checks what comes.
+    /// Whether the store verifies checksums of parts.
     pub(crate) is_checked: bool,
 }
 
-/// What tells bytes from others, as a store takes it.
+/// A checksum of a kind that a store accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checksum {
     Crc64Nvme(u64),
@@ -77,11 +77,11 @@ pub(crate) enum Checksum {
 }
 
 impl Checksum {
-    /// What goes with bytes to a provider. Where that is no CRC-64/NVME, the one that somebody has told
-    /// is looked at here: bytes that have changed in memory since are not sent.
+    /// The checksum that bytes are sent with. If it is no CRC-64/NVME, the digest in `told` is
+    /// verified here, so that bytes that have changed in memory are not sent.
     ///
     /// # Errors
-    /// With a refusal of changed bytes.
+    /// The bytes have changed since they were digested.
     fn of(provider: Provider, bytes: &[u8], told: Option<u64>) -> Result<Checksum> {
         let crc64nvme = || crc_fast::checksum(Crc64Nvme, bytes);
         match provider {
@@ -98,7 +98,7 @@ impl Checksum {
         }
     }
 
-    /// The header that says it.
+    /// The header that carries it.
     fn header(self, provider: Provider) -> (HeaderName, HeaderValue) {
         let (name, text) = match (self, provider) {
             (Checksum::Crc64Nvme(crc), Provider::Azure) => {
@@ -113,7 +113,7 @@ impl Checksum {
         (name, value(&text))
     }
 
-    /// What an answer says of an object.
+    /// The checksum of an object in a response.
     fn said(provider: Provider, answer: &Answer) -> Option<Checksum> {
         match provider {
             Provider::Amazon => read_checksum(answer.header(&OF_AMAZON)?).map(Checksum::Crc64Nvme),
@@ -134,7 +134,7 @@ impl Checksum {
 type Result<T> = std::result::Result<T, Refusal>;
 
 impl Signed {
-    /// Begins an upload, with checksums if they are wanted and the store knows them.
+    /// Begins an upload, with checksums if they are wanted and the store supports them.
     pub(crate) async fn begin(&self, key: &Key, with_checksums: bool) -> Result<Begun> {
         match self.provider() {
             Provider::Azure => Ok(Signed::begin_blocks(with_checksums)),
@@ -142,8 +142,8 @@ impl Signed {
         }
     }
 
-    /// Puts an object as a whole, with its checksum if that is wanted and the store knows such. What
-    /// changes on its way is refused, and sent again.
+    /// Puts a whole object, with its checksum if that is wanted and the store supports it. Bytes
+    /// changed in transit are refused and sent again.
     pub(crate) async fn put(
         &self,
         key: &Key,
@@ -169,7 +169,7 @@ impl Signed {
         }
     }
 
-    /// Sends a part. What changes on its way is refused, and sent again.
+    /// Sends a part. Bytes changed in transit are refused and sent again.
     pub(crate) async fn put_part(
         &self,
         key: &Key,
@@ -195,7 +195,7 @@ impl Signed {
         }
     }
 
-    /// Puts an empty object with its checksum, or with that of other bytes.
+    /// Puts an empty object with its own checksum, or with that of other bytes.
     pub(crate) async fn put_nothing(&self, key: &Key, is_right: bool) -> Result<()> {
         let mut ask = Ask::new(Method::PUT, key);
         if self.provider() == Provider::Azure {
@@ -233,7 +233,7 @@ impl Signed {
         }
     }
 
-    /// Makes an object of the parts of an upload, which are all of its bytes in order.
+    /// Completes an object from the parts of an upload, which are all of its bytes in order.
     pub(crate) async fn complete(&self, key: &Key, upload: &Begun, parts: &[Part]) -> Result<()> {
         match self.provider() {
             Provider::Azure => self.list_blocks(key, parts).await,
@@ -241,17 +241,18 @@ impl Signed {
         }
     }
 
-    /// Gives up an upload; that it is gone already is as good.
+    /// Aborts an upload; one that is already gone counts as aborted.
     pub(crate) async fn abort(&self, key: &Key, id: &str) -> Result<()> {
         match self.provider() {
-            // Nobody can: what belongs to no object goes after a week, or when there is one by its key.
+            // Azure has no abort: unlisted blocks expire after a week, or when an object of their
+            // key is made.
             Provider::Azure => Ok(()),
             Provider::Amazon | Provider::Google => self.abort_parts(key, id).await,
         }
     }
 
-    /// All uploads that are open of keys that begin with `prefix`. Azure has none: what was sent of them
-    /// goes by itself.
+    /// All open uploads of keys that begin with `prefix`. Azure has none: unlisted blocks expire
+    /// by themselves.
     pub(crate) async fn open_uploads(&self, prefix: &str) -> Result<Vec<OpenUpload>> {
         match self.provider() {
             Provider::Azure => Ok(Vec::new()),
@@ -259,7 +260,7 @@ impl Signed {
         }
     }
 
-    /// The uploads of one key with the parts that the store has of each, the last one first.
+    /// The uploads of one key with the parts that the store has, newest first.
     pub(crate) async fn uploads_of(&self, key: &Key) -> Result<Vec<(String, Vec<Part>)>> {
         match self.provider() {
             Provider::Azure => self.uploads_of_blocks(key).await,
@@ -293,11 +294,11 @@ impl Part {
 }
 
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    // One of 32 bits is in the lower half.
+    // A checksum of 32 bits is in the lower half.
     crc_fast::checksum(Crc32Iscsi, bytes) as u32
 }
 
-/// A CRC-64/NVME as S3 writes it.
+/// A CRC-64/NVME in S3's notation.
 fn checksum(crc: u64) -> String {
     BASE64_STANDARD.encode(crc.to_be_bytes())
 }
@@ -313,7 +314,7 @@ fn value(text: &str) -> HeaderValue {
 
 fn parse<T: for<'de> serde::Deserialize<'de>>(body: &[u8]) -> Result<T> {
     let text = std::str::from_utf8(body).map_err(|error| Refusal::nonsense(&error.to_string()))?;
-    // Azure begins with a mark of the order of bytes.
+    // Azure's responses begin with a byte order mark.
     let text = text.trim_start_matches('\u{feff}');
     quick_xml::de::from_str(text).map_err(|error| Refusal::nonsense(&error.to_string()))
 }

@@ -40,7 +40,7 @@ fn blocks_have_checksums_and_become_the_object_that_was_sent() {
     assert_eq!(blocks.len(), 3, "{heads:#?}");
     let is_checked = |head: &&String| head.contains("x-ms-content-crc64: ");
     assert!(blocks.iter().all(is_checked), "{blocks:#?}");
-    // Three blocks and their list: nothing is asked to begin.
+    // Three blocks and their list: beginning sends no request.
     assert_eq!(heads.len(), 4, "{heads:#?}");
     place.uploads_and_removes();
 }
@@ -73,7 +73,7 @@ fn conditions_hold_and_nothing_is_left_of_the_probe() {
     let Some(server) = Azurite::start("conditions_hold") else {
         return;
     };
-    // As the portal shows it.
+    // With the slash that the portal shows.
     let remote = Remote {
         endpoint: Some(server.endpoint() + "/"),
         ..Remote::default()
@@ -121,7 +121,7 @@ fn what_azure_refuses_is_said_with_its_remedy() {
     assert_eq!(region, "az:// has no regions: leave it out");
 }
 
-/// Azure says with one status that a condition did not hold, and that nothing may be done there at all.
+/// Azure uses one status for a failed condition and for an operation that is not allowed at all.
 #[test]
 fn a_lease_is_no_condition_that_did_not_hold() {
     let cases = [
@@ -175,7 +175,7 @@ fn a_lease_is_no_condition_that_did_not_hold() {
     }
 }
 
-/// Accounts with a hierarchical namespace answer for a directory as for an object of no bytes.
+/// Accounts with a hierarchical namespace report a directory as an empty object.
 #[test]
 fn a_directory_of_such_an_account_is_none_of_our_objects() {
     let fake = Fake::start(|request| match request.method.as_str() {

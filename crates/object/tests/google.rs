@@ -1,4 +1,5 @@
-//! Cloud Storage of Google, by its XML API: on a server in memory, as no emulator of it takes uploads.
+//! Google Cloud Storage by its XML API, on a server in memory, because no emulator supports
+//! uploads.
 
 mod common;
 
@@ -65,7 +66,7 @@ fn parts_and_objects_are_what_was_sent() {
     assert!(world.bucket.uploads().is_empty());
     let path = place.at("object");
     upload(&place.objects, &path, &bytes(BYTES)).unwrap();
-    // Begun, three parts, the end, and a look at what the store has made.
+    // Begin, three parts, completion, and a HEAD request for the object that the store made.
     let calls = world.bucket.journal().into_iter().rev().take(2);
     let calls: Vec<Call> = calls.map(|entry| entry.call).collect();
     assert_eq!(calls, [Call::Head, Call::Complete]);
@@ -83,7 +84,7 @@ fn what_is_not_what_was_digested_is_refused() {
 #[test]
 fn parts_of_an_earlier_process_are_gone_on_with() {
     let world = World::new();
-    // The store does not tell their checksums, which it has looked at.
+    // The store does not report the checksums of parts, which it has verified.
     let place = world.place(Remote::default());
     place.goes_on(|part| part.crc64nvme.is_none());
     assert!(world.bucket.uploads().len() == 1);
@@ -116,7 +117,8 @@ fn a_token_that_ends_is_had_anew_in_the_middle_of_an_upload() {
     let count = Arc::clone(&asked);
     let ask = move || {
         let nth = count.fetch_add(1, Ordering::SeqCst);
-        // Each is asked for anew at once: it ends within the minutes in which that is done early.
+        // Each key expires within the time of early renewal, so the next request asks for a new
+        // one.
         let ends = SystemTime::now() + Duration::from_secs(60);
         Ok(keys(token("me", nth), Some(ends)))
     };
@@ -142,7 +144,7 @@ fn an_end_whose_answer_is_lost_is_found_by_what_is_there() {
     let world = World::new();
     let place = world.place(Remote::default());
     world.bucket.forget_uploads();
-    // Begun, three parts, then the end.
+    // Begin, three parts, completion.
     world.bucket.plan("me", 4, Fault::Unanswered);
     upload(&place.objects, &place.at("object"), &bytes(BYTES)).unwrap();
     let read = download(&place.objects, &place.at("object")).unwrap();

@@ -1,4 +1,4 @@
-//! An answer that makes no sense is asked for again, as one that is lost is, whosever store it is of.
+//! An unintelligible response is retried like a lost one, for every provider.
 
 mod common;
 
@@ -20,7 +20,8 @@ const TEXT: &[u8] = b"a text";
 
 const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
-/// A bucket of somebody's behind a server that answers as it should, but for its first answers to some requests.
+/// A bucket behind a server that answers correctly except for its first responses to some
+/// requests.
 struct Place {
     scheme: &'static str,
     objects: Objects,
@@ -79,7 +80,7 @@ impl Place {
         finish(&self.objects, &file)
     }
 
-    /// By the engine, of an object whose length somebody knows.
+    /// Reads through the engine an object whose size is known.
     fn read(&self) -> io::Result<Vec<u8>> {
         let bytes = TEXT.len() as u64;
         let file = self
@@ -102,7 +103,7 @@ impl Place {
     }
 }
 
-/// The answer of a store that works.
+/// The response of a store that works.
 fn right(scheme: &str, request: &Request) -> Reply {
     let dated = |reply: Reply| {
         let reply = reply.header("etag", "\"1\"").header("x-goog-generation", 1);
@@ -188,12 +189,12 @@ fn a_listing_that_makes_no_sense_is_asked_for_again() {
         let flipped = listing(scheme, "run/text").replace("</", "<.");
         for nonsense in [
             Reply::new(200, flipped.as_str()),
-            // The name of no object: a bit of a letter has made a stroke of it.
+            // No object has this name: a flipped bit has turned a letter into a slash.
             Reply::new(200, listing(scheme, "run//ext")),
-            // Cut in its middle, with a length that says so or that does not.
+            // Truncated, with a length that shows it or without.
             Reply::new(200, &flipped.as_bytes()[..20]),
             Reply::new(200, flipped.as_str()).cut(20),
-            // Where nothing is, a listing is empty.
+            // An empty prefix gives an empty listing, not 404.
             Reply::refusal(404, "NoSuchKey", "The specified key does not exist."),
             Reply::new(404, "<html>Not found</html>"),
         ] {
@@ -215,7 +216,7 @@ fn what_is_denied_once_and_known_to_be_there_is_asked_for_again() {
         let place = Place::new(scheme, None, |_| true, vec![nothing()]);
         let found = place.objects.look_again(&place.at("run/text")).unwrap();
         assert_eq!(found.bytes, 6);
-        // Who asks whether something is there is told.
+        // A plain lookup is told at once that the object is missing.
         let place = Place::new(scheme, None, |_| true, vec![nothing()]);
         let found = place.objects.look_at_file(&place.at("run/text"));
         assert_eq!(found.unwrap_err().kind(), ErrorKind::NotFound);
@@ -237,7 +238,7 @@ fn a_conflict_over_a_name_of_its_own_is_no_answer() {
 
 #[test]
 fn a_refusal_without_words_is_no_answer() {
-    // As a proxy in between says it: a conflict of nothing, and that what is to be made is not there.
+    // As a proxy sends it: a conflict without a code, and 404 for an object to be created.
     for status in [404, 409] {
         let no = || Reply::new(status, "");
         let is_put = |request: &Request| matches!(request.method.as_str(), "PUT" | "POST");
@@ -291,7 +292,7 @@ fn what_stays_so_is_an_error_that_says_it() {
                 .to_string()
                 .starts_with("there is no such object, 3 times")
         );
-        // Not that nothing is there.
+        // An error, not an empty listing.
         let place = Place::new(scheme, short, |_| true, denied);
         let error = place.objects.list(&place.at("run")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);

@@ -1,4 +1,4 @@
-//! What is said of a request that is not carried out: why, and what to do.
+//! The message of a refused request: the reason and the remedy.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn impatient() -> Remote {
     }
 }
 
-/// A small object that is put, without parts.
+/// Puts a small object, without parts.
 fn put(objects: &Objects) -> io::Result<()> {
     let file: Arc<File> = Arc::new(objects.create(&at("text"), Direct::Off).unwrap());
     let write = objects.change(Change::Write(&file, b"text"));
@@ -30,7 +30,7 @@ fn put(objects: &Objects) -> io::Result<()> {
     objects.change(Change::SyncData(&file)).map_err(source)
 }
 
-/// What is said of an answer, which is the same whichever request it is to.
+/// The error for a response, which is the same for every request.
 fn said(answer: &Reply) -> (io::ErrorKind, String) {
     let reply = answer.clone();
     let fake = Fake::start(move |_| reply.clone());
@@ -49,7 +49,7 @@ fn said(answer: &Reply) -> (io::ErrorKind, String) {
     (errors[0].kind(), errors[0].to_string())
 }
 
-/// Status, code and message, and what is said of them.
+/// Status, code and message of a response, and the expected error.
 type Case = (u16, &'static str, &'static str, io::ErrorKind, &'static str);
 
 const CASES: [Case; 14] = [
@@ -195,7 +195,7 @@ fn nobody_answers() {
     }
 }
 
-/// By a real server: what it says is what is expected above.
+/// A real server's responses give the errors expected above.
 #[test]
 fn a_server_is_understood() {
     let Some(server) = Server::start("a_server_is_understood") else {

@@ -1,4 +1,4 @@
-//! What is sent again, what is not, and what becomes of requests whose answers are lost.
+//! Which requests are retried, and the outcome of requests whose responses are lost.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::fake::{Fake, Reply, Request};
 use common::{PART_BYTES, at, bytes, download, objects, upload};
 use penstock_object::{Objects, Remote};
 
-/// One part, and a short one.
+/// A full part and a short one.
 const BYTES: usize = PART_BYTES + 12_345;
 
 const OBJECT_BYTES: usize = 300_000;
@@ -21,7 +21,7 @@ fn patient(endpoint: &str) -> Objects {
     objects(endpoint, Remote::default())
 }
 
-/// One that does not try again.
+/// A client that does not retry.
 fn once(endpoint: &str) -> Objects {
     let remote = Remote {
         patience: Some(Duration::ZERO),
@@ -30,7 +30,7 @@ fn once(endpoint: &str) -> Objects {
     objects(endpoint, remote)
 }
 
-/// What S3 answers to the requests of an upload.
+/// S3's responses to the requests of an upload.
 fn uploaded(request: &Request) -> Reply {
     const BEGUN: &str = "<InitiateMultipartUploadResult><UploadId>id&amp;1</UploadId>\
                          </InitiateMultipartUploadResult>";
@@ -47,7 +47,7 @@ fn uploaded(request: &Request) -> Reply {
     }
 }
 
-/// An upload whose requests of one kind get other answers first.
+/// An upload whose requests of one kind first get other responses.
 fn upload_with(
     objects: impl Fn(&str) -> Objects,
     method: &'static str,
@@ -63,7 +63,7 @@ fn upload_with(
     (upload(&objects, &at("object"), &bytes(BYTES)), fake)
 }
 
-/// Answers after which the same request may do.
+/// Responses after which a retry may succeed.
 fn passing() -> Vec<Reply> {
     vec![
         Reply::refusal(503, "SlowDown", "Please reduce your request rate."),
@@ -140,7 +140,8 @@ fn a_success_may_hold_an_error() {
     assert_eq!(fake.count("POST", "uploadId="), 1);
 }
 
-/// An upload whose first end was carried out and not answered, by a store that then knows it no more.
+/// An upload whose first completion was carried out but not answered, by a store that no longer
+/// knows the upload.
 fn ended_before(size: usize, checksum: Option<&'static str>) -> io::Result<()> {
     let mut is_ended = false;
     let fake = Fake::start(move |request| match request.method.as_str() {
@@ -207,8 +208,8 @@ fn a_store_that_does_not_know_checksums_gets_none() {
     }
 }
 
-/// Reads an object of one range; `cuts` says how many bytes come of the first answers. Returns where each
-/// request began, too.
+/// Reads an object as one range; `cuts` is how many bytes each of the first responses contains.
+/// Also returns where each request began.
 fn read_with(cuts: &[usize]) -> (io::Result<Vec<u8>>, Vec<u64>) {
     let object = bytes(OBJECT_BYTES);
     let mut cuts = VecDeque::from(cuts.to_vec());

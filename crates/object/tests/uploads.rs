@@ -1,4 +1,4 @@
-//! What is uploaded arrives as it was sent, or is refused; what is open is found, ended and continued.
+//! Uploads arrive unchanged or are refused; open uploads are listed, aborted and resumed.
 
 mod common;
 
@@ -14,7 +14,7 @@ use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, OpenUpload};
 use penstock_object::Remote;
 
-/// Two parts, and a short one.
+/// Two full parts and a short one.
 const BYTES: usize = 2 * PART_BYTES + 12_345;
 
 #[test]
@@ -44,12 +44,12 @@ fn parts_and_objects_have_checksums() {
     assert_eq!(heads.len(), 5, "{heads:#?}");
 }
 
-/// A proxy that changes a byte of what is uploaded, as often as it is told to.
+/// A proxy that changes a byte of each of the first `times` uploads.
 fn tamperer(server: &Server, times: usize) -> (Proxy, Arc<AtomicUsize>) {
     let done = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&done);
     let proxy = Proxy::start(&server.address, Pace::default(), move |is_up, bytes| {
-        // Heads are shorter: this is within a body.
+        // Heads are shorter, so this is within a body.
         if is_up && bytes.len() > 32 << 10 && count.load(Ordering::SeqCst) < times {
             count.fetch_add(1, Ordering::SeqCst);
             *bytes.last_mut().unwrap() ^= 1;
@@ -107,7 +107,7 @@ fn what_is_not_what_was_digested_is_refused() {
     file.expect(0, || 1);
     let error = send(&objects, &file, &bytes, [0]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
-    // Of a part that nobody has digested it is computed.
+    // The checksum of an undigested part is computed.
     send(&objects, &file, &bytes, [0]).unwrap();
     finish(&objects, &file).unwrap();
     assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
@@ -153,7 +153,7 @@ fn open_uploads_are_found_and_ended() {
     let run = open("run");
     assert!(run[0].begun.elapsed().unwrap().as_secs() < 3600);
     objects.abandon(&run[0]).unwrap();
-    // One that is gone is as good.
+    // Aborting an upload that is gone succeeds.
     objects.abandon(&run[0]).unwrap();
     assert_eq!(paths_of(open("run")), [at("run/b")]);
     assert_eq!(paths_of(open("")), [at("d"), at("run/b"), at("runs/c")]);
@@ -170,7 +170,7 @@ fn an_upload_that_is_dropped_is_given_up() {
     send(&objects, &file, &bytes(PART_BYTES), [0]).unwrap();
     assert_eq!(objects.open_uploads(&at("")).unwrap().len(), 1);
     drop(file);
-    // By a request that nobody waits for.
+    // The abort is a request in the background.
     while !objects.open_uploads(&at("")).unwrap().is_empty() {
         std::thread::yield_now();
     }
@@ -192,7 +192,7 @@ fn an_upload_is_continued_by_what_the_store_has_of_it() {
     assert_eq!(sizes.collect::<Vec<_>>(), [(1, part), (3, last)]);
     assert_eq!(continued.file.len().unwrap(), part + last);
     let file = Arc::new(continued.file);
-    // What is missing is no object.
+    // An upload with a missing part makes no object.
     finish(&objects, &file).unwrap_err();
     send(&objects, &file, &bytes, [1]).unwrap();
     finish(&objects, &file).unwrap();
@@ -237,7 +237,7 @@ fn a_part_begins_where_parts_do() {
     assert!(completed[0].result.is_err());
 }
 
-/// Has the store told how many bytes a file will have.
+/// Reserves the size of a file.
 fn reserve(objects: &penstock_object::Objects, file: &File, bytes: usize) {
     let change = Change::Allocate(file, bytes as u64);
     objects.change(change).unwrap();
@@ -263,7 +263,7 @@ fn what_one_part_is_all_of_is_one_request() {
     );
     assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
 
-    // The sum that was digested is what the store checks, here too.
+    // The store verifies the digest, here too.
     let remote = Remote {
         patience: Some(std::time::Duration::ZERO),
         ..Remote::default()
@@ -289,7 +289,7 @@ fn an_upload_whose_size_is_known_ends_with_its_last_part() {
     send(&objects, &file, &bytes, [1, 2]).unwrap();
     assert!(!server.file("object").exists());
     send(&objects, &file, &bytes, [0]).unwrap();
-    // Nobody has asked for it.
+    // The upload completes before a sync asks for it.
     while !server.file("object").exists() {
         std::thread::yield_now();
     }
@@ -308,7 +308,7 @@ fn an_upload_that_is_dropped_while_it_ends_leaves_no_object() {
     let Some(server) = Server::start("an_upload_that_is_dropped_while_it_ends") else {
         return;
     };
-    // The end is held back until the file is dropped.
+    // Completion is held back until the file is dropped.
     let is_dropped = Arc::new(AtomicUsize::new(0));
     let gate = Arc::clone(&is_dropped);
     let proxy = Proxy::start(&server.address, Pace::default(), move |is_up, bytes| {

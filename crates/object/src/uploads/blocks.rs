@@ -1,8 +1,8 @@
 //! Blocks of Azure: <https://learn.microsoft.com/rest/api/storageservices/put-block>.
 //!
-//! There is no upload to begin: blocks wait under the key of an object until a list of their names makes it
-//! of them. So a name says all that an upload has to know of a block later: whose it is, its number, and the
-//! checksum that the store has looked at.
+//! An upload has no beginning: blocks wait under an object's key until a list of their names
+//! makes the object. So a block's name contains all that resuming needs: its upload, its number,
+//! and the checksum that the store has verified.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -22,10 +22,11 @@ use crate::signed::Signed;
 const BLOB_TYPE: HeaderName = HeaderName::from_static("x-ms-blob-type");
 const BLOCK_BLOB: HeaderValue = HeaderValue::from_static("BlockBlob");
 
-/// Of a block that was sent without a checksum; all names of an object have to be of one length.
+/// Checksum field of a block sent without one; all block names of an object must have the same
+/// length.
 const UNCHECKED: &str = "----------------";
 
-/// What a block is called.
+/// The name of a block.
 struct Name {
     upload: String,
     number: u32,
@@ -41,7 +42,7 @@ impl Name {
         BASE64_STANDARD.encode(format!("{}-{:05}-{checksum}", self.upload, self.number))
     }
 
-    /// The one that a name is; `None` for anybody else's.
+    /// Parses a block's name; `None` for a name of another writer.
     fn parse(name: &str) -> Option<Name> {
         let text = String::from_utf8(BASE64_STANDARD.decode(name).ok()?).ok()?;
         let mut fields = text.splitn(3, '-');
@@ -67,7 +68,7 @@ impl Signed {
         }
     }
 
-    /// A put of an object without blocks.
+    /// Headers of a put of an object without blocks.
     pub(super) fn put_of_blob(ask: Ask<'_>) -> Ask<'_> {
         ask.header(BLOB_TYPE, BLOCK_BLOB)
     }
@@ -94,7 +95,7 @@ impl Signed {
         Ok(Part::sent(number, ask.body_bytes(), &name, checksum))
     }
 
-    /// Makes an object of blocks. Sent once more, it is of the same ones.
+    /// Makes an object of blocks. A retry lists the same blocks.
     pub(super) async fn list_blocks(&self, key: &Key, parts: &[Part]) -> Result<()> {
         let bytes = parts.iter().map(|part| part.bytes).sum::<u64>();
         let list = BlockList {
@@ -131,7 +132,8 @@ impl Signed {
         for (_, parts) in &mut uploads {
             parts.sort_by_key(|part| part.number);
         }
-        // Nothing says which is the last one: the one with the most to go on with is as good.
+        // Azure does not report which upload is newest; the one with the most parts leaves the
+        // least to send.
         uploads.sort_by_key(|(_, parts)| std::cmp::Reverse(parts.len()));
         Ok(uploads)
     }

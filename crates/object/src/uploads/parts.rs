@@ -1,7 +1,7 @@
-//! Uploads as S3 has them, and Google in its XML API.
+//! Multipart uploads of S3, and of Google's XML API.
 //!
-//! Whether a store of S3's kin knows checksums it says when the upload begins; to one that does not, none is
-//! sent. Google checks what it gets in any case.
+//! An S3-compatible store reports when an upload begins whether it supports checksums; a store
+//! that does not is sent none. Google verifies the checksums that it receives in any case.
 
 use std::io;
 use std::time::Duration;
@@ -96,7 +96,8 @@ impl Signed {
                     Some(refusal) => refusal,
                     None if parse::<CompleteMultipartUploadResult>(&answer.body).is_ok() => {
                         return match whole {
-                            // It was not told what to make, so it is asked what it has made.
+                            // The request did not contain the expected checksum, so the object's
+                            // is read.
                             Some(Checksum::Crc32c(_)) => self.check_made(key, bytes, whole).await,
                             _ => Ok(()),
                         };
@@ -108,7 +109,7 @@ impl Signed {
                 },
                 Err(refusal) => refusal,
             };
-            // Perhaps by an earlier request of ours, whose answer was lost.
+            // An earlier request of ours may have completed it, and its response was lost.
             if refusal.is_of_no_upload() && self.has_made(key, bytes, whole).await? {
                 return Ok(());
             }
@@ -117,24 +118,24 @@ impl Signed {
     }
 
     /// # Errors
-    /// Where the object is not of the parts that were sent; it is removed then.
+    /// The object is not made of the parts that were sent; it is removed then.
     async fn check_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<()> {
         if self.has_made(key, bytes, whole).await? {
             return Ok(());
         }
-        // Nobody has read it: its name was drawn for this save.
+        // No one has read it: its name was drawn for this save.
         let _ = self.delete(key).await;
         Err(Refusal::of_other_bytes())
     }
 
-    /// Whether there is an object of so many bytes with this CRC-64/NVME, where the store has one of it.
+    /// Whether an object of `bytes` bytes exists with this CRC-64/NVME, if the store reports one.
     pub(crate) async fn is_there(&self, key: &Key, bytes: u64, crc: Option<u64>) -> Result<bool> {
         self.has_whole(key, bytes, crc.map(Checksum::Crc64Nvme))
             .await
     }
 
-    /// As [`has_whole`](Signed::has_whole), where a no costs what was sent: it may be an answer of nonsense, and
-    /// is asked for again.
+    /// As [`has_whole`](Signed::has_whole). A "no" would discard the upload and may be an
+    /// unintelligible response, so it is retried.
     async fn has_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<bool> {
         let mut tries = self.tries();
         while !self.has_whole(key, bytes, whole).await? {
@@ -162,7 +163,7 @@ impl Signed {
                 wanted == found
             }
             (Some(Checksum::Crc32c(wanted)), Some(Checksum::Crc32c(found))) => wanted == found,
-            // One of another kind says nothing.
+            // Checksums of different kinds cannot be compared.
             _ => true,
         };
         Ok(has_bytes && is_same)
@@ -230,13 +231,13 @@ impl Signed {
 
     pub(super) async fn uploads_of_parts(&self, key: &Key) -> Result<Vec<(String, Vec<Part>)>> {
         let mut uploads = self.list_uploads(key.as_ref()).await?;
-        // A prefix is what other keys may begin with too.
+        // Other keys may begin with the prefix too.
         uploads.retain(|upload| upload.key == key.as_ref());
         uploads.sort_by_key(|upload| std::cmp::Reverse(upload.initiated));
         let mut found = Vec::with_capacity(uploads.len());
         for OpenUpload { id, .. } in uploads {
             match self.parts(key, &id).await {
-                // Somebody ended it since.
+                // The upload was ended since.
                 Err(refusal) if refusal.is_of_no_upload() => {}
                 parts => found.push((id, parts?)),
             }
@@ -245,7 +246,7 @@ impl Signed {
     }
 }
 
-/// The checksum of an object from those of its parts; `None` where one has none.
+/// The checksum of an object, combined from those of its parts; `None` if one has none.
 fn whole(parts: &[Part]) -> Option<Checksum> {
     if parts.first()?.crc32c.is_some() {
         let mut whole = crc_fast::checksum(Crc32Iscsi, &[]);
@@ -268,7 +269,7 @@ struct InitiateMultipartUploadResult {
     upload_id: String,
 }
 
-/// Without a tag it is none.
+/// A completion response must contain an ETag.
 #[derive(Deserialize)]
 struct CompleteMultipartUploadResult {
     #[serde(rename = "ETag")]

@@ -1,5 +1,5 @@
-//! Azurite, the emulator of Azure's Blob Storage, found by `PENSTOCK_AZURITE` (its `main.js` for blobs),
-//! or where `make objects-server` puts it.
+//! Azurite, the emulator of Azure Blob Storage, found by `PENSTOCK_AZURITE` (its `main.js` for
+//! blobs), or where `make objects-server` installs it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use super::server::started;
 use super::{BUCKET, PART_BYTES, skip};
 
 pub(crate) const ACCOUNT: &str = "penstock";
-/// The account's key, "secret" in base64.
+/// The account's key: "secret" in base64.
 pub(crate) const KEY: &str = "c2VjcmV0";
 
 /// A server with one container.
@@ -25,7 +25,7 @@ pub(crate) struct Azurite {
 }
 
 impl Azurite {
-    /// Starts one; `None`, loudly, where there is none to be had.
+    /// Starts a server; prints why and returns `None` if Azurite is not installed.
     pub(crate) fn start(test: &str) -> Option<Azurite> {
         let Some(program) = program() else {
             skip(
@@ -93,7 +93,7 @@ impl Drop for Azurite {
     }
 }
 
-/// The account and this key.
+/// Credentials of the account with this key.
 pub(crate) fn key(secret: &str) -> Credentials {
     Credentials::Given(Keys {
         id: ACCOUNT.to_owned(),

@@ -1,4 +1,4 @@
-//! What a bucket has to do whosever it is.
+//! The contract of a bucket, the same for every provider.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use penstock_object::{Objects, Part, Verdict, probe};
 
 use super::{PART_BYTES, bytes, download, finish, send, source, upload};
 
-/// Two parts, and a short one.
+/// Two full parts and a short one.
 pub(crate) const BYTES: usize = 2 * PART_BYTES + 12_345;
 
-/// A bucket, and what its paths begin with.
+/// A bucket, and the root of its paths.
 pub(crate) struct Place {
     pub(crate) objects: Objects,
     pub(crate) root: &'static str,
@@ -24,7 +24,7 @@ impl Place {
         PathBuf::from(format!("{}/{key}", self.root))
     }
 
-    /// Gives a text a name, that of what was seen or a new one.
+    /// Puts a text under a name, in place of `seen` or under a free key.
     fn write(&self, name: &str, text: &[u8], seen: Option<&[u8]>) -> std::io::Result<()> {
         let (from, to) = (self.at("drawn"), self.at(name));
         let file = self.objects.create_temporary(&from).unwrap();
@@ -38,7 +38,7 @@ impl Place {
         self.objects.change(change).map_err(source)
     }
 
-    /// Replaces a text by the same one; tells which object it was.
+    /// Replaces a text by the same one; returns the version before.
     fn write_again(&self, path: &Path) -> Option<String> {
         let (_, seen) = self.objects.look_into(path, 100).unwrap();
         let from = self.at("drawn");
@@ -55,7 +55,7 @@ impl Place {
         between.version
     }
 
-    /// An object of parts is what was sent, is found, and goes.
+    /// An object of several parts has the bytes that were sent, is found, and can be removed.
     pub(crate) fn uploads_and_removes(&self) {
         let (objects, path) = (&self.objects, self.at("run/object"));
         let bytes = bytes(BYTES);
@@ -71,8 +71,8 @@ impl Place {
         assert_eq!(gone.kind(), ErrorKind::NotFound);
     }
 
-    /// Bytes that are not what somebody has digested are refused, as a part and as a whole object; this
-    /// client has no patience.
+    /// Bytes that differ from their digest are refused, as a part and as a whole object; this
+    /// client does not retry.
     pub(crate) fn refuses_other_bytes(&self) {
         let (objects, path) = (&self.objects, self.at("object"));
         for is_whole in [false, true] {
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// What an earlier process has sent is gone on with, unless a part of it is not right.
+    /// An upload of an earlier process is resumed unless one of its parts is wrong.
     pub(crate) fn goes_on(&self, is_right: impl Fn(&Part) -> bool + Send + 'static) {
         let (objects, path, bytes) = (&self.objects, self.at("object"), bytes(BYTES));
         let begun = objects.go_on(&path, |_| true).unwrap();
@@ -102,7 +102,7 @@ impl Place {
         let (part, last) = (PART_BYTES as u64, (BYTES % PART_BYTES) as u64);
         assert_eq!(sizes.collect::<Vec<_>>(), [(1, part), (3, last)]);
         let file = Arc::new(continued.file);
-        // What is missing is no object.
+        // An upload with a missing part makes no object.
         finish(objects, &file).unwrap_err();
         send(objects, &file, &bytes, [1]).unwrap();
         finish(objects, &file).unwrap();
@@ -113,7 +113,7 @@ impl Place {
         assert_eq!(anew.parts, []);
     }
 
-    /// Conditions hold, and nothing is left of the probe.
+    /// Conditions hold, and the probe leaves nothing behind.
     pub(crate) fn has_conditions(&self) {
         let objects = &self.objects;
         let path = self.at("run/text");
@@ -124,7 +124,7 @@ impl Place {
         let stale = self.write("run/text", b"third", Some(b"first"));
         assert_eq!(stale.unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(objects.read_range(&path, 0..u64::MAX).unwrap(), b"second");
-        // What a look tells is a condition too.
+        // The version that a lookup returns is a condition too.
         let (_, seen) = objects.look_into(&path, 100).unwrap();
         assert_eq!(seen.bytes, b"second");
         let stale = Seen {

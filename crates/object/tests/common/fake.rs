@@ -1,4 +1,4 @@
-//! A store that answers as a test says, over a real socket.
+//! A store with scripted responses, over a real socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,19 +23,19 @@ impl Request {
         })
     }
 
-    /// Whether it is one of these: its method, and words of its target.
+    /// Whether it has this method, and these words in its target.
     pub(crate) fn is(&self, method: &str, words: &str) -> bool {
         self.method == method && self.target.contains(words)
     }
 }
 
-/// What becomes of a request.
+/// The response to a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// How many bytes of the body come before the connection ends.
+    /// Bytes of the body that are sent before the connection closes.
     cut: Option<usize>,
     is_lost: bool,
     is_garbled: bool,
@@ -53,7 +53,7 @@ impl Reply {
         }
     }
 
-    /// The same with a status line that is none.
+    /// The same with a malformed status line.
     pub(crate) fn garbled(self) -> Reply {
         Reply {
             is_garbled: true,
@@ -61,14 +61,14 @@ impl Reply {
         }
     }
 
-    /// An answer of S3 that refuses.
+    /// An error response of S3.
     pub(crate) fn refusal(status: u16, code: &str, message: &str) -> Reply {
         let declaration = r#"<?xml version="1.0" encoding="UTF-8"?>"#;
         let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
         Reply::new(status, format!("{declaration}\n{error}"))
     }
 
-    /// The connection ends without an answer.
+    /// The connection closes without a response.
     pub(crate) fn lost() -> Reply {
         Reply {
             is_lost: true,
@@ -85,7 +85,7 @@ impl Reply {
         self
     }
 
-    /// So many bytes of the body come, and then the connection ends.
+    /// The connection closes after so many bytes of the body.
     pub(crate) fn cut(mut self, bytes: usize) -> Reply {
         self.cut = Some(bytes);
         self
@@ -111,7 +111,7 @@ impl Reply {
     }
 }
 
-/// Answers requests, one after the other.
+/// Answers requests one after the other.
 pub(crate) struct Fake {
     pub(crate) endpoint: String,
     seen: Arc<Mutex<Vec<Request>>>,
@@ -151,7 +151,7 @@ impl Fake {
         self.seen.lock().unwrap().clone()
     }
 
-    /// How many of them are of this kind.
+    /// The number of requests of this kind.
     pub(crate) fn count(&self, method: &str, words: &str) -> usize {
         let seen = self.seen();
         seen.iter()

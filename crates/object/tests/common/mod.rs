@@ -1,4 +1,4 @@
-//! A server of S3's protocol, and what stands between it and us.
+//! Servers of the stores' protocols, and proxies between them and the tests.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -21,11 +21,11 @@ use penstock_object::{Address, Credentials, Keys, Objects, Remote};
 pub(crate) const BUCKET: &str = "bucket";
 pub(crate) const MIB: usize = 1 << 20;
 
-/// What parts have in these tests: as few bytes as S3 lets them have.
+/// Bytes of a part in these tests: the smallest that S3 allows.
 pub(crate) const PART_BYTES: usize = 5 * MIB;
 
 pub(crate) fn skip(test: &str, reason: &str) {
-    // Past the capture of the test harness, for a skipped promise has to be seen.
+    // Past the capture of the test harness, because a skipped promise must be visible.
     let _ = writeln!(std::io::stderr(), "skipped {test}: {reason}");
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn at(key: &str) -> PathBuf {
     PathBuf::from(format!("s3://{BUCKET}/{key}"))
 }
 
-/// The key of the servers of these tests.
+/// The key of the servers in these tests.
 pub(crate) fn key(secret: &str) -> Credentials {
     Credentials::Given(Keys {
         id: "key".to_owned(),
@@ -43,7 +43,7 @@ pub(crate) fn key(secret: &str) -> Credentials {
     })
 }
 
-/// A bucket behind an endpoint; what `remote` says comes first.
+/// A bucket at an endpoint; the options in `remote` take precedence.
 pub(crate) fn objects(endpoint: &str, remote: Remote) -> Objects {
     let or = |given: Option<String>, other: &str| given.or_else(|| Some(other.to_owned()));
     let remote = Remote {
@@ -57,14 +57,14 @@ pub(crate) fn objects(endpoint: &str, remote: Remote) -> Objects {
     Objects::open(address, &remote).unwrap()
 }
 
-/// Bytes that no two places have alike.
+/// Bytes that differ at every place.
 pub(crate) fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
         .collect()
 }
 
-/// Carries out operations on a file, all at once.
+/// Runs operations on a file, all at once.
 pub(crate) fn transfer(objects: &Objects, file: &Arc<File>, kinds: Vec<OpKind>) -> Vec<Completion> {
     let mut engine = objects.engine(kinds.len()).unwrap().engine;
     let all = kinds.len();
@@ -85,7 +85,7 @@ pub(crate) fn write_of(offset: usize, bytes: &[u8]) -> OpKind {
     OpKind::Write { offset, buf }
 }
 
-/// Sends parts, the error of the first that fails.
+/// Sends parts; returns the first error.
 pub(crate) fn send(
     objects: &Objects,
     file: &Arc<File>,
@@ -103,20 +103,20 @@ pub(crate) fn send(
         .try_for_each(|completion| completion.result.map(drop))
 }
 
-/// Uploads an object of parts.
+/// Uploads an object in parts.
 pub(crate) fn upload(objects: &Objects, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let file = Arc::new(objects.create(path, Direct::Off).unwrap());
     send(objects, &file, bytes, 0..bytes.len().div_ceil(PART_BYTES))?;
     finish(objects, &file)
 }
 
-/// Makes an object of a file.
+/// Completes the upload of a file.
 pub(crate) fn finish(objects: &Objects, file: &File) -> std::io::Result<()> {
     let synced = objects.change(Change::SyncData(file));
     synced.map_err(source)
 }
 
-/// What a store said.
+/// The store's error within an error of the I/O layer.
 pub(crate) fn source(error: penstock_io::Error) -> std::io::Error {
     match error {
         penstock_io::Error::Storage { source, .. } => source,
@@ -124,7 +124,7 @@ pub(crate) fn source(error: penstock_io::Error) -> std::io::Error {
     }
 }
 
-/// Reads an object by the engine.
+/// Reads an object through the engine.
 pub(crate) fn download(objects: &Objects, path: &Path) -> std::io::Result<Vec<u8>> {
     let file = Arc::new(objects.files().open(path, Direct::Off).map_err(source)?);
     let len = file.len().map_err(source)? as usize;

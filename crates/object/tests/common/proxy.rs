@@ -1,5 +1,5 @@
-//! What lies between a client and a server: it sees requests, and may change, cut or slow down what
-//! passes.
+//! A proxy between a client and a server that records requests, and may change, cut or slow
+//! down the bytes that pass.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,24 +7,24 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What becomes of bytes that pass.
+/// The decision about bytes that pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Pass,
-    /// They do not pass, and the connection ends.
+    /// Drop them and close the connection.
     Cut,
 }
 
-/// Sees and may change the bytes that pass, to the server (`true`) or from it.
+/// Sees and may change the bytes to the server (`true`) or from it.
 pub(crate) type Hook = dyn FnMut(bool, &mut [u8]) -> Fate + Send;
 
-/// How fast a connection is.
+/// The speed of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// Bytes a second to the server, and from it; as many as come where it is 0.
+    /// Bytes a second to the server and from it; unlimited if 0.
     pub(crate) up: u64,
     pub(crate) down: u64,
-    /// Before the first byte of each answer.
+    /// Delay before the first byte of each response.
     pub(crate) latency: Duration,
 }
 
@@ -35,7 +35,7 @@ struct Shared {
     heads: Mutex<Vec<String>>,
 }
 
-/// A proxy, for as long as the test runs.
+/// A proxy that runs as long as the test.
 pub(crate) struct Proxy {
     address: String,
     shared: Arc<Shared>,
@@ -73,7 +73,7 @@ impl Proxy {
         Proxy { address, shared }
     }
 
-    /// One that only looks.
+    /// A proxy that only records.
     pub(crate) fn watch(server: &str) -> Proxy {
         Proxy::start(server, Pace::default(), |_, _| Fate::Pass)
     }
@@ -82,7 +82,7 @@ impl Proxy {
         format!("http://{}", self.address)
     }
 
-    /// The heads of all requests since this was asked for, without their signatures.
+    /// The heads of all requests since the last call, without their signatures.
     pub(crate) fn take_heads(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.heads.lock().unwrap())
     }
@@ -117,7 +117,7 @@ impl Shared {
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    /// Keeps the head of a request, which the client sends in one piece.
+    /// Records the head of a request, which the client sends at once.
     fn note(&self, bytes: &[u8]) {
         const VERSION: &[u8] = b" HTTP/1.1\r\n";
         if !bytes.windows(VERSION.len()).any(|window| window == VERSION) {

@@ -1,4 +1,4 @@
-//! VersityGW, found by `PENSTOCK_VERSITYGW`, or where `make objects-server` puts it.
+//! VersityGW, found by `PENSTOCK_VERSITYGW`, or where `make objects-server` installs it.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -17,7 +17,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one; `None`, loudly, where there is none to be had.
+    /// Starts a server; prints why and returns `None` if VersityGW is not installed.
     pub(crate) fn start(test: &str) -> Option<Server> {
         let Some(program) = program() else {
             skip(
@@ -48,7 +48,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Where the server keeps what has a key.
+    /// The server's file of an object.
     pub(crate) fn file(&self, key: &str) -> PathBuf {
         self.root.path().join(BUCKET).join(key)
     }
@@ -61,9 +61,9 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server at a free address, and waits until it answers.
+/// Starts a server at a free address and waits until it answers.
 pub(crate) fn started(command: impl Fn(&str) -> Command) -> (Child, String) {
-    // Somebody else may take a port that is free just now.
+    // Another process may take the port meanwhile.
     for _ in 0..5 {
         let address = format!("127.0.0.1:{}", free_port());
         let mut process = command(&address)
