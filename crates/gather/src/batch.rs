@@ -1,4 +1,4 @@
-//! A batch of rows under way.
+//! A batch of rows that is being gathered.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,17 +10,17 @@ use penstock_io::trace;
 use crate::error::Result;
 use crate::state::{Place, State};
 
-/// For so long a transfer looks out for its end.
+/// How long a waiting thread spins for a transfer before it sleeps.
 const LOOKOUT: Duration = Duration::from_micros(100);
 
-/// Reads places once more.
+/// Reads the rows of these places a second time.
 pub(crate) type Again = Box<dyn Fn(Vec<Place>) -> Result<Option<Transfer>> + Send + Sync>;
 
-/// Rows that are being gathered. It goes on when this is dropped; the memory is let go of at the
-/// end.
+/// Rows that are being gathered. Dropping the batch does not cancel it; its memory is released
+/// when it ends.
 #[must_use = "rows are there once they were waited for"]
 pub struct Batch {
-    /// What was asked of one table each.
+    /// One part for each table.
     parts: Vec<Part>,
     process: u32,
 }
@@ -44,7 +44,7 @@ impl Batch {
         }
     }
 
-    /// Those of several tables, which are waited for together.
+    /// Combines batches of several tables, to wait for them together.
     pub(crate) fn of_all(batches: Vec<Batch>) -> Batch {
         Batch {
             parts: batches.into_iter().flat_map(|one| one.parts).collect(),
@@ -52,16 +52,16 @@ impl Batch {
         }
     }
 
-    /// Whether nothing of it is under way. What is then left to do, where reads were lost or what
-    /// came was damaged, [`wait`](Batch::wait) does.
+    /// Whether no read of the batch is in flight. [`wait`](Batch::wait) still has to repeat lost
+    /// and damaged reads.
     pub fn is_done(&self) -> bool {
         self.process == std::process::id() && self.parts.iter().all(|one| one.state.is_ended())
     }
 
-    /// Waits until all rows are there; `false` where the time is over before.
+    /// Waits until all rows have arrived; `false` on timeout.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) where rows cannot be read,
+    /// [`Error::Io`](crate::Error::Io) if rows cannot be read,
     /// [`Error::Damaged`](crate::Error::Damaged).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         if self.process != std::process::id() {
@@ -78,13 +78,13 @@ impl Batch {
         Ok(true)
     }
 
-    /// Whether all rows are there, so that [`wait`](Batch::wait) has nothing left to do.
+    /// Whether all rows have arrived, so that [`wait`](Batch::wait) has nothing left to do.
     pub(crate) fn is_good(&self) -> bool {
         self.parts.iter().all(Part::is_good)
     }
 
-    /// Gives it to a function when nothing of it is under way, on a thread of the executor or right now.
-    /// That must not wait.
+    /// Passes the batch to a function once no read is in flight, on a thread of the executor or at
+    /// once. The function must not block.
     pub(crate) fn hand_over(self, to: Box<dyn FnOnce(Batch) + Send>) {
         let states: Vec<Arc<State>> = self
             .parts
@@ -98,10 +98,10 @@ impl Batch {
         }
     }
 
-    /// Has a function called when nothing of it is under way, on a thread of the executor or right
-    /// now. It must not wait.
+    /// Calls a function once no read of the batch is in flight, on a thread of the executor or at
+    /// once. The function must not block.
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
-        // Called by whichever of the parts ends last, when its own watcher goes.
+        // The part that ends last drops the last reference, which calls the function.
         let last = Arc::new(Last(Mutex::new(Some(watcher))));
         for part in &self.parts {
             let last = Arc::clone(&last);
@@ -110,7 +110,7 @@ impl Batch {
     }
 }
 
-/// Calls a function when nobody has it any more.
+/// Calls a function when its last reference is dropped.
 struct Last(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Drop for Last {
@@ -137,7 +137,7 @@ impl Part {
             let Some((lost, damaged)) = self.state.wait(until) else {
                 return Ok(false);
             };
-            // Their first failure is told as often as it is asked for.
+            // A failed transfer returns its error on every call.
             let ended = self.transfers().clone();
             for transfer in ended {
                 transfer.wait(None)?;
@@ -148,17 +148,17 @@ impl Part {
             if lost.is_empty() {
                 return Ok(true);
             }
-            // Once more: of what is damaged, whether it comes so from storage.
+            // One retry; it shows whether the bytes in storage are damaged too.
             let again = (self.again)(lost)?;
             self.transfers().extend(again);
         }
     }
 
-    /// Waits for transfers where one is all there is: they know how to be fast.
+    /// Spins for a single transfer, whose own wait is fast.
     fn look_out(&self) {
         let first = self.transfers().first().cloned();
         if let Some(transfer) = first {
-            // What becomes of it is asked for later.
+            // Its result is read later.
             drop(transfer.wait(Some(LOOKOUT)));
         }
     }

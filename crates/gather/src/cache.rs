@@ -1,4 +1,4 @@
-//! Rows in memory, for all tables of a size that share a budget.
+//! Cached rows of all tables that share a row size and a budget.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,35 +19,35 @@ pub struct Cache {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) index: Index,
-    /// Of each slot, what waits for the row that comes into it.
+    /// For each slot, the consumers of the row that is being read into it.
     coming: Vec<Option<Box<Coming>>>,
     next_table: u64,
-    /// Numbers of tables that have gone.
+    /// Numbers of removed tables, to be used again.
     free_tables: Vec<u64>,
 }
 
-/// A row on its way.
+/// A row that is being read.
 #[derive(Debug, Default)]
 struct Coming {
-    /// The batch that reads it, of which table.
+    /// Table and number of the batch that reads it.
     batch: (u64, u64),
     waiting: Vec<Waiting>,
-    /// Whether the row was written anew since: what comes is for whoever asked before, and nobody
-    /// finds it any more.
+    /// Whether the row was updated since: the bytes being read are only for earlier requests, and
+    /// later lookups do not find them.
     is_stale: bool,
 }
 
-/// What a cache says of a row.
+/// Result of a lookup.
 pub(crate) enum Found {
-    /// It is there.
+    /// The row is cached.
     Here,
-    /// A batch reads it: this one, or another one.
+    /// A batch is reading it: this one, or another one.
     Comes { is_own: bool },
-    /// It is to be read, into a slot of its own if there is one.
+    /// The caller has to read it, into a slot if one is free.
     Missing(Option<Claimed>),
 }
 
-/// A slot that a row is to come into.
+/// A slot claimed for a row that is to be read.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     pub(crate) key: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Claimed {
 }
 
 impl Cache {
-    /// Room for so many rows of so many bytes.
+    /// A cache of `slots` rows of `row_bytes` bytes.
     ///
     /// # Errors
     /// The system has no memory for it.
@@ -77,10 +77,10 @@ impl Cache {
         self.slots.stride_bytes()
     }
 
-    /// A number for a table, by which its rows are known.
+    /// Assigns a number to a table, which becomes part of its rows' keys.
     ///
     /// # Panics
-    /// If more tables have one at a time than can be told apart.
+    /// If more tables share the cache than keys can number.
     pub(crate) fn add_table(&self) -> u64 {
         let mut inner = self.lock();
         if let Some(number) = inner.free_tables.pop() {
@@ -94,7 +94,7 @@ impl Cache {
         inner.next_table - 1
     }
 
-    /// A table has gone, of which nothing is on its way: nobody finds its rows any more.
+    /// Removes a table none of whose rows are being read, with its cached rows.
     pub(crate) fn remove_table(&self, number: u64) {
         let mut inner = self.lock();
         inner.index.forget_all(|key| table_of(key) == number);
@@ -109,7 +109,7 @@ impl Cache {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds a row, or has it come with a batch that is about to read it.
+    /// Finds a row, or claims a slot for the batch that is about to read it.
     pub(crate) fn find(&self, inner: &mut Inner, key: u64, batch: (u64, u64)) -> Found {
         let Inner { index, coming, .. } = inner;
         if let Some(slot) = index.find(key) {
@@ -125,7 +125,7 @@ impl Cache {
             return Found::Missing(None);
         };
         let Some(memory) = self.slots.claim(slot) else {
-            // The memory of one that was lost is on its way back.
+            // The memory of a lost row has not been returned yet.
             index.forget(key);
             return Found::Missing(None);
         };
@@ -136,7 +136,7 @@ impl Cache {
         Found::Missing(Some(Claimed { key, slot, memory }))
     }
 
-    /// Hands over what waits for a row that is on its way; gives it back where the row is not.
+    /// Adds a consumer to a row that is being read; gives it back if the row is not.
     pub(crate) fn wait_for(
         inner: &mut Inner,
         key: u64,
@@ -153,7 +153,7 @@ impl Cache {
         }
     }
 
-    /// A row has come: whoever waits for it has it.
+    /// Delivers a row that has been read to all its consumers.
     pub(crate) fn arrived(inner: &mut Inner, claimed: Claimed) {
         let coming = inner.coming[claimed.slot as usize].take();
         if coming.as_ref().is_none_or(|one| !one.is_stale) {
@@ -162,11 +162,11 @@ impl Cache {
         for waiting in coming.into_iter().flat_map(|one| one.waiting) {
             waiting.have(claimed.memory.as_slice());
         }
-        // Under the lock: nobody finds it here and cannot read it.
+        // Under the lock: a row that is found here must be readable.
         drop(claimed.memory);
     }
 
-    /// A row is written anew: whoever asks for it from now on finds these bytes, or nothing.
+    /// Updates a row: later lookups find these bytes or nothing.
     pub(crate) fn put(&self, inner: &mut Inner, key: u64, bytes: &[u8]) {
         let Inner { index, coming, .. } = inner;
         let mut found = index.find(key);
@@ -180,7 +180,7 @@ impl Cache {
         if let Some(slot) = found
             && self.slots.is_lent(slot)
         {
-            // Who reads it has asked before.
+            // Its readers asked before the update.
             index.forget(key);
             found = None;
         }
@@ -190,12 +190,12 @@ impl Cache {
         };
         match self.slots.claim(slot) {
             Some(mut memory) => memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes),
-            // The memory of one that was lost is on its way back.
+            // The memory of a lost row has not been returned yet.
             None => index.forget(key),
         }
     }
 
-    /// A row does not come, whose memory went with what was to bring it.
+    /// Gives up a row whose memory was lost with the operation that read it.
     pub(crate) fn lost_straight(inner: &mut Inner, key: u64, slot: Slot) {
         let coming = inner.coming[slot as usize].take();
         if coming.as_ref().is_none_or(|one| !one.is_stale) {
@@ -203,7 +203,7 @@ impl Cache {
         }
     }
 
-    /// A row does not come.
+    /// Gives up a row that could not be read.
     pub(crate) fn lost(inner: &mut Inner, claimed: Claimed) {
         let Claimed { key, slot, memory } = claimed;
         drop(memory);

@@ -1,17 +1,17 @@
-//! A table whose rows are written anew.
+//! A table whose rows can be updated.
 //!
-//! Rows are in pieces, files that are never changed, and what was written since is in logs, where a
-//! table in memory finds it: updates go to the end of a log, many to a request, at the bandwidth of
-//! the device. A fold writes the pieces anew that have such rows, one by one, and lets go of the logs.
-//! The head, a small file, names the pieces and the logs; to replace it is to commit.
+//! Rows are stored in pieces, files that are never modified. Updates are appended to logs, many in
+//! one request, at the bandwidth of the device, and a table in memory locates the newest version
+//! of each row. Compaction rewrites one by one the pieces that have updated rows, and then removes
+//! the logs. The manifest, a small file, names the pieces and the logs; replacing it is the
+//! commit.
 //!
-//! Promised: what was written before a flush that returned survives a power cut; a row is read as it
-//! was written at some time, whole, and as the latest one that was flushed or a later one; what is
-//! read of a file is compared with checksums. Rows that were written and not flushed may be lost, the
-//! last ones first.
+//! Guarantees: updates made before a flush that returned survive a power cut; a read returns a
+//! whole row as it was written at some time, not older than the last flush; all bytes read are
+//! verified by checksums. Unflushed updates may be lost, the last ones first.
 //!
-//! In the cache a row has one key wherever it lies; writing it anew changes what is there. A row that
-//! was on its way meanwhile is not kept.
+//! In the cache a row has one key wherever it is stored, and an update replaces its cached bytes.
+//! A read that overlaps an update is not cached.
 
 mod append;
 mod core;
@@ -63,40 +63,40 @@ pub struct ChangingTable {
     writer: Mutex<Writer>,
 }
 
-/// How a table is opened.
+/// Options for opening a table.
 #[derive(Debug)]
 pub struct Opening {
-    /// Rows in memory that it has some of.
+    /// The cache for its rows, if any.
     pub cache: Option<Arc<Cache>>,
-    /// Which rows are read together.
+    /// When neighbouring rows are read together.
     pub merging: Merging,
-    /// Bytes of a log; brought up to what a row takes.
+    /// Bytes of a log, raised to what one row needs.
     pub log_bytes: u64,
-    /// Bytes that are written at once, at most; brought up to what a row takes.
+    /// Largest write in bytes, raised to what one row needs.
     pub frame_bytes: u64,
 }
 
-/// A table that is being made: rows are appended to it.
+/// A table that is being created by appending rows.
 #[derive(Debug)]
 pub struct NewTable {
     storage: Storage,
     home: std::path::PathBuf,
     form: Form,
     head: Head,
-    /// The next piece, and how many rows of it there are.
+    /// The piece being filled, and how many of its rows are set.
     filling: Option<(Memory, u64)>,
     is_finished: bool,
     _lock: Lock,
 }
 
 impl NewTable {
-    /// Begins a table; it is there when it is finished.
+    /// Begins a table, which exists once [`finish`](NewTable::finish) returns.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::Busy`], [`Error::Io`].
     ///
     /// # Panics
-    /// If the form is none that can be stored, or rows are longer than a request of the executor.
+    /// If the form cannot be stored, or a row is longer than a request of the executor.
     pub fn begin(
         home: &Path,
         form: Form,
@@ -114,7 +114,7 @@ impl NewTable {
         let lock = Lock::take(home)?;
         head::begin(home, &*storage.file_system)?;
         let head = Head::new(&form, note);
-        // Of one that was begun and never finished.
+        // Files of an earlier creation that did not finish.
         sweep(home, &head, &*storage.file_system);
         Ok(NewTable {
             storage,
@@ -127,13 +127,13 @@ impl NewTable {
         })
     }
 
-    /// Appends rows: of each, the bytes of its values.
+    /// Appends rows, given as the bytes of their values.
     ///
     /// # Errors
     /// [`Error::Io`].
     ///
     /// # Panics
-    /// If there are more than the table has, or part of one.
+    /// If the table has fewer rows, or the last row is incomplete.
     pub fn append(&mut self, rows: &HostRegion) -> Result<()> {
         let form = self.form;
         let width = form.value_bytes;
@@ -199,7 +199,7 @@ impl NewTable {
 }
 
 impl Drop for NewTable {
-    /// Of one that was not finished nothing stays.
+    /// Removes all files of an unfinished table.
     fn drop(&mut self) {
         if !self.is_finished {
             self.head.pieces.clear();
@@ -209,14 +209,14 @@ impl Drop for NewTable {
     }
 }
 
-/// Requests have to be able to bring a row with the blocks that it begins and ends in.
+/// Checks that a request can hold a row with the blocks in which it begins and ends.
 fn check_request(form: &Form, storage: &Storage) {
     let longest = storage.share.block_bytes().saturating_sub(2 * BLOCK_BYTES);
     assert!(form.row_bytes <= longest, "a row is longer than a request");
 }
 
 impl ChangingTable {
-    /// What the caller said of a table when it was made, and its form.
+    /// Reads a table's form, and the metadata that its creator attached.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::Broken`], [`Error::Newer`].
@@ -225,15 +225,15 @@ impl ChangingTable {
         Ok((head.form(), head.note))
     }
 
-    /// Opens a table, alone, and finds all that was flushed.
+    /// Opens a table exclusively, and recovers all flushed updates.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::Busy`], [`Error::Broken`], [`Error::Newer`], [`Error::Io`].
     ///
     /// # Panics
-    /// If slots of the cache do not have the size of rows, or a row is longer than a request.
+    /// If the cache's slots do not have the size of a row, or a row is longer than a request.
     pub fn open(home: &Path, storage: Storage, opening: Opening) -> Result<ChangingTable> {
-        // No lock is made where there is no table.
+        // Without a table no lock file is created.
         Head::read(home)?;
         let lock = Lock::take(home)?;
         let head = Head::read(home)?;
@@ -295,23 +295,23 @@ impl ChangingTable {
         })
     }
 
-    /// How many rows it has, of what size.
+    /// Number and size of its rows.
     pub fn form(&self) -> &Form {
         &self.core.form
     }
 
-    /// What was done so far.
+    /// Counters since the table was opened.
     pub fn counts(&self) -> &Counts {
         &self.core.counts
     }
 
-    /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
+    /// Number of updated rows outside of pieces, and bytes of the logs that hold them.
     ///
     /// # Errors
     /// [`Error::Io`] in a fork of the process that opened it.
     pub fn logged(&self) -> Result<(u64, u64)> {
         self.core.check_process()?;
-        // In the order in which locks are taken.
+        // In the locking order.
         let end = self.writer().end();
         let head = self.core.head();
         let closed: u64 = head.closed.iter().map(|one| one.end).sum();
@@ -320,28 +320,28 @@ impl ChangingTable {
         Ok((self.core.inner().newest.len() as u64, bytes))
     }
 
-    /// Begins to gather rows, in the order of their ids, which may repeat: each as it is now.
+    /// Begins to gather the current rows in the order of `ids`, which may repeat.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], before anything is read; [`Error::Io`] in a fork of the process that
     /// opened it.
     ///
     /// # Panics
-    /// If `out` does not have the bytes of so many values.
+    /// If the length of `out` is not that of as many values.
     pub fn look_up(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         let _span = trace::span("look up");
         self.core.look_up(ids, out)
     }
 
-    /// Writes rows anew: of each, the bytes of its values. Who asks from now on finds them. Of an id
-    /// that comes twice the last ones count.
+    /// Updates rows, given as the bytes of their values. Later lookups find the new rows. If an id
+    /// occurs twice, its last row counts.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], before anything is written; [`Error::Io`] where a log cannot be
-    /// written, after which the table has to be opened again; [`Error::Failed`] then.
+    /// [`Error::OutOfRange`], before anything is written; [`Error::Io`] if a log cannot be
+    /// written, after which the table has to be opened again; until then [`Error::Failed`].
     ///
     /// # Panics
-    /// If `rows` does not have the bytes of so many values.
+    /// If the length of `rows` is not that of as many values.
     pub fn update(&self, ids: &[u64], rows: &HostRegion) -> Result<()> {
         let _span = trace::span("update");
         let core = &self.core;
@@ -351,7 +351,7 @@ impl ChangingTable {
         self.writer().update(core, ids, rows)
     }
 
-    /// Makes durable all that was written; when it returns, a power cut cannot take it.
+    /// Makes all updates durable: when it returns, a power cut cannot undo them.
     ///
     /// # Errors
     /// As [`update`](ChangingTable::update).
@@ -361,10 +361,10 @@ impl ChangingTable {
         self.writer().flush(&self.core)
     }
 
-    /// All rows as they are now, while others are written anew. Waits until nothing else is frozen.
+    /// Takes a snapshot of all rows, while updates go on. Waits until no other snapshot exists.
     ///
     /// # Errors
-    /// As [`flush`](ChangingTable::flush), which it does.
+    /// As [`flush`](ChangingTable::flush), which it calls.
     pub fn freeze(&self) -> Result<Frozen> {
         loop {
             if let Some(frozen) = self.try_freeze(Duration::from_secs(60))? {
@@ -373,11 +373,12 @@ impl ChangingTable {
         }
     }
 
-    /// As [`freeze`](ChangingTable::freeze); `None` where the time is over before nothing else is
-    /// frozen.
+    /// As [`freeze`](ChangingTable::freeze), but returns `None` if another snapshot still exists
+    /// after `timeout`.
     ///
     /// # Errors
-    /// As [`freeze`](ChangingTable::freeze); [`Error::Held`] where this thread has all rows frozen.
+    /// As [`freeze`](ChangingTable::freeze); [`Error::Held`] if this thread holds the other
+    /// snapshot.
     pub fn try_freeze(&self, timeout: Duration) -> Result<Option<Frozen>> {
         self.core.check_process()?;
         let Some(held) = self.core.hold(timeout)? else {
@@ -388,8 +389,7 @@ impl ChangingTable {
         Ok(Some(frozen))
     }
 
-    /// Waits until nothing is frozen; `false` where the time is over before, or this thread has it
-    /// so.
+    /// Waits until no snapshot exists; `false` on timeout, or if this thread holds one.
     pub fn is_still(&self, timeout: Duration) -> bool {
         matches!(self.core.hold(timeout), Ok(Some(_)) | Err(_))
     }
@@ -418,7 +418,7 @@ impl Core {
         Ok(())
     }
 
-    /// Finds what was written anew, oldest first.
+    /// Replays the logs, oldest first.
     fn find_logs(&self) -> Result<Found> {
         let head = self.head().clone();
         let mut found = Found {

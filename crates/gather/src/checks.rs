@@ -1,7 +1,7 @@
-//! A checksum for each block of a table: what is read of a row is compared, whatever else it is part of.
+//! A checksum for each block of a table, so that every read of a row is verified.
 //!
-//! The digests of checkpoints cover a mebibyte each, which no read of a row can afford. CRC-32C of
-//! 4 KiB takes a thousandth of the room.
+//! The digests of checkpoints cover a mebibyte each, too much to read for a row. CRC-32C of 4 KiB
+//! takes a thousandth of the room.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use penstock_io::buffer::HostRegion;
 
-/// Bytes that share a checksum: those of a page, which is the least that most devices read.
+/// Bytes covered by one checksum: a page, the least that most devices read.
 pub const BLOCK_BYTES: u64 = 4096;
 
 /// CRC-32C of every block of a segment. The last block may be shorter.
@@ -19,19 +19,19 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Those that were stored.
+    /// Stored checksums.
     pub fn new(sums: impl IntoIterator<Item = u32>) -> Checks {
         Checks {
             sums: sums.into_iter().map(AtomicU32::new).collect(),
         }
     }
 
-    /// Those of a file that grows, before its blocks are there.
+    /// Checksums of a growing file, to be set as its blocks are written.
     pub(crate) fn unknown(count: u64) -> Checks {
         Checks::new((0..count).map(|_| 0))
     }
 
-    /// Notes blocks one behind the other, before anybody asks for what is in them.
+    /// Sets the checksums of consecutive blocks, before any reader asks for these.
     pub(crate) fn note(&self, first: u64, bytes: &[u8]) {
         let blocks = bytes.chunks(BLOCK_BYTES as usize);
         for (sum, bytes) in self.sums[first as usize..].iter().zip(blocks) {
@@ -39,7 +39,7 @@ impl Checks {
         }
     }
 
-    /// How many there are.
+    /// Number of blocks.
     pub fn count(&self) -> u64 {
         self.sums.len() as u64
     }
@@ -50,7 +50,7 @@ impl Checks {
         crc_fast::checksum(Crc32Iscsi, bytes) as u32
     }
 
-    /// The checksum of each block of memory that begins where a block does.
+    /// The checksum of each block of memory that begins at a block boundary.
     pub fn of_memory(region: &HostRegion) -> Vec<u32> {
         let mut block = [0; BLOCK_BYTES as usize];
         let starts = (0..region.len()).step_by(BLOCK_BYTES as usize);
@@ -62,7 +62,7 @@ impl Checks {
         sums.collect()
     }
 
-    /// Whether the bytes of a block are those that were written.
+    /// Whether a block's bytes match its checksum.
     ///
     /// # Panics
     /// If there is no such block.
@@ -70,7 +70,7 @@ impl Checks {
         self.sums[block as usize].load(Relaxed) == Checks::of(bytes)
     }
 
-    /// How many blocks so many bytes are.
+    /// Number of blocks in so many bytes.
     pub fn blocks(bytes: u64) -> u64 {
         bytes.div_ceil(BLOCK_BYTES)
     }

@@ -1,4 +1,4 @@
-//! Copies rows from slots of a cache to a result, by its caller and whoever has the time to help.
+//! Copies rows from cache slots into a result, on the caller's thread and idle executor threads.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,18 +9,18 @@ use penstock_io::executor::Assist;
 
 use crate::index::Slot;
 
-/// For so long who has nothing left to copy looks out for what others copy, which is a piece each.
+/// How long the caller spins for the pieces that others copy, one for each thread.
 const LOOKOUT: Duration = Duration::from_micros(100);
 
-/// Results from here on are not in the processor's caches any more when they are read.
+/// Results from this size on leave the processor's caches before they are read.
 const STREAMED_BYTES: usize = 32 << 20;
 
-/// Pieces of a result whose rows are to be copied, and those that have theirs.
+/// Pieces of a result that are to be copied, and those that are finished.
 #[derive(Debug)]
 pub(crate) struct Copying {
     slots: Arc<Slots>,
     width: usize,
-    /// Whether the result is more than the processor's caches hold: then it goes past them.
+    /// Whether the result exceeds the processor's caches and is written past them.
     is_streamed: bool,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -29,9 +29,9 @@ pub(crate) struct Copying {
 #[derive(Debug, Default)]
 struct Progress {
     left: VecDeque<Piece>,
-    /// How many there were.
+    /// Number of pieces added.
     pushed: usize,
-    /// Pieces that somebody copies to.
+    /// Pieces being copied.
     under_way: usize,
     done: Vec<Copied>,
 }
@@ -39,26 +39,26 @@ struct Progress {
 /// A piece of a result.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// The position that it begins with.
+    /// Position of its first row in the batch.
     pub(crate) first: usize,
     pub(crate) memory: IoBuf,
     /// Positions in it, and the slots of their rows.
     pub(crate) there: Vec<(usize, Slot)>,
 }
 
-/// A piece that has its rows.
+/// A finished piece.
 #[derive(Debug)]
 pub(crate) struct Copied {
     pub(crate) first: usize,
     pub(crate) memory: IoBuf,
-    /// Positions whose slots somebody writes to.
+    /// Positions whose slots are being written.
     pub(crate) coming: Vec<usize>,
     /// How many rows were copied.
     pub(crate) rows: usize,
 }
 
 impl Copying {
-    /// Rows of `width` bytes, into a result of so many bytes.
+    /// Copies rows of `width` bytes into a result of `bytes` bytes.
     pub(crate) fn new(slots: &Arc<Slots>, width: usize, bytes: usize) -> Arc<Copying> {
         Arc::new(Copying {
             slots: Arc::clone(slots),
@@ -69,17 +69,18 @@ impl Copying {
         })
     }
 
-    /// One more piece to copy.
+    /// Adds a piece.
     pub(crate) fn push(&self, piece: Piece) {
         let mut progress = self.lock();
         progress.left.push_back(piece);
         progress.pushed += 1;
     }
 
-    /// Copies what is left, waits for those that others copy, and gives all of them back, in order.
+    /// Copies the remaining pieces, waits for those that others copy, and returns all of them in
+    /// order.
     ///
     /// # Panics
-    /// If another thread has panicked over one.
+    /// If copying has panicked on another thread.
     pub(crate) fn finish(&self, reading: &Reading<'_>) -> Vec<Copied> {
         while self.copy_one(reading) {}
         let until = Instant::now() + LOOKOUT;
@@ -101,7 +102,7 @@ impl Copying {
         }
     }
 
-    /// Copies the rows of one piece, if any is left.
+    /// Copies the rows of one piece, if one is left.
     fn copy_one(&self, reading: &Reading<'_>) -> bool {
         let mut progress = self.lock();
         let Some(piece) = progress.left.pop_front() else {
@@ -109,7 +110,7 @@ impl Copying {
         };
         progress.under_way += 1;
         drop(progress);
-        // Where copying panics the caller must not wait for ever.
+        // If copying panics, the caller must not wait forever.
         let under_way = UnderWay(self);
         let copied = piece.copied(reading, self.width, self.is_streamed);
         self.lock().done.push(copied);
@@ -122,7 +123,7 @@ impl Copying {
     }
 }
 
-/// A piece that is being copied to.
+/// A piece that is being copied.
 struct UnderWay<'a>(&'a Copying);
 
 impl Drop for UnderWay<'_> {
@@ -137,8 +138,8 @@ impl Drop for UnderWay<'_> {
 
 impl Assist for Copying {
     fn assist(&self) -> bool {
-        // Who waits for a slot keeps others from reading, and waits for the caller, who must not
-        // wait for this one: then the caller goes on alone.
+        // A thread that waits to write a slot blocks new readers, and that wait may depend on the
+        // caller, who must not wait for this thread. The caller then copies alone.
         match self.slots.try_read() {
             Some(reading) => self.copy_one(&reading),
             None => false,
@@ -171,10 +172,10 @@ impl Piece {
     }
 }
 
-/// A part of a result in pieces of equal numbers of rows, but for the last one.
+/// A part of a result, divided into pieces of equally many rows, except for the last.
 #[derive(Debug)]
 pub(crate) struct Pieces {
-    /// The position that it begins with.
+    /// Position of its first row in the batch.
     begin: usize,
     width: usize,
     /// Rows of a piece.
@@ -183,7 +184,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Cuts a part that begins at a position.
+    /// Divides a part that begins at a position.
     pub(crate) fn of(out: IoBuf, begin: usize, width: usize, rows: usize) -> Pieces {
         let mut pieces = VecDeque::with_capacity(out.len().div_ceil(rows * width));
         let mut rest = out;
@@ -206,30 +207,31 @@ impl Pieces {
         Pieces::of(out, 0, width, rows)
     }
 
-    /// Takes the next one away; all of them are, and put back in order, before places are asked for.
+    /// Takes the next piece. All pieces must be taken and put back in order before places are
+    /// used.
     ///
     /// # Panics
-    /// If there is none.
+    /// If none is left.
     pub(crate) fn take(&mut self) -> IoBuf {
         self.pieces.pop_front().expect("there is one left")
     }
 
-    /// Puts back the one that was taken first of those that are away.
+    /// Puts back the oldest piece that was taken.
     pub(crate) fn put(&mut self, memory: IoBuf) {
         self.pieces.push_back(memory);
     }
 
-    /// The place of a row.
+    /// The memory of a row.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the part has no such row.
     pub(crate) fn place(&mut self, position: usize) -> &mut [u8] {
         let position = position - self.begin;
         let start = position % self.rows * self.width;
         &mut self.pieces[position / self.rows].as_mut_slice()[start..start + self.width]
     }
 
-    /// Cuts places out, in ascending order.
+    /// Splits off the memory of each row at these positions, in ascending order.
     pub(crate) fn carve(self, positions: &[usize]) -> Vec<IoBuf> {
         let mut places: Vec<IoBuf> = Vec::with_capacity(positions.len());
         let mut rest = positions;

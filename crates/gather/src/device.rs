@@ -1,10 +1,12 @@
-//! Batches whose rows go on to a device.
+//! Batches whose rows are copied to a device.
 //!
-//! They are gathered into pinned memory of the host, piece by piece, as any others, and copied from there by
-//! the device. Only what has all come, and was compared with its checksums, is copied.
+//! Rows are gathered into pinned host memory piece by piece, like any batch, and the device copies
+//! them from there. A piece is copied only when all of its rows have arrived and passed their
+//! checksums.
 //!
-//! What a cache has is not packed by the host, where a kernel can read it there: the cache's memory is pinned as
-//! well then, and the kernel puts both together. Rows that it reads stay where they are until it has.
+//! Cached rows are not packed by the host if a kernel can read them: the cache's memory is then
+//! pinned too, and the kernel assembles cached and staged rows. A slot that it reads keeps its row
+//! until it has finished.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,17 +28,18 @@ use crate::error::{Error, Result};
 use crate::reader::{Foreseen, Reader};
 use crate::shared::Shared;
 
-/// A batch of up to so many bytes is one piece, whose rows are read once each. A device copies it in a third
-/// of a millisecond.
+/// A batch up to this size is one piece, so that each of its rows is read once. A device copies it
+/// in a third of a millisecond.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// Rows of fewer bytes, or of no whole words of four, are packed by the host: to a link they are small.
+/// Rows of fewer bytes, or not of whole 4-byte words, are packed by the host: a link handles small
+/// reads slowly.
 const COLLECTED_BYTES_MIN: usize = 128;
 
-/// What all tables have for their pieces, for each device.
+/// Pinned memory for the pieces of all tables, for each device.
 const PINNED_BYTES: usize = 128 << 20;
 
-/// The memory of each device's pieces, as long as any table uses it.
+/// The memory pool of each device, alive while any table uses it.
 static POOLS: Mutex<Vec<(u32, Weak<Pool>)>> = Mutex::new(Vec::new());
 
 /// Gathers rows of a table into memory of one device.
@@ -49,10 +52,10 @@ pub struct DeviceReader {
 }
 
 impl DeviceReader {
-    /// One for a table and a device.
+    /// A reader of a table for a device.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system has no thread for it.
+    /// [`Error::Io`] if its thread cannot be started.
     pub fn new(reader: &Reader, lane: &Arc<Lane>) -> Result<DeviceReader> {
         let shared = &reader.shared;
         let pool = pool(shared.table.value_bytes() as usize, lane);
@@ -64,24 +67,26 @@ impl DeviceReader {
         })
     }
 
-    /// The device.
+    /// The streams of the device.
     pub fn lane(&self) -> &Arc<Lane> {
         &self.lane
     }
 
-    /// Why some of its memory is not pinned, where it is not: copies are slower.
+    /// Why some of its memory could not be pinned, which slows copies, if so.
     pub fn unpinned(&self) -> Option<String> {
         self.pool.unpinned()
     }
 
-    /// Begins to gather rows, in the order of their ids, which may repeat; of a batch that was foreseen, or
-    /// of none. Nothing is copied before `stream` has done what it has queued until now.
+    /// Begins to gather rows in the order of `ids`, which may repeat; `foreseen` is the batch's
+    /// number if it was announced. No copy starts before the work queued on `stream` so far has
+    /// completed.
     ///
     /// # Errors
-    /// As [`Reader::gather`], and [`Error::Io`] where the stream is being captured or the driver fails.
+    /// As [`Reader::gather`], and [`Error::Io`] if the stream is being captured or the driver
+    /// fails.
     ///
     /// # Panics
-    /// If `out` does not have the bytes of so many values, or is another device's.
+    /// If the length of `out` is not that of as many values, or it is on another device.
     pub fn gather(
         &self,
         ids: Vec<u64>,
@@ -134,7 +139,7 @@ impl DeviceReader {
         Ok(batch)
     }
 
-    /// Waits until all that it was asked for has come to its end; it takes no more.
+    /// Waits until all batches have ended; it accepts no more.
     pub fn finish(&self) {
         self.ferry.finish();
     }
@@ -161,32 +166,33 @@ fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
     pool
 }
 
-/// A batch, as far as it has not begun.
+/// The part of a batch that has not begun.
 struct Rows {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// Whether a kernel may collect them.
+    /// Whether a kernel may gather cached rows.
     may_collect: bool,
     piece_rows: usize,
     ids: Vec<u64>,
-    /// How many have.
+    /// How many ids have begun.
     begun: usize,
     foreseen: Option<u64>,
-    /// When the caller's stream has done what it had queued at the call, until copies wait for it.
+    /// Completion of the work that the caller's stream had queued at the call, until copies wait
+    /// for it.
     moment: Option<Event>,
-    /// What has not been copied.
+    /// Destination of the rows that have not been copied.
     to: Option<DeviceScatter>,
     outcome: Arc<Outcome<Result<Option<Event>>>>,
 }
 
-/// Rows on their way to memory of the host.
+/// Rows on their way to host memory.
 struct Piece {
-    /// None where the cache has all of them.
+    /// `None` if the cache has all of them.
     batch: Option<Batch>,
     memory: Lease,
-    /// What a kernel reads beside them, and memory for telling it.
+    /// Cached rows that a kernel reads too, and memory for its parameters.
     lent: Option<(Lent, IoBuf)>,
-    /// Bytes of the result.
+    /// Range of bytes in the result.
     bytes: Range<u64>,
 }
 
@@ -201,11 +207,11 @@ impl Rows {
         self.shared.table.value_bytes() as usize
     }
 
-    /// What collects the rows, if anything does.
+    /// The kernel that gathers the rows, if one can.
     fn collector(&self) -> Option<Collector<'_>> {
         let cache = self.shared.cache.as_ref().filter(|_| self.may_collect)?;
         let collector = Collector::of(&self.lane)?;
-        // One device has it.
+        // The slots may be pinned for another device.
         cache.slots().map(self.lane.device(), 0).ok()?;
         Some(collector)
     }
@@ -309,7 +315,7 @@ impl Cargo for Rows {
     }
 
     fn end(mut self, result: Result<()>) {
-        // The memory is let go of first.
+        // The destination is released first.
         self.to = None;
         if let Err(error) = result {
             self.outcome.tell(Err(error));
@@ -324,7 +330,7 @@ impl Drop for Rows {
         {
             cache.lock().index.cancel(number);
         }
-        // Who waits for what no ferry has brought to its end would do so for ever.
+        // A batch that no staging pipeline finished would be waited for forever.
         let source = std::io::Error::other("it was given up");
         let operation = "ferry";
         let error = penstock_io::Error::Engine { operation, source };
@@ -332,25 +338,25 @@ impl Drop for Rows {
     }
 }
 
-/// Rows that are being gathered into memory of a device. It goes on when this is dropped.
+/// Rows that are being gathered into device memory. Dropping the batch does not cancel it.
 #[must_use = "rows are there once they were waited for"]
 pub struct DeviceBatch {
-    /// When all copies are done, which have begun then.
+    /// The event after all copies, set once they have been queued.
     outcome: Arc<Outcome<Result<Option<Event>>>>,
     process: u32,
     forked: Error,
 }
 
 impl DeviceBatch {
-    /// Whether all copies have begun, or never will.
+    /// Whether all copies have been queued, or the batch has failed.
     pub fn is_done(&self) -> bool {
         self.is_ours() && self.outcome.heard().is_some()
     }
 
-    /// Waits until all copies have begun; `false` where the time is over before.
+    /// Waits until all copies have been queued; `false` on timeout.
     ///
     /// # Errors
-    /// As [`Batch::wait`], and [`Error::Io`] where the driver fails; as often as it is asked for.
+    /// As [`Batch::wait`], and [`Error::Io`] if the driver fails; the same error on every call.
     pub fn wait(&self, timeout: Option<Duration>) -> std::result::Result<bool, &Error> {
         if !self.is_ours() {
             return Err(&self.forked);
@@ -363,10 +369,10 @@ impl DeviceBatch {
         }
     }
 
-    /// Has what `stream` gets from now on wait for the copies, which have begun.
+    /// Makes later work on `stream` wait for the copies, which have been queued.
     ///
     /// # Errors
-    /// [`Error::Io`] where the stream is being captured or the driver fails.
+    /// [`Error::Io`] if the stream is being captured or the driver fails.
     pub fn hold(&self, stream: &Foreign) -> Result<()> {
         if let Some(Ok(Some(moment))) = self.outcome.heard() {
             stream.wait_for(moment).map_err(penstock_io::Error::from)?;
@@ -374,8 +380,8 @@ impl DeviceBatch {
         Ok(())
     }
 
-    /// Has a function called when all copies have begun or never will, on the thread of the ferry or right
-    /// now. It must not wait.
+    /// Calls a function once all copies have been queued or the batch has failed, on the staging
+    /// pipeline's thread or at once. The function must not block.
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
         self.outcome.on_told(watcher);
     }

@@ -1,28 +1,28 @@
-//! What can go wrong in this crate.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 /// The result of every fallible call in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why rows are not there.
+/// Why rows are not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Bytes could not be read.
     #[error(transparent)]
     Io(#[from] penstock_io::Error),
-    /// There is no such row.
+    /// A requested row does not exist.
     #[error("ids[{position}] is {id}: the table has rows 0 to {}", rows.saturating_sub(1))]
     OutOfRange {
-        /// Where in the ids, from 0.
+        /// Index in the ids, from 0.
         position: usize,
         /// The id.
         id: i128,
         /// Rows that the table has.
         rows: u64,
     },
-    /// A kernel has asked for a row that there is not.
+    /// A kernel has requested a row that does not exist.
     #[error("a kernel has asked for row {id}: the table has rows 0 to {}", rows.saturating_sub(1))]
     NoSuchRow {
         /// The id.
@@ -30,45 +30,45 @@ pub enum Error {
         /// Rows that the table has.
         rows: u64,
     },
-    /// What was read, twice, is not what was written.
+    /// Two reads returned other bytes than were written.
     #[error(
         "row {row} is damaged: bytes {offset} to {} of {} are not those that were written",
         offset + bytes - 1, path.display()
     )]
     Damaged {
-        /// The first row that has some of it.
+        /// The first row that overlaps the damage.
         row: u64,
         /// The file.
         path: PathBuf,
-        /// Where in the file, in bytes.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// There is no table that changes.
+    /// The directory has no mutable table.
     #[error("{}: no table is there", path.display())]
     NoTable {
-        /// Where.
+        /// The directory.
         path: PathBuf,
     },
-    /// A table is there already.
+    /// The directory already has a table.
     #[error("{}: a table is there already", path.display())]
     Exists {
-        /// Where.
+        /// The directory.
         path: PathBuf,
     },
-    /// Somebody has the table open.
+    /// The table is open elsewhere.
     #[error("{}: the table is open, in this process or in another one", path.display())]
     Busy {
-        /// Where.
+        /// The directory.
         path: PathBuf,
     },
-    /// A file of a table is not what was written.
+    /// A file of a table is not as it was written.
     #[error("{}: {detail}", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// In which way.
+        /// The defect.
         detail: String,
     },
     /// The table was written by a later version.
@@ -77,36 +77,36 @@ pub enum Error {
         path.display()
     )]
     Newer {
-        /// Its head.
+        /// Its manifest.
         path: PathBuf,
         /// The version.
         version: u64,
-        /// The newest one that this one reads.
+        /// The newest version that this release reads.
         supported: u64,
     },
-    /// Something of the table could not be written, and nobody knows what of it is there.
+    /// A write of the table has failed, with an unknown result.
     #[error("{}: an earlier write has failed: {detail}", path.display())]
     Failed {
         /// The table.
         path: PathBuf,
-        /// What it was.
+        /// The failure.
         detail: String,
     },
-    /// A table cannot be made among files of somebody.
+    /// A table cannot be created in a directory with other files.
     #[error("{}: there is {name} already: a table is made in a directory of its own", path.display())]
     NotEmpty {
         /// The directory.
         path: PathBuf,
-        /// What is there.
+        /// One of them.
         name: String,
     },
-    /// Another directory has the name of the table's.
+    /// The path of the table leads to another directory now.
     #[error("{}: the directory was moved or replaced since the table was opened", path.display())]
     Moved {
-        /// The name.
+        /// The path.
         path: PathBuf,
     },
-    /// Who asks for all rows as they are at one moment has them already.
+    /// This thread already holds the snapshot that it waits for.
     #[error("{}: this thread folds the table, or reads all of it", path.display())]
     Held {
         /// The table.

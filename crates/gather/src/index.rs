@@ -1,15 +1,16 @@
-//! Which rows have which slots, and who goes when another one comes.
+//! Maps rows to cache slots, and decides which row is evicted for a new one.
 //!
-//! Pure: it knows no memory, reads nothing and locks nothing. Whoever holds it asks for one row at a
+//! Pure: it owns no row's memory, does no I/O and takes no lock. Its owner looks up one row at a
 //! time.
 //!
-//! Who goes, first to last: rows of which nobody knows when they are needed next, in the order of a
-//! [`Policy`]; then those of batches that are known ahead, the farthest batch first (Belady, 1966).
-//! A row that is needed no sooner than whatever could go is not admitted. Pinned rows stay.
+//! Eviction order: first rows whose next use is unknown, in the order of a [`Policy`]; then rows
+//! of batches announced in advance, those of the farthest batch first (Belady, 1966). A row that
+//! is needed no sooner than every evictable one is not admitted. Pinned rows stay.
 //!
-//! A slot takes 24 bytes, and 11 to 23 for being found by its key; S3-FIFO remembers nine keys that
-//! have gone for each ten slots, in 27 to 55 bytes each. A key that is known ahead takes 12 to 24
-//! bytes a batch that has it, 8 to 16 more if its row is there, and 19 to 39 for being found.
+//! A slot takes 24 bytes, and 11 to 23 for the lookup of its key; S3-FIFO remembers nine evicted
+//! keys for each ten slots, at 27 to 55 bytes each. A key announced in advance takes 12 to 24
+//! bytes for each batch that has it, 8 to 16 more if its row is cached, and 19 to 39 for its
+//! lookup.
 
 mod ghost;
 mod order;
@@ -35,17 +36,17 @@ use sieve::Sieve;
 use unsorted::Unsorted;
 use window::Window;
 
-/// Keys that are fetched before they are looked for.
+/// Keys whose entries are prefetched before the lookup.
 pub(crate) const FETCHED: usize = 64;
 
-/// Who goes among rows of which nobody knows when they are needed next.
+/// Eviction order of rows whose next use is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// SIEVE (Zhang et al., NSDI 2024).
     Sieve,
     /// S3-FIFO (Yang et al., SOSP 2023).
     S3Fifo,
-    /// Nobody: only pinned rows are kept, and nothing is known ahead.
+    /// No eviction: only pinned rows are kept, and announced batches are ignored.
     Static,
     /// Nothing is kept at all.
     None,
@@ -55,32 +56,33 @@ pub enum Policy {
 #[derive(Debug)]
 pub struct Index {
     places: Vec<Place>,
-    /// By the key of the place.
+    /// Slots by the key of their place.
     slots: HashTable<Slot>,
     hasher: DefaultHashBuilder,
-    /// Slots from here on never had a row.
+    /// Slots from here on have never had a row.
     untouched: Slot,
-    /// Those before it that have none.
+    /// Earlier slots without a row.
     free: Vec<Slot>,
     pinned: HashSet<u64>,
     window: Window,
-    /// What is known behind that, and not looked at before a row has to go.
+    /// Batches announced after the window's, which are sorted only when a row has to be evicted.
     unsorted: Unsorted,
-    /// Whether rows were admitted since a batch was reached: then some will be for the next one.
+    /// Whether rows were admitted since a batch was reached: then the next batch will admit some
+    /// too.
     has_admitted: bool,
     order: Order,
     policy: Policy,
 }
 
 impl Index {
-    /// No row has any of so many slots.
+    /// An empty index of so many slots.
     pub fn new(slots: Slot, policy: Policy) -> Index {
         let keeps_rows = policy != Policy::None;
         let slots = if keeps_rows { slots } else { 0 };
         Index {
             places: vec![Place::default(); slots as usize],
-            // What has gone leaves marks, for which a table that is fuller is built anew one day,
-            // twice as large, under the lock.
+            // Removed entries leave tombstones, and a fuller table would at some time be rebuilt
+            // under the lock, twice as large.
             slots: HashTable::with_capacity(2 * slots as usize),
             hasher: DefaultHashBuilder::default(),
             untouched: 0,
@@ -91,15 +93,15 @@ impl Index {
             has_admitted: true,
             order: match policy {
                 Policy::S3Fifo => Order::S3Fifo(S3Fifo::new(slots)),
-                // Of a static cache, rows that are not pinned any more.
+                // A static cache needs it for rows that were unpinned.
                 _ => Order::Sieve(Sieve::default()),
             },
             policy,
         }
     }
 
-    /// The slot of a row that is there or comes: a hit. Where the batch that was reached last has
-    /// the row, that use of it is over.
+    /// The slot of a row that is cached or being read: a hit. If the batch reached last has the
+    /// key, that use of it is over.
     pub fn find(&mut self, key: u64) -> Option<Slot> {
         let hash = self.hasher.hash_one(key);
         let slot = self.slot_of(hash, key);
@@ -107,10 +109,9 @@ impl Index {
         slot
     }
 
-    /// As [`find`](Index::find), of keys one after the other, up to some dozens of them, but the slots of those
-    /// alone whose rows are there: of one that comes nobody knows yet what it will be. The processor
-    /// fetches what that takes for all of them at once: to wait for memory is most of the time that it
-    /// takes.
+    /// As [`find`](Index::find), for up to [`FETCHED`] keys in order, but without the slots of
+    /// rows that are being read, whose reads may fail. The processor fetches the entries of all
+    /// keys at once, because memory latency is most of the cost.
     pub(crate) fn find_each(&mut self, keys: &[u64]) -> [Option<Slot>; FETCHED] {
         let mut hashes = [0; FETCHED];
         let mut slots = [None; FETCHED];
@@ -120,7 +121,7 @@ impl Index {
             *slot = self.slot_of(*hash, key);
             sum += self.window.next(*hash, key).unwrap_or(0);
         }
-        // Loads whose results nobody needs would be left out.
+        // Keeps the compiler from removing loads whose results are unused.
         std::hint::black_box(sum);
         for ((&key, hash), found) in keys.iter().zip(hashes).zip(&mut slots) {
             self.used(hash, key, *found);
@@ -129,7 +130,7 @@ impl Index {
         slots
     }
 
-    /// Somebody looks for a key, and finds it in that slot or not.
+    /// Records a lookup of a key, which found this slot or none.
     fn used(&mut self, hash: u64, key: u64, slot: Option<Slot>) {
         self.unsorted.used(key);
         let next = self.window.used(hash, key);
@@ -140,9 +141,9 @@ impl Index {
         }
     }
 
-    /// Has the processor fetch what finding some keys takes, for all of them at once: to wait for
-    /// memory is most of the time that it takes. For as many as are looked for right after it, some
-    /// dozens; nothing else changes.
+    /// Fetches the entries of some keys into the processor's caches, all at once, because memory
+    /// latency is most of a lookup's cost. For the few dozen keys that are looked up right after
+    /// it; nothing else changes.
     pub fn fetch(&self, keys: &[u64]) {
         let mut sum = 0;
         for &key in keys {
@@ -152,18 +153,18 @@ impl Index {
             }
             sum += self.window.next(hash, key).unwrap_or(0);
         }
-        // Loads whose results nobody needs would be left out.
+        // Keeps the compiler from removing loads whose results are unused.
         std::hint::black_box(sum);
     }
 
-    /// Room for a row that is not there. Who goes for it satisfies `may_go`. `None` where it is not
-    /// worth it, or nobody may go, as far as a look at a few dozen of them tells.
+    /// Takes a slot for a row that is not cached, evicting a row that satisfies `may_go`. `None`
+    /// if the row is not worth it, or none of the few dozen candidates examined may go.
     pub fn admit(&mut self, key: u64, may_go: impl FnMut(Slot) -> bool) -> Option<Slot> {
         self.take_in(key, false, may_go)
     }
 
-    /// As [`admit`](Index::admit), for a row that is on its way until [`arrived`](Index::arrived)
-    /// says otherwise, or [`forget`](Index::forget).
+    /// As [`admit`](Index::admit), for a row that counts as being read until
+    /// [`arrived`](Index::arrived) or [`forget`](Index::forget).
     pub(crate) fn admit_coming(
         &mut self,
         key: u64,
@@ -172,7 +173,7 @@ impl Index {
         self.take_in(key, true, may_go)
     }
 
-    /// The row of a slot is there.
+    /// The row of a slot has arrived.
     pub(crate) fn arrived(&mut self, slot: Slot) {
         let place = &mut self.places[slot as usize];
         place.comes = false;
@@ -228,7 +229,7 @@ impl Index {
         Some(slot)
     }
 
-    /// What was to come has failed.
+    /// Removes a row, such as one whose read has failed.
     pub fn forget(&mut self, key: u64) {
         let hash = self.hasher.hash_one(key);
         if let Some(slot) = self.slot_of(hash, key) {
@@ -238,7 +239,7 @@ impl Index {
         }
     }
 
-    /// Nobody will ask for these any more.
+    /// Removes all rows whose keys will not be requested again.
     pub(crate) fn forget_all(&mut self, is_gone: impl Fn(u64) -> bool) {
         self.pinned.retain(|&key| !is_gone(key));
         for slot in 0..self.untouched {
@@ -249,10 +250,10 @@ impl Index {
         }
     }
 
-    /// Has rows stay whatever happens, once they are admitted.
+    /// Pins rows: once admitted, they are not evicted.
     ///
     /// # Returns
-    /// How many of them do: no more are pinned than there are slots.
+    /// How many of them are pinned; at most as many as there are slots.
     pub fn pin(&mut self, keys: &[u64]) -> usize {
         let mut count = 0;
         for &key in keys {
@@ -272,7 +273,7 @@ impl Index {
         count
     }
 
-    /// Has pinned rows go like any others from now on.
+    /// Unpins rows.
     pub fn unpin(&mut self, keys: &[u64]) {
         self.sort();
         for &key in keys {
@@ -287,8 +288,7 @@ impl Index {
         }
     }
 
-    /// Tells of a batch that will be gathered after all that are known: which keys it will ask
-    /// for.
+    /// Announces the keys of a batch that will be gathered after all announced ones.
     ///
     /// # Returns
     /// Its number, counted from 0.
@@ -299,8 +299,8 @@ impl Index {
         self.unsorted.add(keys, self.window.next_batch())
     }
 
-    /// Looks at the batches that nobody has looked at. That it comes late changes nothing: no row has
-    /// gone meanwhile, and what was used by now is told behind it.
+    /// Adds the unsorted batches to the window. The delay changes nothing: no row was evicted
+    /// meanwhile, and the lookups since then are replayed.
     fn sort(&mut self) {
         if self.unsorted.is_empty() {
             return;
@@ -336,8 +336,7 @@ impl Index {
         }
     }
 
-    /// That batch is gathered now: what is found from here on is a use by it, if it has the key.
-    /// The one before it is over.
+    /// Begins a batch: later lookups of its keys count as its uses. The batch before it ends.
     pub fn reach(&mut self, batch: u64) {
         if let Some(open) = self.window.reached().or(self.unsorted.reached())
             && open != batch
@@ -353,7 +352,7 @@ impl Index {
         }
     }
 
-    /// That batch is over, or will not be gathered.
+    /// Ends a batch, or withdraws one that will not be gathered.
     pub fn cancel(&mut self, batch: u64) {
         if self.unsorted.has(batch) {
             self.unsorted.end(batch);
@@ -380,23 +379,23 @@ impl Index {
         self.window.end(batch);
     }
 
-    /// Slots from here on never had a row.
+    /// Slots from here on have never had a row.
     pub(crate) fn untouched(&self) -> Slot {
         self.untouched
     }
 
-    /// How many rows there are.
+    /// Number of rows, cached or being read.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many keys are known ahead, once a batch; those of a batch that has ended may be kept until
-    /// all before it have.
+    /// Number of announced keys, counted once for each batch; those of an ended batch may be kept
+    /// until all earlier batches have ended.
     pub fn len_ahead(&self) -> usize {
         self.window.len() + self.unsorted.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -406,7 +405,7 @@ impl Index {
         self.slots.find(hash, is_it).copied()
     }
 
-    /// Notes when a row is needed next.
+    /// Records when a row is needed next.
     fn settle(&mut self, slot: Slot, next: Option<u64>) {
         let place = &mut self.places[slot as usize];
         match (place.state, next) {
@@ -421,14 +420,14 @@ impl Index {
         }
     }
 
-    /// Takes a row out of the queue that it is in.
+    /// Removes a row from its queue.
     fn leave(&mut self, slot: Slot) {
         if let State::Queued | State::Main = self.places[slot as usize].state {
             self.order.remove(&mut self.places, slot);
         }
     }
 
-    /// A slot without a row.
+    /// Takes a slot without a row.
     fn take_free(&mut self, may_go: &mut impl FnMut(Slot) -> bool) -> Option<Slot> {
         let looked_at = self.free.len().saturating_sub(REFUSALS_MAX as usize)..self.free.len();
         if let Some(at) = looked_at.rev().find(|&at| may_go(self.free[at])) {
@@ -441,7 +440,7 @@ impl Index {
         Some(self.untouched - 1)
     }
 
-    /// A slot whose row goes for one that is needed next by that batch.
+    /// Takes the slot of a row that is evicted for one whose next use is `next`.
     fn evict(
         &mut self,
         is_pinned: bool,
@@ -461,7 +460,7 @@ impl Index {
         Some(slot)
     }
 
-    /// Nobody finds the row of a slot any more.
+    /// Removes the row of a slot from the lookup table.
     fn vacate(&mut self, slot: Slot) {
         let hash = self.hasher.hash_one(self.places[slot as usize].key);
         match self.slots.find_entry(hash, |&one| one == slot) {
@@ -476,7 +475,7 @@ impl Index {
 mod tests {
     use super::*;
 
-    /// However many rows are on their way, the one that is needed last of those that are there goes.
+    /// Evicts the cached row that is needed last, however many rows are being read.
     #[test]
     fn rows_on_their_way_are_in_nobodys_way() {
         let mut index = Index::new(110, Policy::Sieve);

@@ -1,12 +1,12 @@
-//! What a cache knows rows of tables by.
+//! Keys of rows in a cache.
 
-/// Of a key, the number of the row; above it is that of its table.
+/// Bits of a key for the row; the table's number is above them.
 const ROW_BITS: u32 = 48;
 
-/// So many tables have a number at a time, at most.
+/// Most tables that share a cache.
 pub(crate) const TABLES_MAX: u64 = 1 << (u64::BITS - ROW_BITS);
 
-/// What a cache knows a row of a table by.
+/// The key of a table's row.
 pub(crate) fn key_of(table: u64, row: u64) -> u64 {
     table << ROW_BITS | row
 }

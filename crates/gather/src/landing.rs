@@ -1,4 +1,4 @@
-//! What becomes of rows when their bytes are there, on a thread of the executor.
+//! Delivers rows once their bytes have been read, on a thread of the executor.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,11 +12,11 @@ use crate::shared::Shared;
 use crate::state::{Damage, Place, State};
 use crate::table::Span;
 
-/// A row that is read once, and all places that it goes to.
+/// A row that is read once, and all its destinations.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) row: u64,
-    /// What the cache knows it by.
+    /// Its key in the cache.
     pub(crate) key: u64,
     pub(crate) claimed: Option<Claimed>,
     pub(crate) places: Vec<Place>,
@@ -29,20 +29,20 @@ pub(crate) struct Landing {
     pub(crate) span: Span,
     /// In ascending order.
     pub(crate) rows: Vec<Row>,
-    /// What the memory of the request was, which lands in it without a copy.
+    /// The destination that the request reads into without a copy.
     pub(crate) straight: Straight,
-    /// Whether all of it was read before, and was damaged or lost.
+    /// Whether this is a second read, of rows that were damaged or lost.
     pub(crate) is_again: bool,
 }
 
-/// Where a row lands without a copy.
+/// The destination of a row that is read without a copy.
 #[derive(Debug)]
 pub(crate) enum Straight {
-    /// Nowhere: it goes through the executor's memory.
+    /// None: it passes the executor's memory.
     No,
-    /// In the place of a result that is left out of the row's places.
+    /// The row's place in a result, which is missing in the row's places.
     Place,
-    /// In the slot that it is to have; what is left of the claim.
+    /// The row's slot in the cache, with the rest of its claim.
     Slot { key: u64, slot: u32 },
 }
 
@@ -74,7 +74,7 @@ impl Landing {
         &bytes[start..start + table.value_bytes() as usize]
     }
 
-    /// Copies a row wherever it goes.
+    /// Copies a row to all its destinations.
     fn land(&self, row: Row, bytes: &[u8], claims: &mut Vec<Claimed>) {
         let bytes = self.bytes_of(row.row, bytes);
         for mut place in row.places {
@@ -86,7 +86,7 @@ impl Landing {
         }
     }
 
-    /// Has rows stay in the slots that they are in now.
+    /// Adds rows to the cache, in the slots that they were read into.
     fn keep(&mut self, arrived: Arrived<'_>, mut claims: Vec<Claimed>) {
         let straight = std::mem::replace(&mut self.straight, Straight::No);
         if let (Straight::Slot { key, slot }, Arrived::Own(memory)) = (straight, arrived) {
@@ -100,8 +100,8 @@ impl Landing {
         }
     }
 
-    /// Blocks are not those that were written: what is in others counts, what is in them is read
-    /// once more.
+    /// Handles damaged blocks: rows in the other blocks are delivered, and rows in these are read
+    /// again.
     fn damaged(&mut self, blocks: &[u64], arrived: Arrived<'_>) {
         let table = &self.shared.table;
         let is_damaged = |row: u64| {
@@ -131,7 +131,7 @@ impl Landing {
         }
         let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
         match (std::mem::replace(&mut self.straight, Straight::No), arrived) {
-            // One row is all there is.
+            // Then there is only one row.
             (Straight::Place, Arrived::Own(memory)) => {
                 let Row { row, key, .. } = rows[0];
                 rows[0].places.push(Place { row, key, memory });
@@ -147,7 +147,8 @@ impl Landing {
 }
 
 impl Drop for Landing {
-    /// What did not come is for whoever waits for the batch to read again, if that helps.
+    /// Leaves rows that did not arrive to the thread that waits for the batch, which may read them
+    /// again.
     fn drop(&mut self) {
         let rows = std::mem::take(&mut self.rows);
         let mut places = Vec::new();

@@ -1,18 +1,18 @@
-//! Rows by id from tables that are larger than memory.
+//! Gathers rows by id from tables larger than memory.
 //!
-//! A [`Table`] is rows of equal bytes in files. A [`Reader`] gathers batches of them: what its
-//! [`Cache`] has is copied, the rest is read with as few requests as bandwidth and latency of the
-//! device ask for, each row once, and lands in the result itself where direct I/O can reach that.
+//! A [`Table`] is rows of equal size in files. A [`Reader`] gathers batches of rows: cached ones
+//! are copied from its [`Cache`], and the others are read once each, with as few requests as the
+//! device's bandwidth and latency suggest, directly into the result if direct I/O can reach it.
 //!
-//! A [`DeviceReader`] gathers into memory of a device, through pinned memory of the host.
+//! A [`DeviceReader`] gathers into device memory, through pinned host memory.
 //!
-//! A [`Proxy`] serves what kernels of a device ask for.
+//! A [`Proxy`] serves requests of kernels on a device.
 //!
-//! A [`ChangingTable`] is one whose rows are written anew.
+//! A [`ChangingTable`] is a table whose rows can be updated.
 //!
-//! Promised: a batch that ends well has every row, in the caller's order; where a table has
-//! [`Checks`], every block that was read is the one that was written. Nothing here knows what a
-//! checkpoint is: whoever opens one hands over files, ranges and checksums.
+//! Guarantees: a successful batch has every row, in the caller's order; if a table has [`Checks`],
+//! every block that was read is the one that was written. This crate does not know checkpoints:
+//! its caller passes files, ranges and checksums.
 
 #![forbid(unsafe_code)]
 

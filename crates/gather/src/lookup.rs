@@ -1,4 +1,4 @@
-//! What of a batch is in the cache, and what has to be done for the rest.
+//! Finds the rows of a batch in the cache, and claims slots for the others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,50 +14,49 @@ use crate::error::Result;
 use crate::index::FETCHED;
 use crate::shared::Counts;
 
-/// Rows that are looked up under one lock, and bytes of them that are copied while nobody can have
-/// other rows come.
+/// Rows looked up under one lock, and bytes of them copied while their slots cannot be reused.
 const LOOKED_UP: usize = 16 << 10;
 const COPIED_BYTES: usize = 16 << 20;
 
-/// What one thread copies at a time: it takes some dozen microseconds.
+/// Bytes that one thread copies at a time, in some dozen microseconds.
 const PIECE_BYTES: usize = 128 << 10;
-/// From so many pieces on others are asked to help: to wake a thread takes as long as to copy one.
+/// Number of pieces from which other threads help: waking one takes as long as copying a piece.
 const SHARED_OUT: usize = 8;
 const HELPERS_MAX: usize = 7;
 
 /// A row that is not in the cache.
 #[derive(Debug)]
 pub(crate) struct Miss {
-    /// Which of the batch.
+    /// Its index in the batch.
     pub(crate) position: usize,
     pub(crate) how: How,
 }
 
-/// Where a row that is not in the cache comes from.
+/// The source of a row that is not in the cache.
 #[derive(Debug)]
 pub(crate) enum How {
-    /// It is to be read, into a slot of its own if there is one.
+    /// The caller reads it, into a slot if it has claimed one.
     Read(Option<Claimed>),
     /// Another batch reads it.
     Comes,
 }
 
-/// A batch that a cache is asked for.
+/// A batch to look up in a cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) cache: &'a Cache,
     pub(crate) counts: &'a Counts,
-    /// Whose threads may help to copy.
+    /// The executor whose threads may help to copy.
     pub(crate) share: &'a Share,
-    /// How many there are.
+    /// Number of rows in the batch.
     pub(crate) rows: usize,
     /// Bytes of a row in the result.
     pub(crate) width: usize,
 }
 
 impl Asked<'_> {
-    /// Copies what the cache has, and gives the rest to `take`, step by step, in order of the
-    /// positions: each step with its part of the result.
+    /// Copies the cached rows, and passes the others to `take`, step by step in the order of
+    /// positions, each step with its part of the result.
     pub(crate) fn look_up(
         &self,
         key: impl Fn(usize) -> u64,
@@ -92,7 +91,7 @@ impl Asked<'_> {
         let mut rest = Vec::new();
         let copying = Copying::new(self.cache.slots(), self.width, self.rows * self.width);
         let mut inner = self.cache.lock();
-        // Before rows are found: what was found stays where it is.
+        // Before the lookup: a slot found after it keeps its row.
         let reading = self.cache.slots().read();
         let helpers = helpers(positions.len().div_ceil(piece));
         for (count, first) in positions.clone().step_by(piece).enumerate() {
@@ -139,9 +138,10 @@ impl Asked<'_> {
         rest
     }
 
-    /// Has rows come that were not there: once more, as somebody else may have had them come since.
+    /// Claims slots for missing rows, looking each up again, because another batch may have
+    /// claimed it since.
     ///
-    /// `batch` is what reads them, of which table.
+    /// `batch` is the table and number of the batch that reads them.
     pub(crate) fn claim(
         &self,
         positions: &[usize],
@@ -161,7 +161,7 @@ impl Asked<'_> {
     }
 }
 
-/// Lends what a cache has of so many rows to a device; the others are the positions beside.
+/// Lends the cached ones of these rows to a device; returns the positions of the others too.
 pub(crate) fn lend(
     cache: &Cache,
     counts: &Counts,
@@ -191,7 +191,7 @@ pub(crate) fn lend(
     (lent, rest)
 }
 
-/// How many threads may help with so many pieces.
+/// Number of threads that may help to copy so many pieces.
 fn helpers(pieces: usize) -> usize {
     if pieces < SHARED_OUT {
         return 0;

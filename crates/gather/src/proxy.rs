@@ -1,4 +1,4 @@
-//! Serves what kernels ask for: the host's side of a FIFO, and a reader.
+//! Serves kernels' requests for rows: the host side of the host queue, with a reader.
 
 use std::fmt;
 use std::io;
@@ -14,15 +14,15 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::reader::Reader;
 
-/// For so long who finds nothing looks again at once, and then after having let others run.
+/// How long an idle thread spins, and how long it then yields between polls.
 const SPIN: Duration = Duration::from_micros(20);
 const YIELD: Duration = Duration::from_micros(200);
-/// Then it sleeps, for a part of the time that it has found nothing, and this at the most: the first post
-/// after a pause waits for so long.
+/// After that it sleeps for a fraction of the idle time, at most this long, which delays the first
+/// request after a pause.
 const SLEEP_MAX: Duration = Duration::from_micros(500);
 const SLEEP_PART: u32 = 16;
 
-/// A thread that has rows read which kernels ask for. It sleeps as long as no kernel is launched.
+/// A thread that reads the rows that kernels request. It sleeps while no kernel is launched.
 pub struct Proxy {
     shared: Arc<Shared>,
     fifo: Arc<Fifo>,
@@ -33,22 +33,22 @@ pub struct Proxy {
 #[derive(Default)]
 struct Shared {
     is_stopped: AtomicBool,
-    /// Posts whose rows are on their way.
+    /// Requests whose rows are being read.
     under_way: AtomicUsize,
-    /// Who has said that kernels of others may post.
+    /// Number of [`Serving`] guards for kernels launched elsewhere.
     servings: AtomicUsize,
     failed: Mutex<Option<Error>>,
     has_panicked: AtomicBool,
 }
 
 impl Proxy {
-    /// Serves a FIFO with rows of a reader.
+    /// Serves a host queue with the rows of a reader.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system has no thread to give.
+    /// [`Error::Io`] if the thread cannot be started.
     ///
     /// # Panics
-    /// If rows of the FIFO do not have the size of the reader's, or somebody serves it already.
+    /// If the queue's rows do not have the size of the reader's, or the queue is already served.
     pub fn new(reader: Reader, fifo: Arc<Fifo>) -> Result<Proxy> {
         let row_bytes = reader.table().value_bytes();
         assert_eq!(fifo.row_bytes() as u64, row_bytes, "rows of one size");
@@ -76,12 +76,13 @@ impl Proxy {
         })
     }
 
-    /// What it serves.
+    /// The host queue that it serves.
     pub fn fifo(&self) -> &Arc<Fifo> {
         &self.fifo
     }
 
-    /// Has it look out for posts of kernels that the FIFO has not launched, until what comes back is dropped.
+    /// Polls for requests of kernels that the queue has not launched, until the returned guard is
+    /// dropped.
     pub fn serve(self: &Arc<Self>) -> Serving {
         self.shared.servings.fetch_add(1, Ordering::Relaxed);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,28 +93,27 @@ impl Proxy {
         Serving(Arc::clone(self))
     }
 
-    /// Ends it, when all is done that was launched: other kernels that run get no more rows.
+    /// Stops after all launched work: other running kernels receive no more rows.
     pub fn stop(&self) {
-        // No fork has the thread.
+        // A forked child does not have the thread.
         if self.process != std::process::id() {
             return;
         }
-        // A device that has failed runs none.
+        // A failed device runs no kernels.
         drop(self.fifo.wait());
         self.shared.is_stopped.store(true, Ordering::Relaxed);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             thread.thread().unpark();
-            // One that panicked has ended as well.
+            // A panicked thread has ended too.
             let _ = thread.join();
         }
     }
 
-    /// Tells the first thing that went wrong since this was asked last: whoever asked for those rows does not
-    /// have them.
+    /// Returns the first failure since the last call, whose rows were not delivered.
     ///
     /// # Errors
-    /// That thing; the failure of the device, or that of the thread, each time.
+    /// That failure; on every call, the failure of the device or of the thread.
     pub fn check(&self) -> Result<()> {
         if let Some(error) = self.shared.failed().take() {
             return Err(error);
@@ -122,10 +122,10 @@ impl Proxy {
         Ok(self.fifo.check()?)
     }
 
-    /// That it serves.
+    /// Checks that the thread is running.
     ///
     /// # Errors
-    /// [`Error::Io`]: its thread has failed.
+    /// [`Error::Io`] if the thread has failed.
     pub fn check_runs(&self) -> Result<()> {
         match self.shared.has_panicked.load(Ordering::Acquire) {
             false => Ok(()),
@@ -152,7 +152,8 @@ impl Drop for Proxy {
     }
 }
 
-/// Kernels of others are served as long as this is there: whoever launches some waits for them before.
+/// Keeps the proxy serving kernels launched elsewhere. Their launcher waits for them before
+/// dropping it.
 #[derive(Debug)]
 pub struct Serving(Arc<Proxy>);
 
@@ -167,12 +168,12 @@ impl Shared {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A post has its rows, or does not get them.
+    /// Answers a request, successfully or not.
     fn end(&self, post: Post, outcome: Result<()>) {
         match outcome {
             Ok(()) => post.answer(Answer::Done),
             Err(error) => {
-                // Before whoever waits can know of it.
+                // Before the requester can see the answer.
                 self.failed().get_or_insert(error);
                 post.answer(Answer::Failed);
             }
@@ -181,7 +182,7 @@ impl Shared {
     }
 }
 
-/// Rows of a post that did not all come as they should.
+/// A request some of whose rows were lost or damaged.
 struct Flight {
     batch: Batch,
     post: Post,
@@ -191,14 +192,14 @@ struct Worker {
     reader: Reader,
     posts: Posts,
     shared: Arc<Shared>,
-    /// They are read again here.
+    /// Requests to read again here.
     again: Sender<Flight>,
     rest: Receiver<Flight>,
 }
 
 impl Worker {
     fn run(mut self) {
-        // Whatever ends it, kernels hear of it.
+        // However it ends, the kernels are told.
         let _ended = Ended {
             fifo: Arc::clone(self.posts.fifo()),
             shared: Arc::clone(&self.shared),
@@ -222,14 +223,14 @@ impl Worker {
         }
     }
 
-    /// Whether there is nothing to look out for.
+    /// Whether no request can arrive.
     fn is_over(&self) -> bool {
         self.posts.is_over()
             && self.shared.servings.load(Ordering::Relaxed) == 0
             && self.shared.under_way.load(Ordering::Acquire) == 0
     }
 
-    /// Begins what was posted, and says whether there was anything.
+    /// Begins all posted requests; returns whether there were any.
     fn serve_all(&mut self) -> bool {
         let mut is_any = self.read_again();
         while let Some(post) = self.posts.take() {
@@ -247,7 +248,7 @@ impl Worker {
         let ids = post.ids()?;
         let begun = self.reader.gather(ids, post.memory()?);
         begun.map_err(|error| match error {
-            // Where in its ids a kernel has it nobody knows here.
+            // The index among the kernel's ids is not known here.
             Error::OutOfRange { position, rows, .. } => Error::NoSuchRow {
                 id: ids[position].cast_signed(),
                 rows,
@@ -256,7 +257,7 @@ impl Worker {
         })
     }
 
-    /// Answers when the rows are there, from whichever thread has brought the last.
+    /// Answers once the rows have arrived, on the thread that read the last.
     fn follow(&self, batch: Batch, post: Post) {
         let (shared, again) = (Arc::clone(&self.shared), self.again.clone());
         batch.hand_over(Box::new(move |batch| {
@@ -264,13 +265,13 @@ impl Worker {
                 drop(batch);
                 shared.end(post, Ok(()));
             } else {
-                // The worker has the other end for as long as posts are under way.
+                // The worker keeps the receiver while requests are in flight.
                 let _ = again.send(Flight { batch, post });
             }
         }));
     }
 
-    /// Reads what was damaged or lost once more, and waits for it, as it is seldom.
+    /// Reads damaged and lost rows again and blocks on it, as this is rare.
     fn read_again(&self) -> bool {
         let mut is_any = false;
         for Flight { batch, post } in self.rest.try_iter() {
@@ -283,7 +284,7 @@ impl Worker {
     }
 }
 
-/// Stops a FIFO when it is dropped.
+/// Stops a host queue when it is dropped.
 struct Ended {
     fifo: Arc<Fifo>,
     shared: Arc<Shared>,
@@ -298,7 +299,7 @@ impl Drop for Ended {
     }
 }
 
-/// Waits before the next look, the longer the longer nothing was found.
+/// Waits before the next poll, longer the longer nothing was found.
 fn pause(since: Instant) {
     let idle = since.elapsed();
     if idle < SPIN {

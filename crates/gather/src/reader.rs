@@ -23,18 +23,18 @@ use crate::shared::{Counts, Number, Shared};
 use crate::state::Place;
 use crate::table::Table;
 
-/// A table, a claim on an executor to read it with, and perhaps a cache. Clones are the same one.
+/// A table, a share of an executor to read it, and an optional cache. Clones share all of these.
 #[derive(Clone, Debug)]
 pub struct Reader {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Reader {
-    /// Reads a table.
+    /// A reader of a table.
     ///
     /// # Panics
-    /// If slots of the cache do not have the size of rows, or a row with the blocks that it begins
-    /// and ends in is longer than a request of the executor.
+    /// If the cache's slots do not have the size of a row, or a row with the blocks in which it
+    /// begins and ends is longer than a request of the executor.
     pub fn new(
         table: Table,
         share: Arc<executor::Share>,
@@ -66,30 +66,29 @@ impl Reader {
         }
     }
 
-    /// The table.
     pub fn table(&self) -> &Table {
         &self.shared.table
     }
 
-    /// What was done so far.
+    /// Counters since the reader was made.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
 
-    /// Begins to gather rows, in the order of their ids, which may repeat.
+    /// Begins to gather rows in the order of `ids`, which may repeat.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], before anything is read; [`Error::Io`] in a fork of the process that
     /// made the executor.
     ///
     /// # Panics
-    /// If `out` does not have the bytes of so many values.
+    /// If the length of `out` is not that of as many values.
     pub fn gather(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         self.gather_foreseen(ids, out, None)
     }
 
-    /// As [`gather`](Reader::gather), of a batch that [`foresee`](Reader::foresee) was told of,
-    /// which is over then.
+    /// As [`gather`](Reader::gather), for a batch announced with [`foresee`](Reader::foresee),
+    /// which is then over.
     ///
     /// # Errors
     /// As [`gather`](Reader::gather).
@@ -110,10 +109,10 @@ impl Reader {
         shared.gather_part(ids, out, foreseen)
     }
 
-    /// Tells the cache of a batch that will be gathered behind those that it knows.
+    /// Announces a batch to the cache, to be gathered after those already announced.
     ///
     /// # Returns
-    /// What it is called; `None` without a cache.
+    /// The batch's number; `None` without a cache.
     ///
     /// # Errors
     /// As [`gather`](Reader::gather).
@@ -121,7 +120,7 @@ impl Reader {
         self.with_keys(ids, |index, keys| index.foresee(keys))
     }
 
-    /// A batch that was foreseen will not be gathered.
+    /// Withdraws an announced batch that will not be gathered.
     pub fn forget(&self, foreseen: u64) {
         if let Some(cache) = &self.shared.cache
             && self.shared.process == std::process::id()
@@ -130,10 +129,10 @@ impl Reader {
         }
     }
 
-    /// Has rows stay in the cache, once they are there.
+    /// Pins rows in the cache, once they are cached.
     ///
     /// # Returns
-    /// How many of the cache's rows do; `None` without a cache.
+    /// How many of them are pinned; `None` without a cache.
     ///
     /// # Errors
     /// As [`gather`](Reader::gather).
@@ -141,7 +140,7 @@ impl Reader {
         self.with_keys(ids, |index, keys| index.pin(keys))
     }
 
-    /// Has rows that were pinned go like others.
+    /// Unpins rows.
     ///
     /// # Errors
     /// As [`gather`](Reader::gather).
@@ -166,16 +165,16 @@ impl Reader {
     }
 }
 
-/// A batch that the cache was told of, which is gathered as a whole or in parts.
+/// An announced batch, gathered as a whole or in parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foreseen {
     pub(crate) number: u64,
-    /// Whether nothing of it is left behind this part.
+    /// Whether this is its last part.
     pub(crate) is_over: bool,
 }
 
 impl Shared {
-    /// Begins to gather rows that are there.
+    /// Begins to gather rows that exist.
     pub(crate) fn gather_part(
         self: &Arc<Self>,
         ids: &[u64],
@@ -195,16 +194,16 @@ impl Shared {
         self.gather(cache, ids, out, foreseen)
     }
 
-    /// Has kernels of a device find all that the cache has, as far as they can.
+    /// Makes the cache's slots readable by kernels of a device, as far as possible.
     pub(crate) fn map(&self, device: &Arc<Device>) {
         if let Some(cache) = &self.cache {
             let slots = cache.lock().index.untouched();
-            // What they do not find is not lent.
+            // Slots that kernels cannot read are not lent.
             let _ = cache.slots().map(device, slots);
         }
     }
 
-    /// Lends what the cache has of some ids to a device; beside it, which of them it has not.
+    /// Lends the cached rows of these ids to a device; also returns the positions of the others.
     ///
     /// # Panics
     /// If there is no cache.
@@ -222,7 +221,8 @@ impl Shared {
         (lent, rest)
     }
 
-    /// A part of a batch that was foreseen is gathered by others: tells the cache where nothing is left.
+    /// Tells the cache that a part of an announced batch is gathered elsewhere; the last part ends
+    /// the batch.
     pub(crate) fn passed(&self, foreseen: Option<Foreseen>) {
         if let (Some(cache), Some(foreseen)) = (&self.cache, foreseen)
             && foreseen.is_over
@@ -255,7 +255,7 @@ impl Shared {
         key_of(self.number.value(), row)
     }
 
-    /// Copies what the cache has of some ids, and begins to read the rest.
+    /// Copies the cached rows of these ids, and begins to read the others.
     fn gather(
         self: &Arc<Self>,
         cache: &Cache,
@@ -274,9 +274,9 @@ impl Shared {
             width: self.table.value_bytes() as usize,
         };
         let key = |position: usize| self.key(ids[position]);
-        // Rows of whole blocks are read as soon as it is known that they are not there: a large batch
-        // takes long to copy, and the device has nothing to do meanwhile. Of smaller ones several
-        // may lie in a block.
+        // Rows of whole blocks are read as soon as they are known to be missing: copying a large
+        // batch takes long, and the device would be idle meanwhile. Several smaller rows may share
+        // a block, so these are collected first.
         let is_read_at_once = self.table.row_bytes() >= BLOCK_BYTES;
         let (mut begun, mut missing) = (Vec::new(), Vec::new());
         let mut number = self.next_batch.fetch_add(1, Relaxed);
@@ -285,7 +285,8 @@ impl Shared {
             missing.extend(self.missing(ids, misses, out));
             if is_read_at_once {
                 begun.push(self.begin(std::mem::take(&mut missing))?);
-                // What is on its way now is not for the next ones to read.
+                // A new number, so that the next parts wait for the reads in flight and do not
+                // repeat them.
                 number = self.next_batch.fetch_add(1, Relaxed);
             }
             Ok(())
@@ -302,7 +303,7 @@ impl Shared {
         Ok(Batch::of_all(begun))
     }
 
-    /// Rows that are not there, with their places in a part of the result.
+    /// Missing rows, with their places in a part of the result.
     fn missing(&self, ids: &[u64], misses: Vec<Miss>, out: Pieces) -> Vec<Missing> {
         let positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
         let memory = out.carve(&positions);

@@ -1,4 +1,4 @@
-//! Requests that have rows of a batch read.
+//! Requests that read rows of a batch.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,14 +15,14 @@ use crate::runs::{Run, runs};
 use crate::shared::Shared;
 use crate::state::{Place, State, Waiting};
 
-/// A row that is not there, and where it goes.
+/// A row that is not cached, and its destination.
 pub(crate) struct Missing {
     pub(crate) place: Place,
     pub(crate) how: How,
 }
 
 impl Shared {
-    /// Has rows read, and what others read come from them.
+    /// Begins to read rows, and to wait for those that other batches read.
     pub(crate) fn begin(self: &Arc<Self>, missing: Vec<Missing>) -> Result<Batch> {
         let (mut reads, mut waiting) = (Vec::with_capacity(missing.len()), Vec::new());
         for Missing { place, how } in missing {
@@ -31,7 +31,7 @@ impl Shared {
                 How::Comes => waiting.push(place),
             }
         }
-        // The one that has a claim comes first of its row.
+        // A place with a claimed slot is the first of its row.
         reads.sort_unstable_by_key(|(place, claimed)| (place.row, claimed.is_none()));
         let mut rows: Vec<Row> = Vec::with_capacity(reads.len());
         for (place, claimed) in reads {
@@ -52,7 +52,8 @@ impl Shared {
         match self.submit(rest, &state, false) {
             Ok(transfer) => transfers.extend(transfer),
             Err(error) => {
-                // What has begun has memory of the caller's, who gets it back with the error.
+                // Requests in flight write to the caller's memory, which is returned with the
+                // error.
                 transfers.iter().for_each(|begun| drop(begun.wait(None)));
                 return Err(error);
             }
@@ -62,10 +63,10 @@ impl Shared {
         Ok(Batch::new(state, Box::new(again), transfers))
     }
 
-    /// Has rows come from the batches that read them.
+    /// Adds places to the rows that other batches are reading.
     ///
     /// # Returns
-    /// Those that are neither on their way any more nor there.
+    /// The rows that are no longer being read and are not cached either.
     fn wait_for_others(&self, waiting: Vec<Place>, state: &Arc<State>) -> Vec<Row> {
         let Some(cache) = &self.cache else {
             return Vec::new();
@@ -93,7 +94,7 @@ impl Shared {
         by_row(&mut places)
     }
 
-    /// Reads rows once more, past the cache.
+    /// Reads rows a second time, past the cache.
     fn read_again(
         self: &Arc<Self>,
         state: &Arc<State>,
@@ -104,7 +105,7 @@ impl Shared {
         self.submit(by_row(&mut places), state, true)
     }
 
-    /// Reads rows, which are in order, each once.
+    /// Reads rows in ascending order, each once.
     fn submit(
         self: &Arc<Self>,
         rows: Vec<Row>,
@@ -180,7 +181,7 @@ impl Shared {
     }
 }
 
-/// Places as rows, each row once.
+/// Groups places by row.
 fn by_row(places: &mut Vec<Place>) -> Vec<Row> {
     places.sort_unstable_by_key(|place| place.row);
     let mut rows: Vec<Row> = Vec::new();

@@ -1,4 +1,4 @@
-//! Rows to read, put together into requests.
+//! Merges rows to read into requests.
 
 use std::ops::Range;
 
@@ -7,31 +7,30 @@ use crate::table::{Span, Table};
 /// When neighbouring rows are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merging {
-    /// What the device reads in the time that a request takes: bytes between two rows, up to so many,
-    /// are read where that pays for the batch.
+    /// Bytes that the device reads in the time of one request: gaps between rows up to this size
+    /// are read if that makes the batch cheaper.
     pub gap_bytes: u64,
-    /// What a request has at most; a row that is longer is one all the same.
+    /// Most bytes of a request; a single longer row is one request all the same.
     pub run_bytes_max: u64,
 }
 
-/// The least that a device reads, whatever is asked for.
+/// The smallest read of a device.
 const UNIT_BYTES: u64 = 4096;
 
 /// Neighbouring rows that one request reads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// What is read.
+    /// The bytes read.
     pub(crate) span: Span,
-    /// Which of the rows.
+    /// Indices of the rows.
     pub(crate) rows: Range<usize>,
 }
 
-/// What bytes between rows have to save of the price, at least, to be read: what is read with them
-/// is copied once more, where rows alone can land where they go.
+/// Reading gaps must save at least one part in this many of the cost, because merged rows are
+/// copied once more, while single rows can be read directly into their destination.
 const SAVED_PART: u64 = 8;
 
-/// Puts rows together: over gaps where that pays for all of them, else only where nothing lies
-/// between.
+/// Merges rows, across gaps if that makes all of them cheaper, else only where they touch.
 ///
 /// # Panics
 /// If they are not in ascending order, or the table does not have them.
@@ -56,8 +55,8 @@ pub(crate) fn runs(
     }
 }
 
-/// What requests cost, as bytes that the device could read one behind the other meanwhile: a request
-/// takes as long as the gap that is worth one.
+/// The cost of requests, in bytes that the device could read sequentially meanwhile: a request
+/// costs as much as the largest gap worth reading.
 fn price(runs: &[Run], merging: Merging) -> u64 {
     let bytes = |run: &Run| run.span.bytes.end - run.span.bytes.start;
     runs.iter()
@@ -87,7 +86,7 @@ fn merged(table: &Table, rows: impl Iterator<Item = u64>, merging: Merging) -> V
     found
 }
 
-/// Whether to read `next` together with what comes before it.
+/// Whether to read `next` together with the run before it.
 fn is_near(table: &Table, run: &Span, next: &Span, merging: Merging) -> bool {
     if next.bytes.end <= run.bytes.end {
         return true;
@@ -96,7 +95,7 @@ fn is_near(table: &Table, run: &Span, next: &Span, merging: Merging) -> bool {
     if whole_bytes > merging.run_bytes_max {
         return false;
     }
-    // What lies in one unit is read together in any case.
+    // Rows within one unit are read together in any case.
     let end = table
         .offset(run.segment, run.bytes.end)
         .next_multiple_of(UNIT_BYTES);

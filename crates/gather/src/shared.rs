@@ -1,4 +1,4 @@
-//! What a reader and its batches under way have together.
+//! The state that a reader and its batches in flight share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -9,28 +9,28 @@ use crate::cache::Cache;
 use crate::runs::Merging;
 use crate::table::Table;
 
-/// What was done so far.
+/// Counters of a reader.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Rows that were asked for.
+    /// Rows requested.
     pub rows: AtomicU64,
-    /// Of them, those that were in the cache.
+    /// Requested rows that were in the cache.
     pub hits: AtomicU64,
-    /// Of them, those that another batch was reading.
+    /// Requested rows that another batch was reading.
     pub shared: AtomicU64,
-    /// Rows that were read: of those of a batch that are neither, each once.
+    /// Rows read: the others, each once in a batch.
     pub read_rows: AtomicU64,
     /// Requests that read them.
     pub requests: AtomicU64,
-    /// Bytes that those have read.
+    /// Bytes that those requests have read.
     pub read_bytes: AtomicU64,
-    /// Rows that were read once more, as what came was damaged or another batch's read failed.
+    /// Rows read a second time, because they were damaged or another batch's read failed.
     pub read_again: AtomicU64,
     /// Bytes of rows that devices have copied from pinned memory.
     pub device_bytes: AtomicU64,
 }
 
-/// The number of a table in a cache, given back when nobody reads the table any more.
+/// The number of a table in a cache, released with the table's last reader.
 #[derive(Debug)]
 pub(crate) struct Number {
     cache: Option<Arc<Cache>>,
@@ -39,7 +39,7 @@ pub(crate) struct Number {
 }
 
 impl Number {
-    /// One for a table whose rows stay in a cache, if there is one.
+    /// A number for a table whose rows are cached, if there is a cache.
     pub(crate) fn of(cache: Option<&Arc<Cache>>) -> Arc<Number> {
         Arc::new(Number {
             cache: cache.cloned(),
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<Counts>,
     pub(crate) share: Arc<executor::Share>,
     pub(crate) merging: Merging,
-    /// What the cache knows the table by.
+    /// The table's number in the cache.
     pub(crate) number: Arc<Number>,
     pub(crate) next_batch: AtomicU64,
     pub(crate) process: u32,

@@ -1,4 +1,4 @@
-//! What of a batch is not there yet, and who waits for it.
+//! Progress of a batch: outstanding rows, and the threads that wait for them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,16 +9,16 @@ use penstock_io::buffer::IoBuf;
 
 use crate::error::Error;
 
-/// A place in a result that a row goes to.
+/// The destination of a row in a result.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) row: u64,
-    /// What the cache knows the row by.
+    /// The row's key in the cache.
     pub(crate) key: u64,
     pub(crate) memory: IoBuf,
 }
 
-/// A block that is not the one that was written.
+/// A block whose bytes are not those that were written.
 #[derive(Clone, Debug)]
 pub(crate) struct Damage {
     pub(crate) row: u64,
@@ -44,7 +44,7 @@ impl From<Damage> for Error {
     }
 }
 
-/// What of a batch is not there yet.
+/// Progress of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     progress: Mutex<Progress>,
@@ -53,11 +53,11 @@ pub(crate) struct State {
 
 #[derive(Default)]
 struct Progress {
-    /// Transfers of its own, and rows that others read.
+    /// Outstanding transfers, and rows that other batches read.
     left: usize,
-    /// Places whose rows did not come with what was to bring them.
+    /// Places whose rows were lost with the operation that read them.
     lost: Vec<Place>,
-    /// Blocks that were not what was written.
+    /// The first damaged block.
     damaged: Option<Damage>,
     watchers: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -75,21 +75,21 @@ impl State {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing is expected any more.
+    /// Whether nothing is outstanding.
     pub(crate) fn is_ended(&self) -> bool {
         self.lock().left == 0
     }
 
-    /// Whether nothing is expected, lost or damaged.
+    /// Whether nothing is outstanding, lost or damaged.
     pub(crate) fn is_whole(&self) -> bool {
         let progress = self.lock();
         progress.left == 0 && progress.lost.is_empty() && progress.damaged.is_none()
     }
 
-    /// Waits until nothing is expected any more.
+    /// Waits until nothing is outstanding.
     ///
     /// # Returns
-    /// Places to read again, and the damage; `None` where the time is over before.
+    /// Places to read again, and the damage; `None` on timeout.
     pub(crate) fn wait(&self, until: Option<Instant>) -> Option<(Vec<Place>, Option<Damage>)> {
         let mut progress = self.lock();
         while progress.left > 0 {
@@ -112,7 +112,7 @@ impl State {
         Some((lost, progress.damaged.clone()))
     }
 
-    /// Has a function called then, or right now.
+    /// Calls a function once nothing is outstanding, or at once.
     pub(crate) fn on_ended(&self, watcher: Box<dyn FnOnce() + Send>) {
         let mut progress = self.lock();
         if progress.left > 0 {
@@ -126,7 +126,7 @@ impl State {
         self.lock().left += more;
     }
 
-    /// One of those that were expected is there, or will not be.
+    /// Ends one of the outstanding reads, successful or not.
     pub(crate) fn end(&self) {
         let mut progress = self.lock();
         progress.left -= 1;
@@ -139,7 +139,7 @@ impl State {
         watchers.into_iter().for_each(|watcher| watcher());
     }
 
-    /// These are to be read again.
+    /// Marks places to be read again.
     pub(crate) fn lose(&self, places: impl IntoIterator<Item = Place>) {
         self.lock().lost.extend(places);
     }
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-/// A place that waits for a row which another batch reads.
+/// A place whose row another batch reads.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     place: Option<Place>,
@@ -157,7 +157,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// One that its batch expects.
+    /// A place whose batch counts it as outstanding.
     pub(crate) fn new(place: Place, state: &Arc<State>) -> Waiting {
         state.expect(1);
         Waiting {
@@ -166,7 +166,7 @@ impl Waiting {
         }
     }
 
-    /// The row is there.
+    /// Delivers the row.
     pub(crate) fn have(mut self, bytes: &[u8]) {
         if let Some(mut place) = self.place.take() {
             let values = place.memory.as_mut_slice();
@@ -174,7 +174,7 @@ impl Waiting {
         }
     }
 
-    /// The place, which does not wait any more.
+    /// The place, which stops waiting.
     pub(crate) fn into_place(mut self) -> Option<Place> {
         self.place.take()
     }

@@ -1,4 +1,4 @@
-//! Rows of equal bytes in files.
+//! Rows of equal size in files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use penstock_io::executor::Target;
 
 use crate::checks::{BLOCK_BYTES, Checks};
 
-/// Rows that lie together in one file.
+/// Consecutive rows in one file.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// The file, opened to be read.
+    /// The file, opened for reading.
     pub target: Target,
-    /// Where in the file the first of them begins, in bytes.
+    /// Offset of the first row in the file, in bytes.
     pub offset: u64,
-    /// How many there are.
+    /// Number of rows.
     pub rows: u64,
-    /// Of each of its blocks; the last one may be shorter. `None` where nobody has stored any.
+    /// Checksums of its blocks, the last of which may be shorter. `None` if none were stored.
     pub checks: Option<Arc<Checks>>,
 }
 
@@ -30,14 +30,14 @@ pub struct Table {
     rows: u64,
 }
 
-/// A segment, and how many rows come before it in the table.
+/// A segment, and the number of rows before it in the table.
 #[derive(Debug)]
 struct Placed {
     segment: Segment,
     first_row: u64,
 }
 
-/// A row, or neighbouring ones: bytes of a segment.
+/// The bytes of one row, or of neighbouring ones, in a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) segment: usize,
@@ -46,17 +46,17 @@ pub(crate) struct Span {
 }
 
 impl Table {
-    /// The rows of segments, one behind the other.
+    /// A table of consecutive segments.
     ///
     /// # Panics
-    /// If rows have no bytes or fewer than their values, the bytes of a segment exceed `u64`, or
-    /// checksums are not as many as the blocks.
+    /// If rows have no bytes or fewer than their values, the size of a segment exceeds `u64`, or
+    /// the number of checksums is not that of the blocks.
     pub fn new(segments: Vec<Segment>, row_bytes: u64, value_bytes: u64) -> Table {
         Table::stepped(segments, row_bytes, row_bytes, value_bytes)
     }
 
-    /// Rows may begin at any multiple of so many bytes, and have each its number, whether one begins
-    /// there or not.
+    /// A table whose rows may begin at any multiple of `step_bytes`; each multiple has a row
+    /// number, whether a row begins there or not.
     ///
     /// # Panics
     /// As [`new`](Table::new).
@@ -94,22 +94,22 @@ impl Table {
         table
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// What a row takes in its file, in bytes.
+    /// Bytes of a row in its file.
     pub fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
 
-    /// The bytes of a row that are values, at its beginning.
+    /// Bytes of a row's values, which come first.
     pub fn value_bytes(&self) -> u64 {
         self.value_bytes
     }
 
-    /// Where a row lies.
+    /// The bytes of a row.
     ///
     /// # Panics
     /// If there is no such row.
@@ -126,7 +126,7 @@ impl Table {
         }
     }
 
-    /// What has to be read for a span: whole blocks where they are compared.
+    /// The bytes to read for a span: whole blocks if they have checksums.
     pub(crate) fn read(&self, span: Span) -> Span {
         if self.segments[span.segment].segment.checks.is_none() {
             return span;
@@ -149,13 +149,12 @@ impl Table {
         (self.segments[segment].segment.rows - 1) * self.step_bytes + self.row_bytes
     }
 
-    /// Where in its file a byte of a segment is.
+    /// Offset of a segment's byte in its file.
     pub(crate) fn offset(&self, segment: usize, byte: u64) -> u64 {
         self.segments[segment].segment.offset + byte
     }
 
-    /// Blocks of a span, as `read` has given it, that are not those that were written: where they
-    /// begin in the segment.
+    /// The damaged blocks of a span returned by `read`: their offsets in the segment.
     pub(crate) fn damaged(&self, span: &Span, bytes: &[u8]) -> Vec<u64> {
         let Some(checks) = &self.segments[span.segment].segment.checks else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Batches have their rows whatever reads do: short, late, failing, damaged, shared, cached.
+//! Batches have their rows whether reads are short, late, failing, damaged, shared or cached.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn begin(reader: &Reader, ids: &[u64]) -> (Batch, MemoryHandle) {
     (reader.gather(ids, out).unwrap(), handle)
 }
 
-/// Waits, and compares what came.
+/// Waits, and compares the rows.
 fn end(ids: &[u64], value_bytes: u64, batch: Batch, handle: MemoryHandle) -> Result<(), Error> {
     assert!(batch.wait(Some(HANG))?, "it hangs");
     drop(batch);
@@ -97,7 +97,7 @@ proptest! {
         let row = |one: &prop::sample::Index| one.index(shape.rows as usize) as u64;
         let batches: Vec<Vec<u64>> =
             batches.iter().map(|batch| batch.iter().map(row).collect()).collect();
-        // All at a time: what one reads another one waits for.
+        // All at once, so that batches wait for each other's rows.
         let begun: Vec<_> = batches.iter().map(|ids| begin(&reader, ids)).collect();
         for (ids, (batch, handle)) in batches.iter().zip(begun) {
             end(ids, shape.value_bytes, batch, handle).unwrap();
@@ -155,7 +155,7 @@ fn who_waits_for_a_row_that_fails_reads_it() {
     let (second, handle) = begin(&reader, &[5, 5]);
     assert!(matches!(first.wait(Some(HANG)), Err(Error::Io(_))));
     end(&[5, 5], 4096, second, handle).unwrap();
-    // It waited and read again, or came behind and read it first.
+    // The second batch waited and read again, or came later and read it first.
     let counts = reader.counts();
     let shared = counts.shared.load(Relaxed);
     assert_eq!(counts.read_again.load(Relaxed), shared);
@@ -203,7 +203,7 @@ fn a_damaged_block_is_told_by_row_and_place_and_never_kept() {
                 other => panic!("{other:?}"),
             }
         }
-        // What is in other blocks is good.
+        // Rows in other blocks are good.
         gather(&reader, &[0, 39]).unwrap();
         file.write_all_at(&[byte(row, at)], place).unwrap();
         gather(&reader, &all).unwrap();
@@ -222,7 +222,7 @@ fn a_block_that_comes_damaged_once_is_read_again() {
     let path = directory.path().join("part-0");
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     let good = byte(3, 77);
-    // The second read finds it as it was.
+    // The second read finds the right bytes.
     let faults = Faults::new(1).call(move |number, _, _| {
         let now = if number == 1 { !good } else { good };
         file.write_all_at(&[now], 3 * 4096 + 77).unwrap();

@@ -1,5 +1,5 @@
-//! Kernels get the rows that they ask for, on the driver for tests: the same text that is compiled for
-//! devices runs as threads of the host.
+//! Kernels receive the rows that they request, on the test driver: the same source that is
+//! compiled for devices runs on host threads.
 
 mod common;
 
@@ -28,7 +28,7 @@ struct Machine {
     lane: Arc<Lane>,
 }
 
-/// One driver serves all tests, as it does in a program; each has it alone.
+/// One driver serves all tests, as in a program; each test uses it exclusively.
 fn machine() -> MutexGuard<'static, Machine> {
     static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
         let control = Control::new();
@@ -67,7 +67,7 @@ impl Machine {
         bytes.chunks(width).map(<[u8]>::to_vec).collect()
     }
 
-    /// Gathers on a stream of its own, and compares when that is done.
+    /// Gathers on a stream of its own, and returns the rows once it has completed.
     fn gather(&self, proxy: &Proxy, ids: &[i64]) -> Vec<Vec<u8>> {
         let stream = self.stream();
         let width = proxy.fifo().row_bytes();
@@ -149,7 +149,7 @@ fn ids_of_four_bytes_do_as_well() {
     assert_eq!(machine.rows(&out, 3, 8), expected(&[3, 49, 0], 8));
 }
 
-/// Two slots, which every post of three streams wants, again and again.
+/// Two slots, which the requests of three streams reuse again and again.
 #[test]
 fn slots_are_used_again_by_whoever_comes() {
     let machine = machine();
@@ -182,7 +182,7 @@ fn it_is_in_order_of_the_stream() {
     let mut asked = machine.lent(&stream, &7_i64.to_ne_bytes());
     let out = machine.lent(&stream, &[0; 16]);
     let held = machine.control.hold_stream(stream.raw() as u64);
-    // The ids that are there when the kernel's turn has come count, not those of the call.
+    // The ids at the time of the kernel's turn count, not those at the call.
     asked.change(&9_i64.to_ne_bytes()).unwrap();
     out.gather(proxy.fifo(), &asked, 8, 1).unwrap();
     thread::sleep(Duration::from_millis(5));
@@ -290,7 +290,7 @@ fn what_was_launched_gets_its_rows_before_the_end() {
     assert_eq!(machine.control.leaks().modules, 0);
 }
 
-/// As a launch is under some tools: it returns when the kernel has ended.
+/// Some tools return from a launch only when the kernel has ended.
 #[test]
 fn posts_are_served_while_the_launch_has_not_returned() {
     let machine = machine();
@@ -300,7 +300,7 @@ fn posts_are_served_while_the_launch_has_not_returned() {
     let stream = machine.stream();
     let asked = machine.lent(&stream, &7_i64.to_ne_bytes());
     let out = machine.lent(&stream, &[0; 16]);
-    // The moment after the launch cannot be had: what is launched is served all the same.
+    // The event after the launch cannot be recorded, yet the launched kernel is served.
     machine.control.fail_call("cuEventRecord", 1, 1);
     assert!(out.gather(proxy.fifo(), &asked, 8, 1).is_err());
     stream.synchronize().unwrap();
@@ -317,7 +317,7 @@ fn a_capture_of_somebody_elses_survives_the_end() {
         let proxy = machine.proxy(&reader, STAGING_BYTES);
         machine.gather(&proxy, &[5]);
     }
-    // It is refused beside a capture, and voids it.
+    // Synchronizing during a capture is refused and invalidates the capture.
     assert_eq!(machine.control.calls("cuCtxSynchronize"), synchronized);
 }
 
@@ -327,7 +327,7 @@ fn kernels_of_others_are_served_while_somebody_says_so() {
     let directory = directory();
     let (_executor, reader) = open(Shape::plain(50, 16), directory.path(), None);
     let proxy = machine.proxy(&reader, STAGING_BYTES);
-    // It sleeps when nothing is expected, and wakes for what it is told of.
+    // The proxy sleeps while no request is expected, and wakes for `serve`.
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(2));
         let serving = proxy.serve();

@@ -1,4 +1,4 @@
-//! `Writer`: rows that are written anew go to the end of a log.
+//! `Writer`: appends updated rows to a log.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,47 +19,47 @@ use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::key::key_of;
 
-/// Bytes of frames on their way at most: who writes faster than the device waits.
+/// Most bytes of records in flight: a caller that writes faster than the device waits.
 const FLYING_BYTES_MAX: u64 = 64 << 20;
 
-/// Rows that are taken under one lock.
+/// Rows copied under one lock.
 const TAKEN: usize = 1024;
 
-/// Where the next rows go. Who has it is alone in writing.
+/// Where the next rows go. The lock on the writer excludes other writers.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// Bytes of a log at most.
+    /// Most bytes of a log.
     log_bytes: u64,
-    /// Rows of a frame at most.
+    /// Most rows of a record.
     frame_rows: u64,
-    /// What is appended to; none before the first row.
+    /// The log that is appended to; `None` before the first row.
     log: Option<Log>,
-    /// Up to where it was handed over.
+    /// The end of the records submitted so far.
     reached: Reached,
-    /// Those of the frames on their way.
+    /// Writes of the records in flight.
     transfers: VecDeque<Transfer>,
     flying_bytes: u64,
     spare: Vec<Memory>,
-    /// Whether something was appended that is not known to be durable.
+    /// Whether appended records may not be durable yet.
     is_dirty: bool,
-    /// Why nothing is written any more.
+    /// The failure that stopped all writing.
     failed: Option<String>,
 }
 
-/// Where the last frame of the logs that were found ends.
+/// The end of the last record in the logs that were found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    /// The sequence of the next frame.
+    /// The sequence number of the next record.
     pub(super) sequence: u64,
-    /// Of the log that was appended to.
+    /// Its end in the log that was open.
     pub(super) end: u64,
-    /// Whether that log has frames which who wrote them may not have synced.
+    /// Whether that log has records that may not have been synced.
     pub(super) is_unsynced: bool,
 }
 
 impl Writer {
-    /// Appends to logs of so many bytes, in frames of so many, or what a row takes, behind what was
-    /// found.
+    /// Appends after the found records, to logs of `log_bytes` in records of `frame_bytes`, both
+    /// raised to what one row needs.
     pub(super) fn new(log_bytes: u64, frame_bytes: u64, found: Found, form: &Form) -> Writer {
         let least = FIRST + frame::bytes_of(1, form.row_bytes);
         let log_bytes = log_bytes.clamp(least, LOG_BYTES_MAX - BLOCK_BYTES);
@@ -79,35 +79,35 @@ impl Writer {
         }
     }
 
-    /// Writes rows anew: of each, the bytes of its values; of an id that comes twice the last ones
-    /// count.
+    /// Updates rows, given as the bytes of their values; if an id occurs twice, its last row
+    /// counts.
     pub(super) fn update(&mut self, core: &Core, ids: &[u64], rows: &HostRegion) -> Result<()> {
         self.check(core)?;
         let done = self.take(core, ids, rows);
         self.noted(done)
     }
 
-    /// Makes durable all that was written.
+    /// Makes all updates durable.
     pub(super) fn flush(&mut self, core: &Core) -> Result<()> {
         self.check(core)?;
         let done = self.write_out(core);
         self.noted(done)
     }
 
-    /// Has all that was written in logs that nothing is appended to any more.
+    /// Closes the current log, so that later updates go to another one.
     pub(super) fn close_log(&mut self, core: &Core) -> Result<()> {
         self.check(core)?;
         let done = self.end_log(core);
         self.noted(done)
     }
 
-    /// Where the log ends that is appended to, or was when the table was opened.
+    /// The end of the log that is appended to, or of the one that was found open.
     pub(super) fn end(&self) -> u64 {
         self.reached.end
     }
 
-    /// Waits for what is on its way, however it ends: whoever opens the table next finds all of it or
-    /// none.
+    /// Waits for the records in flight, whatever their result: the next process to open the table
+    /// then finds all of them or none.
     pub(super) fn rest(&mut self) {
         for transfer in self.transfers.drain(..) {
             drop(transfer.wait(None));
@@ -156,7 +156,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Has a frame with room for a row.
+    /// Provides a record with room for a row.
     ///
     /// # Returns
     /// The number of its log.
@@ -197,7 +197,7 @@ impl Writer {
         Ok(log)
     }
 
-    /// Has the frame that is being filled written.
+    /// Submits the record that is being filled.
     fn hand_over(&mut self, core: &Core) -> Result<()> {
         let Some(log) = &self.log else {
             return Ok(());
@@ -236,12 +236,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits for the oldest frame on its way.
+    /// Waits for the oldest record in flight.
     fn land(&mut self, core: &Core) -> Result<()> {
         let Some(transfer) = self.transfers.front() else {
             return Ok(());
         };
-        // What could not be written stays in memory, where it is found.
+        // On failure the record stays in memory, where lookups find it.
         transfer.wait(None)?;
         self.transfers.pop_front();
         let flying = core.inner().flying.pop_front();
@@ -253,7 +253,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes durable all that was written.
+    /// Makes all updates durable.
     fn write_out(&mut self, core: &Core) -> Result<()> {
         self.hand_over(core)?;
         while !self.transfers.is_empty() {
@@ -271,12 +271,12 @@ impl Writer {
         };
         log.sync(&core.storage)?;
         self.is_dirty = false;
-        // Durable it is with the next sync; a process that is killed now leaves it all the same.
+        // The next sync makes the mark durable; it also survives the death of this process.
         log.mark(&core.storage, self.reached)?.wait(None)?;
         Ok(())
     }
 
-    /// Writes nothing to the log any more.
+    /// Closes the log.
     fn end_log(&mut self, core: &Core) -> Result<()> {
         self.write_out(core)?;
         let log = self.log.take();
@@ -300,7 +300,7 @@ impl Writer {
         }
         match &log {
             Some(log) => log.cut(&core.storage, end),
-            // One that was found.
+            // The log that was found on opening.
             None => {
                 let file = File::open_to_write(&path, Direct::Off)?;
                 core.storage.change(Change::Truncate(&file, end))
@@ -346,7 +346,7 @@ impl Writer {
     }
 }
 
-/// Makes durable what was found in a log: that it was read does not say that it is.
+/// Syncs a log that was found: readable bytes are not necessarily durable.
 fn sync_found(core: &Core, number: u64) -> Result<()> {
     let file = File::open_to_write(&log_path(&core.home, number), Direct::Off)?;
     core.storage.change(Change::SyncData(&file))

@@ -1,4 +1,4 @@
-//! `Core`: what reads, writes and folds of a table that changes have together.
+//! `Core`: the state that lookups, updates and compaction of a mutable table share.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use crate::runs::Merging;
 use crate::shared::{Counts, Number, Shared};
 use crate::table::{Segment, Table};
 
-/// See the module's description. Locks are taken in the order of the
-/// fields, that of the cache behind all of them.
+/// See the module's description. Locks are taken in the order of the fields, the cache's lock
+/// last.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) home: PathBuf,
@@ -31,36 +31,36 @@ pub(super) struct Core {
     pub(super) storage: Storage,
     pub(super) merging: Merging,
     pub(super) cache: Option<Arc<Cache>>,
-    /// What the cache knows the table by.
+    /// The table's number in the cache.
     pub(super) number: Arc<Number>,
     pub(super) counts: Arc<Counts>,
     pub(super) next_batch: AtomicU64,
     pub(super) process: u32,
-    /// As long as anybody reads or folds, whether the table was closed or not.
+    /// Held while any reader or compaction is left, even after the table was closed.
     pub(super) lock: Lock,
-    /// Who folds, or reads all of it as it was at one moment.
+    /// The thread that compacts, or reads a snapshot.
     pub(super) holder: Mutex<Option<ThreadId>>,
     pub(super) let_go: Condvar,
     pub(super) head: Mutex<Head>,
     pub(super) inner: Mutex<Inner>,
 }
 
-/// Where every row is.
+/// Where each row is stored.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) newest: Newest,
     pub(super) pieces: Vec<Segment>,
-    /// The pieces, put together.
+    /// All pieces as one table.
     pub(super) base: Arc<Shared>,
     /// Logs, by number.
     pub(super) logs: HashMap<u64, Arc<Shared>>,
-    /// The frame that rows go to now, and its log.
+    /// The record that rows are being added to, and its log.
     pub(super) filling: Option<(u64, Filling)>,
-    /// Frames on their way to their log, oldest first.
+    /// Records in flight to their log, oldest first.
     pub(super) flying: VecDeque<Flying>,
 }
 
-/// A frame on its way.
+/// A record in flight.
 #[derive(Debug)]
 pub(super) struct Flying {
     pub(super) log: u64,
@@ -70,7 +70,7 @@ pub(super) struct Flying {
 }
 
 impl Inner {
-    /// A row that is in memory, as it is not in its log yet.
+    /// The bytes of a row that is in memory because its log does not have it yet.
     pub(super) fn in_memory(&self, address: Address) -> Option<&[u8]> {
         let (log, place) = (address.log(), address.place());
         if let Some((of, filling)) = &self.filling
@@ -85,7 +85,7 @@ impl Inner {
         Some(&flying.memory.as_slice()[(place - flying.begin) as usize..])
     }
 
-    /// What has a row that is in files, and which of its rows it is.
+    /// The log of a row in files (`None` for pieces), and its number there.
     pub(super) fn source_of(&self, id: u64) -> (Option<u64>, u64) {
         match self.newest.get(id) {
             None => (None, id),
@@ -93,7 +93,7 @@ impl Inner {
         }
     }
 
-    /// Pieces, or a log.
+    /// The reader of the pieces, or of a log.
     pub(super) fn source(&self, log: Option<u64>) -> &Arc<Shared> {
         match log {
             None => &self.base,
@@ -131,7 +131,7 @@ impl Core {
         }
     }
 
-    /// What reads rows of a table of these.
+    /// A reader of a table with this table's cache and counters.
     pub(super) fn shared(&self, table: Table) -> Arc<Shared> {
         Arc::new(Shared {
             table,
@@ -145,7 +145,7 @@ impl Core {
         })
     }
 
-    /// Reads rows of pieces.
+    /// A reader of these pieces.
     pub(super) fn shared_of_pieces(&self, pieces: &[Segment]) -> Arc<Shared> {
         let Form {
             row_bytes,
@@ -166,17 +166,16 @@ impl Core {
         piece::open(&self.storage, &path, of)
     }
 
-    /// Makes this the head of the table.
+    /// Commits this manifest.
     pub(super) fn commit(&self, head: &Head) -> Result<()> {
         self.lock.check()?;
         head.commit(&self.home, &*self.storage.file_system)
     }
 
-    /// Waits until nobody folds or reads all of it, and keeps others from it; `None` where the time
-    /// is over before.
+    /// Waits until no compaction or snapshot is active, and excludes others; `None` on timeout.
     ///
     /// # Errors
-    /// [`Error::Held`] where this thread does.
+    /// [`Error::Held`] if this thread holds one.
     pub(super) fn hold(self: &Arc<Self>, timeout: Duration) -> Result<Option<Held>> {
         let me = thread::current().id();
         let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +197,7 @@ impl Core {
     }
 }
 
-/// The right to fold, or to read all of it; given back when it is dropped.
+/// The right to compact or to read a snapshot, released on drop.
 #[derive(Debug)]
 pub(super) struct Held {
     core: Arc<Core>,

@@ -1,4 +1,4 @@
-//! Rows that were written anew, put back into pieces; and all rows as they were at one moment.
+//! Snapshots of all rows, and compaction: updated rows moved from logs into pieces.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,37 +20,37 @@ use crate::error::{Error, Result};
 use crate::shared::Shared;
 use crate::table::{Segment, Span};
 
-/// Between rows of a log, what is rather read than left out.
+/// Gaps between rows of a log up to this size are read rather than skipped.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// What is read by one request at most, and for one part.
+/// Most bytes of one request, and of the requests of one part.
 const SPAN_BYTES_MAX: u64 = 1 << 20;
 const PART_BYTES_MAX: u64 = 32 << 20;
 
-/// All rows as they were at one moment. While it is there, nothing else is folded.
+/// A snapshot of all rows. While it exists, no other compaction runs.
 #[derive(Debug)]
 pub struct Frozen {
     core: Arc<Core>,
     sealed: Sealed,
-    /// Ids that were written anew, in order.
+    /// Ids of updated rows, in ascending order.
     ids: Vec<u64>,
-    /// Of these, those that are in pieces again.
+    /// How many of them have been compacted.
     done: usize,
     folded: Folded,
     pieces: Vec<Segment>,
-    /// The logs that have what was written anew, by number.
+    /// The logs with the updated rows, by number.
     logs: BTreeMap<u64, Arc<Shared>>,
     _held: Held,
 }
 
-/// Rows of a log in the order of their places, and what is read for them.
+/// Rows of a log by position, and the ranges to read for them.
 struct Part<'a> {
     rows: &'a [(Address, u64)],
     spans: Vec<Range<u64>>,
 }
 
-/// Cuts rows of a log into parts that fit into memory. What lies between rows is rather read than
-/// left out, as far as a request of its own takes longer.
+/// Divides rows of a log into parts that fit into memory. A gap between rows is read if a second
+/// request would take longer.
 fn parts(mut rows: &[(Address, u64)], row_bytes: u64) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     while !rows.is_empty() {
@@ -66,7 +66,7 @@ fn parts(mut rows: &[(Address, u64)], row_bytes: u64) -> Vec<Part<'_>> {
                     bytes += end.max(last.end) - last.end;
                     last.end = end.max(last.end);
                 }
-                // Two spans may have a block in common.
+                // Two ranges may share a block.
                 _ => {
                     bytes += end - start;
                     spans.push(start..end);
@@ -84,19 +84,19 @@ fn parts(mut rows: &[(Address, u64)], row_bytes: u64) -> Vec<Part<'_>> {
     parts
 }
 
-/// What a fold did.
+/// Results of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
-    /// Rows that were put back.
+    /// Rows moved into pieces.
     pub rows: u64,
-    /// Pieces that were written for it.
+    /// Pieces written for them.
     pub pieces: u64,
-    /// Bytes of these.
+    /// Bytes of these pieces.
     pub bytes: u64,
 }
 
 impl Frozen {
-    /// Has all rows stay as they are now; those to come go to another log.
+    /// Takes a snapshot; later updates go to another log.
     pub(super) fn new(core: &Arc<Core>, held: Held, writer: &mut Writer) -> Result<Frozen> {
         writer.close_log(core)?;
         let numbers: Vec<u64> = core.head().closed.iter().map(|one| one.number).collect();
@@ -118,18 +118,19 @@ impl Frozen {
         })
     }
 
-    /// Puts what was written anew in order.
+    /// Sorts the ids of the updated rows.
     pub(super) fn sort(&mut self) {
         self.ids = self.sealed.keys().copied().collect();
         self.ids.sort_unstable();
     }
 
-    /// How many pieces the rows are cut into.
+    /// Number of pieces of the table.
     pub fn pieces(&self) -> u64 {
         self.core.form.pieces()
     }
 
-    /// The rows of a piece, as they lie in files, and more memory behind them.
+    /// The current rows of a piece in the layout of its file, in memory with room for the rest of
+    /// it.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Io`].
@@ -154,7 +155,7 @@ impl Frozen {
         Ok(memory)
     }
 
-    /// A piece as it is in its file, compared with its checksums.
+    /// Reads a piece's file and verifies its checksums.
     fn read_piece(&self, piece: u64) -> Result<Memory> {
         let form = &self.core.form;
         let segment = &self.pieces[piece as usize];
@@ -186,7 +187,7 @@ impl Frozen {
         }
     }
 
-    /// Reads rows of a log, and puts them over those of a piece, which begins with a row.
+    /// Reads rows of a log and copies them over those of a piece whose first row is `first`.
     fn lay_over(&self, log: &Shared, part: &Part<'_>, first: u64, piece: &mut [u8]) -> Result<()> {
         let form = &self.core.form;
         let memory = self.read_part(log, part)?;
@@ -205,7 +206,7 @@ impl Frozen {
         Ok(())
     }
 
-    /// The spans of a part, one behind the other, compared with their checksums.
+    /// Reads the ranges of a part, one after the other, and verifies their checksums.
     fn read_part(&self, log: &Shared, part: &Part<'_>) -> Result<Memory> {
         let bytes: u64 = part.spans.iter().map(|span| span.end - span.start).sum();
         let mut is_again = false;
@@ -254,10 +255,10 @@ impl Frozen {
         }
     }
 
-    /// Puts rows that were written anew back into pieces, and lets go of their logs.
+    /// Compacts: moves updated rows into pieces and removes their logs.
     ///
-    /// Each piece that has some is written anew and committed on its own: what ends halfway leaves a
-    /// table that is whole, and is done again.
+    /// Each piece with such rows is rewritten and committed by itself, so an interrupted
+    /// compaction leaves a valid table and can be repeated.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Io`].
@@ -269,10 +270,10 @@ impl Frozen {
         }
     }
 
-    /// As [`fold`](Frozen::fold), by one piece.
+    /// As [`fold`](Frozen::fold), for one piece.
     ///
     /// # Returns
-    /// What was done, once that is all.
+    /// The results once all pieces are done.
     ///
     /// # Errors
     /// As [`fold`](Frozen::fold).
@@ -294,7 +295,7 @@ impl Frozen {
         Ok(None)
     }
 
-    /// Writes a piece anew, and has it take the place of the one that was.
+    /// Rewrites a piece and replaces the old one.
     fn fold_piece(&self, piece: u64) -> Result<()> {
         let _span = trace::span("fold");
         let core = &*self.core;
@@ -322,7 +323,7 @@ impl Frozen {
         core.storage.change(Change::RemoveFile(&path))
     }
 
-    /// What was written anew is in pieces now: nobody needs its logs.
+    /// Removes the logs, whose rows are all in pieces.
     fn let_go(&self) -> Result<()> {
         if self.logs.is_empty() {
             return Ok(());

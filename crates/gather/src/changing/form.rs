@@ -1,46 +1,46 @@
-//! `Form`: how many rows a table has, of what size, and how they are cut into files.
+//! `Form`: number and size of a table's rows, and their division into files.
 
 use std::ops::Range;
 
 use crate::checks::{BLOCK_BYTES, Checks};
 
-/// What does not change of a table that changes.
+/// The fixed properties of a mutable table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// How many rows there are; at least 1.
+    /// Number of rows, at least 1.
     pub rows: u64,
-    /// What a row takes in files; a multiple of 8.
+    /// Bytes of a row in its file, a multiple of 8.
     pub row_bytes: u64,
-    /// Of these the first ones, which are values.
+    /// Bytes of a row's values, which come first.
     pub value_bytes: u64,
-    /// Rows of a file; the last one may have fewer. At least 1.
+    /// Rows of a piece, at least 1; the last piece may have fewer.
     pub piece_rows: u64,
 }
 
 impl Form {
-    /// How many files have them.
+    /// Number of pieces.
     pub(super) fn pieces(&self) -> u64 {
         self.rows.div_ceil(self.piece_rows)
     }
 
-    /// The rows of a file.
+    /// The rows of a piece.
     pub(super) fn rows_of(&self, piece: u64) -> Range<u64> {
         let first = piece * self.piece_rows;
         first..self.rows.min(first + self.piece_rows)
     }
 
-    /// Bytes that the rows of a file take.
+    /// Bytes of the rows of a piece.
     pub(super) fn bytes_of(&self, piece: u64) -> u64 {
         let rows = self.rows_of(piece);
         (rows.end - rows.start) * self.row_bytes
     }
 
-    /// Blocks of rows of a file.
+    /// Number of blocks of a piece's rows.
     pub(super) fn blocks_of(&self, piece: u64) -> u64 {
         Checks::blocks(self.bytes_of(piece))
     }
 
-    /// Whether it is one that can be stored.
+    /// Whether it can be stored.
     pub(super) fn is_sound(&self) -> bool {
         self.rows > 0
             && self.rows < 1 << 48
@@ -53,7 +53,7 @@ impl Form {
     }
 }
 
-/// Up to whole blocks.
+/// Rounds up to whole blocks.
 pub(super) fn whole_blocks(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK_BYTES)
 }

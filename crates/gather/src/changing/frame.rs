@@ -1,8 +1,8 @@
-//! A frame: rows that were written together, with their ids, in a log. It is whole or it is none:
-//! one checksum covers all of it.
+//! A record of a log: rows written together, with their ids. One checksum covers all of it, so it
+//! is valid as a whole or not at all.
 //!
-//! A block with the head, and the ids if they fit; the rows, to whole blocks; the ids if they did
-//! not fit, to whole blocks.
+//! Layout: a block with the header, and the ids if they fit; the rows, padded to whole blocks; the
+//! ids if they did not fit, padded to whole blocks.
 
 use std::ops::Range;
 
@@ -17,20 +17,20 @@ const HEAD_BYTES: usize = 64;
 const SUM_AT: usize = HEAD_BYTES - 8;
 const IDS_INSIDE_MAX: u64 = (BLOCK_BYTES - HEAD_BYTES as u64) / 8;
 
-/// What a frame has to say of itself to be the one that is looked for.
+/// Header fields that identify the expected record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
-    /// Of the log.
+    /// Id of the log.
     pub(super) log: u64,
-    /// How many frames of the table came before it.
+    /// Number of records of the table before it.
     pub(super) sequence: u64,
-    /// Where in the log it begins.
+    /// Where in the log it begins, in bytes.
     pub(super) begin: u64,
-    /// What a row takes.
+    /// Bytes of a row.
     pub(super) row_bytes: u64,
 }
 
-/// Where what is in a frame of so many rows.
+/// Positions within a record.
 #[derive(Clone, Copy)]
 struct Layout {
     rows: u64,
@@ -62,12 +62,12 @@ impl Layout {
     }
 }
 
-/// Bytes of a frame of so many rows.
+/// Bytes of a record with so many rows.
 pub(super) fn bytes_of(rows: u64, row_bytes: u64) -> u64 {
     Layout::of(rows, row_bytes).bytes
 }
 
-/// Rows that fit into a frame of so many bytes.
+/// Rows that fit into a record of so many bytes.
 pub(super) fn rows_within(bytes: u64, row_bytes: u64) -> u64 {
     let mut rows = bytes.saturating_sub(BLOCK_BYTES) / row_bytes;
     while rows > 0 && bytes_of(rows, row_bytes) > bytes {
@@ -76,19 +76,19 @@ pub(super) fn rows_within(bytes: u64, row_bytes: u64) -> u64 {
     rows
 }
 
-/// A frame that is being filled.
+/// A record that is being filled.
 #[derive(Debug)]
 pub(super) struct Filling {
     memory: Memory,
     ids: Vec<u64>,
     rows_max: u64,
     row_bytes: u64,
-    /// Where in the log it begins.
+    /// Where in the log it begins, in bytes.
     pub(super) begin: u64,
 }
 
 impl Filling {
-    /// One of at most so many rows, in memory that has room for them.
+    /// A record of at most `rows_max` rows, in memory that has room for them.
     pub(super) fn new(memory: Memory, begin: u64, rows_max: u64, row_bytes: u64) -> Filling {
         Filling {
             memory,
@@ -99,15 +99,15 @@ impl Filling {
         }
     }
 
-    /// How many more rows there is room for.
+    /// How many more rows fit.
     pub(super) fn room(&self) -> u64 {
         self.rows_max - self.ids.len() as u64
     }
 
-    /// Takes one more row: so many bytes from a place in memory.
+    /// Adds a row of `bytes` bytes from `start` in `rows`.
     ///
     /// # Returns
-    /// Where in the log it is.
+    /// Where in the log it is, in bytes.
     pub(super) fn push(&mut self, id: u64, rows: &HostRegion, start: u64, bytes: usize) -> u64 {
         let at = BLOCK_BYTES + self.ids.len() as u64 * self.row_bytes;
         let row = &mut self.memory.as_mut_slice()[at as usize..(at + self.row_bytes) as usize];
@@ -117,15 +117,15 @@ impl Filling {
         self.begin + at
     }
 
-    /// What it has from a place in the log on.
+    /// Its bytes from a position in the log on.
     pub(super) fn bytes_at(&self, place: u64) -> &[u8] {
         &self.memory.as_slice()[(place - self.begin) as usize..]
     }
 
-    /// Ends it.
+    /// Completes the record.
     ///
     /// # Returns
-    /// The memory, and how much of it is the frame.
+    /// The memory, and the bytes of the record in it.
     pub(super) fn seal(mut self, log: u64, sequence: u64) -> (Memory, u64) {
         let layout = Layout::of(self.ids.len() as u64, self.row_bytes);
         let bytes = &mut self.memory.as_mut_slice()[..layout.bytes as usize];
@@ -152,19 +152,19 @@ impl Filling {
         (self.memory, layout.bytes)
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it has no rows.
     pub(super) fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// The memory, without a frame.
+    /// Its memory, discarding the record.
     pub(super) fn into_memory(self) -> Memory {
         self.memory
     }
 }
 
-/// How many bytes the frame has whose first block this is; `None` if it is not the one that is
-/// looked for.
+/// The size in bytes of the record that begins with this block; `None` if it is not the expected
+/// one.
 pub(super) fn bytes_after(block: &[u8], expected: Expected) -> Option<u64> {
     let words = block.as_chunks::<8>().0;
     let word = |at: usize| u64::from_le_bytes(words[at]);
@@ -182,8 +182,8 @@ pub(super) fn bytes_after(block: &[u8], expected: Expected) -> Option<u64> {
     (bytes == word(6)).then_some(bytes)
 }
 
-/// The rows of a frame, all of which is there, and where each begins in the log; `None` if it is not
-/// whole.
+/// The ids of a complete record's rows, and where each row begins in the log; `None` if the
+/// checksum does not match.
 pub(super) fn rows_in(bytes: &mut [u8], expected: Expected) -> Option<Vec<(u64, u64)>> {
     let rows = u64::from_le_bytes(bytes.as_chunks::<8>().0[4]);
     let layout = Layout::of(rows, expected.row_bytes);

@@ -1,4 +1,4 @@
-//! The head of a table: which files are it. To replace the head is to commit.
+//! The manifest of a mutable table, which names its files. Replacing it is the commit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use super::form::Form;
 use super::lock::Lock;
 use crate::error::{Error, Result};
 
-/// The file that says what a table is made of.
+/// The manifest's file name.
 pub const TABLE_HEAD: &str = "table.json";
 const NEW_NAME: &str = "table.json.new";
 
-/// There while a table is being made, so that what is left of it is known to be.
+/// Exists while a table is being created, to recognise the files of an unfinished one.
 const MARKER: &str = "table.new";
 const FORMAT: &str = "penstock-table";
 const VERSION: u32 = 1;
@@ -26,37 +26,37 @@ const VERSION: u32 = 1;
 pub(super) struct Head {
     format: String,
     version: u32,
-    /// Of this very table, whatever it is called: a number in 16 hexadecimal digits.
+    /// A random identifier of this table in 16 hexadecimal digits, independent of its path.
     id: String,
     rows: u64,
     row_bytes: u64,
     value_bytes: u64,
     piece_rows: u64,
-    /// Of each piece, the number of its file.
+    /// The file number of each piece.
     pub(super) pieces: Vec<u64>,
-    /// Logs that nothing is appended to any more, in order.
+    /// Closed logs, in order.
     pub(super) closed: Vec<Closed>,
-    /// The log that is appended to, if there is one.
+    /// The log that is appended to, if any.
     pub(super) open: Option<u64>,
-    /// The number of the next piece.
+    /// The file number of the next piece.
     pub(super) next_piece: u64,
-    /// The number of the next log.
+    /// The file number of the next log.
     pub(super) next_log: u64,
-    /// What the caller says of the table.
+    /// The creator's metadata.
     pub(super) note: serde_json::Value,
 }
 
-/// A log that nothing is appended to any more.
+/// A log that is no longer appended to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Closed {
-    /// Of its file.
+    /// Its file number.
     pub(super) number: u64,
-    /// Where its last frame ends.
+    /// Where its last record ends, in bytes.
     pub(super) end: u64,
 }
 
 impl Head {
-    /// That of a new table.
+    /// The manifest of a new table.
     pub(super) fn new(form: &Form, note: serde_json::Value) -> Head {
         Head {
             format: FORMAT.to_owned(),
@@ -75,7 +75,7 @@ impl Head {
         }
     }
 
-    /// A number of this very table, which its files have as well.
+    /// The identifier of this table, which its files contain too.
     pub(super) fn id(&self) -> u64 {
         u64::from_str_radix(&self.id, 16).expect("it was looked at when it was read")
     }
@@ -89,13 +89,13 @@ impl Head {
         }
     }
 
-    /// A number for a piece, which no other one has had.
+    /// Takes an unused file number for a piece.
     pub(super) fn take_piece(&mut self) -> u64 {
         self.next_piece += 1;
         self.next_piece - 1
     }
 
-    /// Whether a file of the directory is one of the table.
+    /// Whether a file of the directory belongs to the table.
     pub(super) fn has(&self, name: &str) -> bool {
         name == TABLE_HEAD
             || self.pieces.iter().any(|&one| name == piece_name(one))
@@ -107,7 +107,7 @@ impl Head {
         self.closed.iter().map(|one| one.number).chain(self.open)
     }
 
-    /// Reads the head of a table.
+    /// Reads the manifest of a table.
     ///
     /// # Errors
     /// [`Error::NoTable`], [`Error::Broken`], [`Error::Newer`].
@@ -163,8 +163,8 @@ impl Head {
         Ok(head)
     }
 
-    /// Makes this the head of the table, and all files that it names durable by name: what is in
-    /// them has to be so before.
+    /// Commits this manifest, and makes the names of its files durable. Their contents must be
+    /// durable before.
     pub(super) fn commit(&self, home: &Path, file_system: &dyn FileSystem) -> Result<()> {
         let mut text = serde_json::to_string(self).expect("a head is plain data");
         let sum = sum_of(text.as_bytes());
@@ -192,20 +192,18 @@ fn sum_of(line: &[u8]) -> String {
     format!("{:016x}", crc_fast::checksum(Crc64Nvme, line))
 }
 
-/// The name of a piece.
 fn piece_name(number: u64) -> String {
     format!("rows-{number}")
 }
 
-/// The name of a log.
 fn log_name(number: u64) -> String {
     format!("log-{number}")
 }
 
-/// Begins to make a table in a directory.
+/// Begins to create a table in a directory.
 ///
 /// # Errors
-/// [`Error::Exists`]; [`Error::NotEmpty`] where there are files of somebody.
+/// [`Error::Exists`]; [`Error::NotEmpty`] if it contains other files.
 pub(super) fn begin(home: &Path, file_system: &dyn FileSystem) -> Result<()> {
     let listed = fs::read_dir(home).map_err(|source| penstock_io::Error::Storage {
         operation: "list",
@@ -232,7 +230,7 @@ pub(super) fn begin(home: &Path, file_system: &dyn FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is being made any more in a directory.
+/// Ends the creation of a table in a directory.
 pub(super) fn end(home: &Path, file_system: &dyn FileSystem) {
     let marker = home.join(MARKER);
     if marker.exists() {
@@ -240,18 +238,16 @@ pub(super) fn end(home: &Path, file_system: &dyn FileSystem) {
     }
 }
 
-/// Where a piece is.
 pub(super) fn piece_path(home: &Path, number: u64) -> PathBuf {
     home.join(piece_name(number))
 }
 
-/// Where a log is.
 pub(super) fn log_path(home: &Path, number: u64) -> PathBuf {
     home.join(log_name(number))
 }
 
-/// Removes files of this table's kinds that are none of it: of attempts that ended before their
-/// commit, or from before the last one. What cannot be removed stays.
+/// Removes pieces and logs that the manifest does not name: left by attempts that ended before
+/// their commit, or replaced by the last one. A file that cannot be removed stays.
 pub(super) fn sweep(home: &Path, head: &Head, file_system: &dyn FileSystem) {
     let Ok(entries) = fs::read_dir(home) else {
         return;

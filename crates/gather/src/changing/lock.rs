@@ -1,4 +1,4 @@
-//! `Lock`: who has a table has it alone.
+//! `Lock`: exclusive use of a table.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// The file that is locked. It is not the directory, which checkpoints in it lock.
+/// The locked file. Not the directory, which checkpoints in it lock.
 const NAME: &str = "table.lock";
 
-/// Held until it is dropped, by the process that has taken it.
+/// Held by the process that took it, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     home: PathBuf,
@@ -19,10 +19,10 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Has a table for itself.
+    /// Locks a table.
     ///
     /// # Errors
-    /// [`Error::Busy`]; [`Error::NoTable`] where there is no such directory.
+    /// [`Error::Busy`]; [`Error::NoTable`] if there is no such directory.
     pub(super) fn take(home: &Path) -> Result<Lock> {
         let storage = |operation: &'static str| {
             move |source| penstock_io::Error::Storage {
@@ -62,8 +62,8 @@ impl Lock {
         }
     }
 
-    /// That the directory by this name is still the one that is locked: names are all that files are
-    /// made and removed by.
+    /// Checks that the path still leads to the locked directory, because files are created and
+    /// removed by path.
     ///
     /// # Errors
     /// [`Error::Moved`].
@@ -80,14 +80,14 @@ impl Lock {
         }
     }
 
-    /// Whether a file of a directory is the one that is locked.
+    /// Whether a file of a directory is the locked one.
     pub(super) fn is_it(name: &str) -> bool {
         name == NAME
     }
 }
 
 impl Drop for Lock {
-    /// A fork has the open file too, and would hold the lock for as long as it lives.
+    /// A forked child shares the open file and would hold the lock for as long as it lives.
     fn drop(&mut self) {
         if self.process == std::process::id() {
             drop(self.file.unlock());

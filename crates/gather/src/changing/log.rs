@@ -1,8 +1,8 @@
-//! A log: frames, one behind the other, in a file of its own.
+//! A log: a file of consecutive records.
 //!
-//! A block that says which log it is, a block with a mark, frames. The mark says how far the log was
-//! durable when it was written, which is after that: with it, a frame that is missing because a power
-//! cut tore what nobody was told of is not taken for one that was told of and is damaged.
+//! Layout: a block that identifies the log, a block with the mark, records. The mark is written
+//! after a sync and says up to where the log was durable. It distinguishes a missing record that
+//! was never acknowledged, because a power cut tore it, from a damaged one that was.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,50 +23,50 @@ use crate::table::{Segment, Table};
 const MAGIC: &[u8; 8] = b"PSTKLOGF";
 const MARK_MAGIC: &[u8; 8] = b"PSTKMARK";
 
-/// Where the mark is.
+/// Where the mark is, in bytes.
 const MARK_AT: u64 = BLOCK_BYTES;
 
-/// Where the first frame begins.
+/// Where the first record begins, in bytes.
 pub(super) const FIRST: u64 = 2 * BLOCK_BYTES;
 
-/// Rows may begin at multiples of so many bytes.
+/// Rows begin at multiples of this many bytes.
 pub(super) const STEP_BYTES: u64 = 8;
 
-/// Which log of which table.
+/// Identifies a log of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named {
     pub(super) table: u64,
-    /// Of the file.
+    /// Its file number.
     pub(super) number: u64,
 }
 
-/// A log's file, and what is known of it.
+/// A log's file and properties.
 #[derive(Debug)]
 pub(super) struct Log {
-    /// Of the file.
+    /// Its file number.
     pub(super) number: u64,
-    /// Of this very log.
+    /// A random identifier of this log.
     pub(super) id: u64,
-    /// The sequence of its first frame.
+    /// The sequence number of its first record.
     pub(super) first_sequence: u64,
-    /// Bytes that it has room for, or has.
+    /// Its size in bytes, including room for more records.
     pub(super) capacity: u64,
     file: Arc<File>,
-    /// Of the blocks of frames, once they are there.
+    /// Checksums of the records' blocks, set as they are written or read.
     pub(super) checks: Arc<Checks>,
 }
 
-/// Up to where a log is.
+/// The end of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reached {
-    /// Where the next frame would begin.
+    /// Where the next record would begin, in bytes.
     pub(super) end: u64,
-    /// Its sequence.
+    /// Its sequence number.
     pub(super) sequence: u64,
 }
 
 impl Log {
-    /// Makes a new log, durable but for its name.
+    /// Creates a new log, durable except for its name.
     pub(super) fn create(
         storage: &Storage,
         path: &Path,
@@ -100,7 +100,7 @@ impl Log {
         })
     }
 
-    /// Opens a log that somebody has left.
+    /// Opens an existing log.
     pub(super) fn open(
         storage: &Storage,
         path: &Path,
@@ -109,7 +109,7 @@ impl Log {
     ) -> Result<Log> {
         let file = storage.open(path)?;
         if !file.is_direct() {
-            // What a sync has failed to write may be in memory still, as if it were on the device.
+            // After a failed sync the page cache may still show bytes that are not on the device.
             file.drop_cache()?;
         }
         let broken = |detail: &str| Error::Broken {
@@ -138,7 +138,7 @@ impl Log {
         })
     }
 
-    /// Its rows, by where they begin, in steps.
+    /// The log as a table whose rows are numbered by position in steps of [`STEP_BYTES`].
     pub(super) fn table(&self, storage: &Storage, form: &Form) -> Result<Table> {
         let segment = Segment {
             target: target(&storage.open(self.file.path())?),
@@ -159,7 +159,7 @@ impl Log {
         ))
     }
 
-    /// Begins to write a frame.
+    /// Begins to write a record.
     pub(super) fn append(
         &self,
         storage: &Storage,
@@ -172,12 +172,12 @@ impl Log {
         storage.write(&self.file, begin, memory, bytes)
     }
 
-    /// Makes durable what was written.
+    /// Makes all written records durable.
     pub(super) fn sync(&self, storage: &Storage) -> Result<()> {
         storage.change(Change::SyncData(&self.file))
     }
 
-    /// Begins to write down how far the log is durable.
+    /// Begins to write the mark.
     pub(super) fn mark(&self, storage: &Storage, reached: Reached) -> Result<Transfer> {
         let mut memory = Memory::allocate(BLOCK_BYTES as usize)?;
         let Reached { end, sequence } = reached;
@@ -189,18 +189,18 @@ impl Log {
         storage.write(&self.file, MARK_AT, &Arc::new(memory), BLOCK_BYTES)
     }
 
-    /// Gives back room behind the last frame of a log that nothing is appended to any more.
+    /// Releases the room after the last record of a closed log.
     pub(super) fn cut(&self, storage: &Storage, end: u64) -> Result<()> {
         storage.change(Change::Truncate(&self.file, end))
     }
 
-    /// Reads the frames up to the first that is not whole, or to an end that is known.
+    /// Reads the records up to the first invalid one, or to a known end.
     ///
     /// # Arguments
     /// `row` is called with the id of each row and where it begins, oldest first.
     ///
     /// # Errors
-    /// [`Error::Broken`] where frames are missing that are known to have been there.
+    /// [`Error::Broken`] if records are missing that the mark or the end covers.
     pub(super) fn replay(
         &self,
         storage: &Storage,
@@ -273,7 +273,7 @@ impl Log {
         Ok(Some(bytes))
     }
 
-    /// How far it was durable at least; `None` where no mark is there, or none that is whole.
+    /// The end up to which the log was durable; `None` if no mark was written.
     fn marked(&self, storage: &Storage) -> Result<Option<Reached>> {
         let block = storage.bytes(&self.file, MARK_AT, BLOCK_BYTES)?;
         if block.as_slice().iter().all(|&byte| byte == 0) {
@@ -289,22 +289,22 @@ impl Log {
     }
 }
 
-/// A log that is read from its beginning, some of it ahead.
+/// Reads a log from its beginning, with readahead.
 struct Ahead<'a> {
     storage: &'a Storage,
     file: &'a Arc<File>,
     /// Where in the file the memory begins.
     begin: u64,
     memory: Memory,
-    /// Where it ends.
+    /// The end of the log.
     last: u64,
 }
 
-/// So much is read at once.
+/// Bytes of one read.
 const AHEAD_BYTES: u64 = 8 << 20;
 
 impl Ahead<'_> {
-    /// Bytes from a place on; `None` where it ends before.
+    /// Bytes from a position on; `None` beyond the end.
     fn bytes(&mut self, at: u64, bytes: u64) -> Result<Option<&mut [u8]>> {
         if self.last < at || self.last - at < bytes {
             return Ok(None);
@@ -320,7 +320,7 @@ impl Ahead<'_> {
     }
 }
 
-/// Writes numbers at the beginning of a block, with what they are and a checksum: within a sector.
+/// Writes numbers at the beginning of a block, with a magic and a checksum, all within one sector.
 fn set(block: &mut [u8], magic: &[u8; 8], numbers: &[u64; 6]) {
     let words = block.as_chunks_mut::<8>().0;
     words[0] = *magic;

@@ -1,4 +1,4 @@
-//! Rows of a table that changes, by id.
+//! Lookups of a mutable table's rows by id.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::requests::Missing;
 use crate::shared::Shared;
 use crate::state::Place;
 
-/// Rows that have to be read, by what has them.
+/// Rows that have to be read, by source.
 #[derive(Default)]
 struct Reads {
     by_source: BTreeMap<Option<u64>, Of>,
 }
 
-/// What has rows, and those to be read there.
+/// A source, and the rows to read from it.
 struct Of {
     source: Arc<Shared>,
     missing: Vec<Missing>,
 }
 
 impl Core {
-    /// Begins to gather rows, each as it is now.
+    /// Begins to gather the current rows.
     pub(super) fn look_up(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         let width = self.form.value_bytes as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");
@@ -63,8 +63,8 @@ impl Core {
         let key = |position: usize| key_of(self.number.value(), ids[position]);
         let mut begun = Vec::new();
         asked.look_up(key, out, |rest, out| {
-            // Who is to come into the cache is read from where it is now: nobody writes it anew
-            // between the two. From one step to the next rows move: to a log, or out of one.
+            // Rows claimed for the cache are read from their current place, and no update can come
+            // between claim and lookup. Between two steps rows may move into a log, or out of one.
             let inner = self.inner();
             let number = self.next_batch.fetch_add(1, Relaxed);
             let misses = asked.claim(rest, key, (self.number.value(), number));
@@ -76,7 +76,7 @@ impl Core {
         Ok(Batch::of_all(begun))
     }
 
-    /// Copies what is in memory, and says where the rest is.
+    /// Copies rows that are in memory, and locates the others.
     fn resolve(&self, inner: &Inner, misses: Vec<Miss>, ids: &[u64], mut out: Pieces) -> Reads {
         let width = self.form.value_bytes as usize;
         let mut rest = Vec::with_capacity(misses.len());
@@ -111,7 +111,7 @@ impl Core {
 }
 
 impl Reads {
-    /// Has all of them begin; what cannot is let go of with its claims.
+    /// Begins all reads; a source that fails releases its claims.
     fn begin(self) -> Result<Vec<Batch>> {
         let sources = self.by_source.into_values();
         let begun: Vec<_> = sources.map(|of| of.source.begin(of.missing)).collect();

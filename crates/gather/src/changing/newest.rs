@@ -1,4 +1,4 @@
-//! Where the newest version of each row is that was written anew.
+//! The newest version of each updated row.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use hashbrown::HashMap;
 
 use super::log::STEP_BYTES;
 
-/// A place in a log.
+/// A position in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address(u64);
 
-/// Of an address, the place in its log, in steps; above it is the number of the log.
+/// Bits of an address for the position in steps; the log's number is above them.
 const PLACE_BITS: u32 = 40;
 
-/// Logs hold less than so many bytes.
+/// Logs are smaller than this many bytes.
 pub(super) const LOG_BYTES_MAX: u64 = STEP_BYTES << PLACE_BITS;
 
-/// Numbers of logs are less.
+/// Log numbers are below this.
 pub(super) const LOGS_MAX: u64 = 1 << (u64::BITS - PLACE_BITS);
 
 impl Address {
@@ -29,27 +29,27 @@ impl Address {
         self.0 >> PLACE_BITS
     }
 
-    /// Which row of the log's table.
+    /// The row's number in the log's table.
     pub(super) fn step(self) -> u64 {
         self.0 & ((1 << PLACE_BITS) - 1)
     }
 
-    /// Where in the log, in bytes.
+    /// The position in the log, in bytes.
     pub(super) fn place(self) -> u64 {
         self.step() * STEP_BYTES
     }
 }
 
-/// By the id of the row. What is sealed is about to be put back into pieces, and does not change.
+/// Addresses by row id. Sealed ones belong to the snapshot being compacted and do not change.
 #[derive(Debug, Default)]
 pub(super) struct Newest {
     fresh: HashMap<u64, Address>,
     sealed: Arc<HashMap<u64, Address>>,
-    /// How many are in both.
+    /// How many ids are in both.
     both: usize,
 }
 
-/// What was sealed.
+/// The addresses of a snapshot.
 pub(super) type Sealed = Arc<HashMap<u64, Address>>;
 
 impl Newest {
@@ -58,18 +58,18 @@ impl Newest {
         self.both += usize::from(is_first && self.sealed.contains_key(&id));
     }
 
-    /// The newest version; `None` where it is in a piece.
+    /// The address of the newest version; `None` if it is in a piece.
     pub(super) fn get(&self, id: u64) -> Option<Address> {
         let sealed = || self.sealed.get(&id);
         self.fresh.get(&id).or_else(sealed).copied()
     }
 
-    /// How many rows were written anew.
+    /// Number of updated rows.
     pub(super) fn len(&self) -> usize {
         self.fresh.len() + self.sealed.len() - self.both
     }
 
-    /// Seals all there is.
+    /// Seals all addresses.
     pub(super) fn seal(&mut self) -> Sealed {
         let fresh = std::mem::take(&mut self.fresh);
         self.both = 0;
@@ -81,7 +81,7 @@ impl Newest {
         Arc::clone(&self.sealed)
     }
 
-    /// What was sealed is in pieces now.
+    /// Drops the sealed addresses, whose rows are in pieces now.
     pub(super) fn unseal(&mut self) {
         self.sealed = Arc::default();
         self.both = 0;

@@ -1,8 +1,8 @@
-//! A piece: a file with some of the rows, their checksums, and what says that it is whole. It is
-//! never changed; what takes its place is another file.
+//! A piece: a file with a range of rows, their checksums, and a trailer that marks it complete. It
+//! is never modified, only replaced by another file.
 //!
-//! Rows, to whole blocks; the checksum of each block of them, to whole blocks; a block with what it
-//! is.
+//! Layout: rows, padded to whole blocks; a checksum for each of these blocks, padded to whole
+//! blocks; a block with the trailer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::table::Segment;
 
 const MAGIC: &[u8; 8] = b"PSTKROWS";
 
-/// Which piece of which table.
+/// Identifies a piece of a table.
 #[derive(Clone, Copy)]
 pub(super) struct Of<'a> {
     pub(super) table: u64,
@@ -28,7 +28,7 @@ pub(super) struct Of<'a> {
     pub(super) piece: u64,
 }
 
-/// Where what is in a piece.
+/// Positions within a piece.
 #[derive(Clone, Copy)]
 struct Layout {
     rows_bytes: u64,
@@ -59,10 +59,10 @@ pub(super) fn file_bytes(form: &Form, piece: u64) -> u64 {
     Layout::of(form, piece).bytes
 }
 
-/// Writes a piece, durably but for its name.
+/// Writes a piece, durable except for its name.
 ///
 /// # Arguments
-/// `memory` has the bytes of the whole file, of which those of the rows are set.
+/// `memory` has the size of the whole file, and its rows are set.
 pub(super) fn write(storage: &Storage, path: &Path, of: Of<'_>, mut memory: Memory) -> Result<()> {
     let layout = Layout::of(of.form, of.piece);
     let bytes = memory.as_mut_slice();
@@ -79,7 +79,7 @@ pub(super) fn write(storage: &Storage, path: &Path, of: Of<'_>, mut memory: Memo
     })
 }
 
-/// As [`write`], of rows that are all zero, which take no room.
+/// As [`write`], for rows that are all zero, which allocate no storage.
 pub(super) fn write_zeros(storage: &Storage, path: &Path, of: Of<'_>) -> Result<()> {
     let layout = Layout::of(of.form, of.piece);
     let mut memory = Memory::allocate((layout.bytes - layout.sums_at) as usize)?;
@@ -98,7 +98,7 @@ pub(super) fn write_zeros(storage: &Storage, path: &Path, of: Of<'_>) -> Result<
     })
 }
 
-/// What follows the rows.
+/// Writes the checksums and the trailer.
 fn set_end(rest: &mut [u8], sums: impl Iterator<Item = u32>, layout: Layout, of: Of<'_>) {
     let words = rest.as_chunks_mut::<4>().0;
     for (word, sum) in words.iter_mut().zip(sums) {
@@ -134,8 +134,8 @@ fn end_of(of: Of<'_>, sums: &[u8]) -> [u8; END_BYTES] {
 /// Opens a piece.
 ///
 /// # Errors
-/// [`Error::Broken`] where it is not the one that was written, as far as that is seen without its
-/// rows.
+/// [`Error::Broken`] if its size, checksums or trailer are not those that were written. Its rows
+/// are not read.
 pub(super) fn open(storage: &Storage, path: &Path, of: Of<'_>) -> Result<Segment> {
     let layout = Layout::of(of.form, of.piece);
     let file: Arc<File> = storage.open(path)?;

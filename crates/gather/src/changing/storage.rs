@@ -1,4 +1,4 @@
-//! How a table that changes reaches its files.
+//! File access of a mutable table.
 
 use std::io;
 use std::path::Path;
@@ -11,14 +11,14 @@ use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::Result;
 
-/// What writes, names, and moves bytes.
+/// The file system, and the executor for its bytes.
 #[derive(Clone, Debug)]
 pub struct Storage {
-    /// Through which files are made, named and synced.
+    /// Creates, renames and syncs files.
     pub file_system: Arc<dyn FileSystem>,
-    /// Whether bytes go past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub direct: Direct,
-    /// The claim on an executor that moves them.
+    /// The share of an executor that moves the bytes.
     pub share: Arc<Share>,
 }
 
@@ -27,7 +27,7 @@ impl Storage {
         Ok(Arc::new(self.file_system.create(path, self.direct)?))
     }
 
-    /// Makes a file with what is to be in it; of one that fails nothing stays.
+    /// Creates and fills a file; removes it if that fails.
     pub(super) fn make<T>(
         &self,
         path: &Path,
@@ -36,7 +36,7 @@ impl Storage {
         let file = self.create(path)?;
         let filled = fill(&file);
         if filled.is_err() {
-            // What it was that failed is what is told.
+            // The error of filling it is the one to report.
             drop(self.change(Change::RemoveFile(path)));
         }
         filled
@@ -50,8 +50,8 @@ impl Storage {
         Ok(self.file_system.change(change)?)
     }
 
-    /// Makes a file as long as it will be, with room for all of it. Where the file system cannot reserve
-    /// room, the file takes it as it is written.
+    /// Gives a file its final length and reserves storage for it. If the file system cannot
+    /// reserve, storage is allocated as the file is written.
     pub(super) fn reserve(&self, file: &File, bytes: u64) -> Result<()> {
         match self.file_system.change(Change::Allocate(file, bytes)) {
             Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
@@ -61,7 +61,7 @@ impl Storage {
         }
     }
 
-    /// Begins to write memory to a place of a file, both whole pages.
+    /// Begins to write memory to a file, in whole pages.
     pub(super) fn write(
         &self,
         file: &Arc<File>,
@@ -78,7 +78,7 @@ impl Storage {
         Ok(self.share.submit(vec![request])?)
     }
 
-    /// Reads memory from a place of a file.
+    /// Reads from a file into memory.
     pub(super) fn read(&self, file: &Arc<File>, offset: u64, memory: IoBuf) -> Result<()> {
         let request = Request {
             target: target(file),
@@ -89,7 +89,7 @@ impl Storage {
         Ok(())
     }
 
-    /// So many bytes of a file, from a place on.
+    /// Reads `bytes` bytes of a file from `offset` on.
     pub(super) fn bytes(&self, file: &Arc<File>, offset: u64, bytes: u64) -> Result<Memory> {
         let (handle, memory) = Memory::allocate(bytes as usize)?.share();
         self.read(file, offset, memory)?;
@@ -97,7 +97,7 @@ impl Storage {
     }
 }
 
-/// A file as requests name it.
+/// A file as the target of requests.
 pub(super) fn target(file: &Arc<File>) -> Target {
     Target {
         file: Arc::clone(file),

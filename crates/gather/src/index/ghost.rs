@@ -1,15 +1,15 @@
-//! Keys that have gone not long ago.
+//! Recently evicted keys.
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-/// The last keys that have gone, so many and no more.
+/// The last evicted keys, up to a capacity.
 #[derive(Debug)]
 pub(super) struct Ghost {
-    /// When each one went.
+    /// When each key was evicted.
     went: HashMap<u64, u32>,
-    /// In the order in which they went; those that came back, or went again, are still in it.
+    /// Keys in the order of eviction, including those that returned or were evicted again.
     order: VecDeque<u64>,
     capacity: usize,
     /// How many have left `order`.
@@ -26,7 +26,7 @@ impl Ghost {
         }
     }
 
-    /// A key goes.
+    /// Remembers an evicted key.
     pub(super) fn remember(&mut self, key: u64) {
         if self.capacity == 0 {
             return;
@@ -44,7 +44,7 @@ impl Ghost {
         self.went.insert(key, now);
     }
 
-    /// A key comes: whether it went not long ago. It is not remembered any more.
+    /// Whether a returning key was evicted recently; forgets it.
     pub(super) fn take(&mut self, key: u64) -> bool {
         self.went.remove(&key).is_some()
     }

@@ -1,11 +1,10 @@
-//! The order in which rows go of which nobody knows when they are needed next, by one policy or
-//! another.
+//! The eviction order of rows whose next use is unknown, by either policy.
 
 use super::place::{Place, Slot};
 use super::s3fifo::S3Fifo;
 use super::sieve::Sieve;
 
-/// Rows that are neither pinned nor known ahead.
+/// Rows that are neither pinned nor announced.
 #[derive(Debug)]
 pub(super) enum Order {
     Sieve(Sieve),
@@ -13,7 +12,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// A row has come.
+    /// Adds a new row.
     pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
         match self {
             Order::Sieve(sieve) => sieve.insert(places, slot),
@@ -21,7 +20,7 @@ impl Order {
         }
     }
 
-    /// A row that was taken out when its turn came is not due any more.
+    /// Adds back a row that was taken out as due when its turn came, and is not due any more.
     pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
         match self {
             Order::Sieve(sieve) => sieve.rejoin(places, slot),

@@ -1,15 +1,15 @@
-//! What is known of each slot, for all who put slots in an order.
+//! The state of each slot, shared by all eviction orders.
 
-/// One of the places that rows have in memory.
+/// A place for a row in memory.
 pub type Slot = u32;
 
-/// So many rows that may not go are passed over before a row is not admitted: where nearly all of
-/// them are being read or copied, each row that misses would look at all of them otherwise.
+/// Candidates that may not be evicted before the search ends: while nearly all rows are being read
+/// or copied, each miss would examine all of them otherwise.
 pub(super) const REFUSALS_MAX: u32 = 32;
 
 /// No slot.
 pub(super) const NONE: Slot = Slot::MAX;
-/// Nobody knows when the row is needed next.
+/// The row's next use is unknown.
 pub(super) const NEVER: u32 = u32::MAX;
 
 /// A slot and the row in it.
@@ -19,34 +19,33 @@ pub(super) struct Place {
     /// Neighbours in a queue.
     pub(super) newer: Slot,
     pub(super) older: Slot,
-    /// The next use of the row, where a batch that is known ahead has it, by its number in the
-    /// window.
+    /// The row's next use by an announced batch, by its number in the window.
     pub(super) due: u32,
-    /// How often the row was used, as far as its queue wants to know.
+    /// How often the row was used, up to the limit of its queue.
     pub(super) uses: u8,
     pub(super) state: State,
-    /// Whether the row is on its way: nobody can take its place before it is there.
+    /// Whether the row is being read: it cannot be evicted before it has arrived.
     pub(super) comes: bool,
 }
 
-/// Where the row of a slot stands in the order of the policy.
+/// The position of a slot's row in the policy's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// There is no row.
+    /// The slot has no row.
     #[default]
     Free,
-    /// In its queue, or in the first of two.
+    /// In the queue, or in the first of two.
     Queued,
     /// In the second queue.
     Main,
     /// In none: it was due when its turn came.
     Out,
-    /// In none, as it stays whatever happens.
+    /// In none: it is pinned.
     Pinned,
 }
 
 impl Place {
-    /// That of a row that comes.
+    /// The place of a new row.
     pub(super) fn of(key: u64) -> Place {
         Place {
             key,

@@ -1,4 +1,4 @@
-//! Slots in the order in which they came.
+//! Slots in the order of insertion.
 
 use super::place::{NONE, Place, Slot};
 
@@ -21,7 +21,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Puts in a slot as the newest.
+    /// Adds a slot as the newest.
     pub(super) fn push(&mut self, places: &mut [Place], slot: Slot) {
         let place = &mut places[slot as usize];
         (place.older, place.newer) = (self.newest, NONE);
@@ -33,7 +33,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Puts in a slot as the next older one of another, or as the newest.
+    /// Adds a slot just before a newer one, or as the newest.
     pub(super) fn insert_before(&mut self, places: &mut [Place], slot: Slot, newer: Slot) {
         if newer == NONE {
             return self.push(places, slot);
@@ -48,7 +48,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Takes out a slot that is in it.
+    /// Removes a slot.
     pub(super) fn remove(&mut self, places: &mut [Place], slot: Slot) {
         let Place { newer, older, .. } = places[slot as usize];
         match newer {

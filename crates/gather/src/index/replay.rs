@@ -1,17 +1,17 @@
-//! What a cache would have done.
+//! Simulates a cache on a trace of keys.
 
 use std::collections::VecDeque;
 
 use super::{FETCHED, Index};
 
-/// Asks for keys in batches of `batch_keys`, of which so many are known ahead as `window` says, and
-/// for nothing else. Nobody keeps a row from going.
+/// Looks up keys in batches of `batch_keys`, with `window` batches announced in advance. Every row
+/// may be evicted.
 ///
 /// # Returns
-/// How many were there.
+/// Number of hits.
 ///
 /// # Panics
-/// If batches are empty.
+/// If `batch_keys` is 0.
 pub fn replay(index: &mut Index, keys: &[u64], batch_keys: usize, window: usize) -> u64 {
     let mut ahead = keys.chunks(batch_keys);
     let mut numbers = VecDeque::new();

@@ -1,18 +1,17 @@
-//! S3-FIFO: a small queue that most rows pass through but once, and a main one for the others.
+//! S3-FIFO: a small queue that most rows pass only once, and a main queue for the others.
 //!
 //! Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1: a row
-//! comes into the small queue, which has a tenth of the rows; at its end it goes into the main one
-//! if it was used more than once, else it leaves, and is remembered for a while. A row that comes
-//! back while it is remembered goes into the main queue, which gives those another round that were
-//! used.
+//! enters the small queue, which has a tenth of the rows; at its end it moves to the main queue if
+//! it was used more than once, else it is evicted, and remembered for a while. A row that returns
+//! while it is remembered enters the main queue, which gives used rows another round.
 
 use super::ghost::Ghost;
 use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
 use super::queue::Queue;
 
-/// The small queue has one of so many rows.
+/// The small queue has one of this many rows.
 const SMALL_SHARE: usize = 10;
-/// Uses are counted as far as this.
+/// Uses are counted up to this.
 const USES_MAX: u8 = 3;
 
 #[derive(Debug)]
@@ -20,13 +19,13 @@ pub(super) struct S3Fifo {
     small: Queue,
     main: Queue,
     ghost: Ghost,
-    /// Rows that the small queue has while slots are left.
+    /// Rows of the small queue while slots are free.
     small_max: usize,
     has_evicted: bool,
 }
 
 impl S3Fifo {
-    /// As many are remembered as the main queue has.
+    /// Remembers as many keys as the main queue has rows.
     pub(super) fn new(slots: Slot) -> S3Fifo {
         let slots = slots as usize;
         S3Fifo {
@@ -44,8 +43,8 @@ impl S3Fifo {
     }
 
     pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
-        // As long as there is room the main queue takes what the small one has no share for, as in
-        // the authors' simulator: a loop over more rows than there are slots finds those again.
+        // While slots are free, the main queue takes the rows beyond the small one's share, as in
+        // the authors' simulator: a loop over more rows than slots then finds those again.
         let is_first = !self.has_evicted && self.small.len >= self.small_max;
         if self.ghost.take(places[slot as usize].key) || is_first {
             return self.keep(places, slot);
@@ -55,12 +54,12 @@ impl S3Fifo {
         self.small.push(places, slot);
     }
 
-    /// Puts in a row that was due when its turn came, so used more than once.
+    /// Adds back a row that was due when its turn came, so used more than once.
     pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
         self.keep(places, slot);
     }
 
-    /// Puts a row into the main queue.
+    /// Adds a row to the main queue.
     fn keep(&mut self, places: &mut [Place], slot: Slot) {
         let place = &mut places[slot as usize];
         (place.state, place.uses) = (State::Main, 0);
@@ -74,7 +73,7 @@ impl S3Fifo {
         }
     }
 
-    /// Takes one out that is not due and may go.
+    /// Removes a row that is not due and may go.
     pub(super) fn evict(
         &mut self,
         places: &mut [Place],
@@ -97,7 +96,7 @@ impl S3Fifo {
         }
     }
 
-    /// `may_go` also says whether to give up. Rows that may not go stay where they are.
+    /// `may_go` also says whether to give up. Rows that may not go keep their position.
     fn evict_small(
         &mut self,
         places: &mut [Place],
@@ -152,7 +151,7 @@ impl S3Fifo {
                 places[slot as usize].uses -= 1;
                 self.main.remove(places, slot);
                 self.main.push(places, slot);
-                // The only one there was is its own successor.
+                // A single row is its own successor.
                 slot = if newer == NONE { slot } else { newer };
                 continue;
             }

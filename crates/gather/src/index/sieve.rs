@@ -1,7 +1,7 @@
-//! SIEVE: a queue in the order of arrival, and a hand that goes round in it.
+//! SIEVE: a queue in the order of arrival, with a hand that circles through it.
 //!
-//! Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024: a hit marks a row; the hand goes from the
-//! oldest to the newest, takes marks away, and evicts the first row that has none.
+//! Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024: a hit marks a row; the hand moves from
+//! the oldest to the newest, clears marks, and evicts the first row without one.
 
 use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
 use super::queue::Queue;
@@ -9,7 +9,7 @@ use super::queue::Queue;
 #[derive(Debug)]
 pub(super) struct Sieve {
     queue: Queue,
-    /// The next one to look at; none where that is the oldest.
+    /// The next slot to examine; none for the oldest.
     hand: Slot,
 }
 
@@ -33,8 +33,8 @@ impl Sieve {
         self.queue.push(places, slot);
     }
 
-    /// Puts in a row that the hand has taken out: it would have passed it by, and it was used
-    /// since.
+    /// Adds back behind the hand a row that the hand took out: its use since then would have made
+    /// the hand pass it.
     pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
         places[slot as usize].state = State::Queued;
         self.queue.insert_before(places, slot, self.hand);
@@ -47,9 +47,9 @@ impl Sieve {
         self.queue.remove(places, slot);
     }
 
-    /// Takes one out that is not due and may go. The hand goes round twice at most: then there are
-    /// no marks left. It goes on behind those that may not go, so that the next call looks at
-    /// others, and takes out those that are due, so that it meets them once.
+    /// Removes a row that is not due and may go. The hand circles at most twice, after which no
+    /// marks are left. It moves past rows that may not go, so that the next call examines others,
+    /// and takes out rows that are due, so that it meets them once.
     pub(super) fn evict(
         &mut self,
         places: &mut [Place],

@@ -1,16 +1,16 @@
-//! Batches that are known ahead and that nobody has looked at: what they need matters only once a
-//! row has to go.
+//! Announced batches that have not been sorted: their keys matter only once a row has to be
+//! evicted.
 
 use std::collections::VecDeque;
 
-/// Batches behind those of the window.
+/// Batches after those of the window.
 #[derive(Debug, Default)]
 pub(super) struct Unsorted {
     batches: VecDeque<Batch>,
     keys: usize,
-    /// The number of the first one.
+    /// The number of the first batch.
     first: u64,
-    /// The one of them that is being gathered, and what was looked for since.
+    /// The batch that is being gathered, and the keys looked up since.
     reached: Option<u64>,
     used: Vec<u64>,
 }
@@ -23,8 +23,8 @@ pub(super) struct Batch {
 }
 
 impl Unsorted {
-    /// Adds a batch behind all that are known; `next` is the number of the first that the window
-    /// does not know.
+    /// Adds a batch after all announced ones; `next` is the first number that the window does not
+    /// have.
     pub(super) fn add(&mut self, keys: &[u64], next: u64) -> u64 {
         if self.batches.is_empty() {
             self.first = next;
@@ -41,7 +41,7 @@ impl Unsorted {
         self.batches.is_empty()
     }
 
-    /// How many keys they have.
+    /// Number of their keys.
     pub(super) fn len(&self) -> usize {
         self.keys
     }
@@ -52,7 +52,7 @@ impl Unsorted {
         (!found.is_over).then_some(found)
     }
 
-    /// Whether that batch is one of them, and has not ended.
+    /// Whether it has this batch, and the batch has not ended.
     pub(super) fn has(&mut self, batch: u64) -> bool {
         self.batch(batch).is_some()
     }
@@ -61,19 +61,19 @@ impl Unsorted {
         self.reached
     }
 
-    /// That one is being gathered.
+    /// Begins a batch.
     pub(super) fn reach(&mut self, batch: u64) {
         self.reached = Some(batch);
     }
 
-    /// Somebody looks for a key.
+    /// Records a lookup of a key.
     pub(super) fn used(&mut self, key: u64) {
         if self.reached.is_some() {
             self.used.push(key);
         }
     }
 
-    /// One of them has ended.
+    /// Ends a batch.
     pub(super) fn end(&mut self, batch: u64) {
         if let Some(found) = self.batch(batch) {
             found.is_over = true;
@@ -84,7 +84,7 @@ impl Unsorted {
         }
     }
 
-    /// Takes off the first one, where it has ended.
+    /// Removes the first batch if it has ended.
     pub(super) fn take_ended(&mut self) -> bool {
         if !self.batches.front().is_some_and(|batch| batch.is_over) {
             return false;
@@ -95,7 +95,7 @@ impl Unsorted {
         true
     }
 
-    /// Takes off all of them, with the one that is being gathered and what it has used.
+    /// Removes all batches, with the one that is being gathered and the keys looked up since.
     pub(super) fn take(&mut self) -> (VecDeque<Batch>, Option<u64>, Vec<u64>) {
         self.keys = 0;
         (

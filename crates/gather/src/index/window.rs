@@ -1,10 +1,10 @@
-//! Batches that are known ahead: which keys each has, and so when each key is needed next.
+//! Announced batches: the keys of each, and so the next use of each key.
 //!
-//! The uses of all batches have numbers in the order in which they are known; those of one key are
-//! a chain. A use is over once its key was found while its batch was gathered, or its batch has
-//! ended. Rows in slots that are due lie with the batch that needs them next, so that the farthest
-//! one is found at once; one that has gone or is due at another time since then is dropped when
-//! somebody looks at it.
+//! The uses of all batches are numbered in the order of announcement; the uses of one key form a
+//! chain. A use is over once its key was looked up while its batch was gathered, or once its batch
+//! has ended. A cached row that is due is listed with the batch that needs it next, so the
+//! farthest one is found at once; entries of rows that were evicted or are due at another time are
+//! dropped on sight.
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::hash::BuildHasher;
@@ -15,31 +15,32 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::place::{Place, REFUSALS_MAX, Slot};
 
-/// Says of a use that it is over.
+/// Marks a use as over.
 const OVER: u32 = 1 << 31;
-/// Uses that are known at a time: their numbers are told apart by what is left beside `OVER`.
+/// Most uses known at a time: `OVER` leaves this many numbers.
 const USES_MAX: usize = OVER as usize - 1;
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// Of each key that is needed, its uses.
+    /// The chain of uses of each key.
     chains: HashTable<Chain>,
-    /// Of each use, in order, its key.
+    /// The key of each use, in order.
     keys: VecDeque<u64>,
-    /// Of each use, the number of the one after it in its chain, and `OVER`.
+    /// The number of the next use in each use's chain, and `OVER`.
     nexts: VecDeque<u32>,
-    /// Uses before the first of `keys`.
+    /// Number of uses before the first of `keys`.
     gone: u64,
     batches: VecDeque<Batch>,
-    /// Batches before the first of `batches`.
+    /// Number of batches before the first of `batches`.
     ended: u64,
     reached: Option<u64>,
-    /// No batch behind this one has rows that are due.
+    /// No batch after this one has rows that are due.
     farthest: u64,
 }
 
-/// The uses of a key that are not over; others may lie between them, but neither is `first`.
+/// The uses of a key that are not over. Uses between `first` and `last` may be over, but `first`
+/// is not.
 #[derive(Debug)]
 struct Chain {
     key: u64,
@@ -51,15 +52,15 @@ struct Chain {
 struct Batch {
     /// The number of its first use.
     first: u64,
-    /// Slots of rows that it needs, and no batch before it, by their uses from `first` on.
+    /// Slots of rows that it needs before any other batch, by their uses counted from `first`.
     due: BinaryHeap<(u32, Slot)>,
-    /// Those that nobody has put in order yet, as only batches do that lose some.
+    /// The same, not sorted yet: only batches that lose rows are sorted.
     fresh: Vec<(u32, Slot)>,
     has_ended: bool,
 }
 
 impl Window {
-    /// Adds a batch, and says its number.
+    /// Adds a batch and returns its number.
     pub(super) fn add(&mut self) -> u64 {
         self.batches.push_back(Batch {
             first: self.gone + self.keys.len() as u64,
@@ -70,17 +71,17 @@ impl Window {
         self.next_batch() - 1
     }
 
-    /// The number of the batch that is added next.
+    /// The number of the next batch.
     pub(super) fn next_batch(&self) -> u64 {
         self.ended + self.batches.len() as u64
     }
 
-    /// Whether all batches that were added have ended.
+    /// Whether all batches have ended.
     pub(super) fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }
 
-    /// Leaves out a number, of a batch that has ended before anybody looked at it.
+    /// Skips the number of a batch that ended unsorted.
     ///
     /// # Panics
     /// If others have not ended.
@@ -89,10 +90,10 @@ impl Window {
         self.ended += 1;
     }
 
-    /// The batch that was added last needs a key. More uses than can be told apart are not known.
+    /// Adds a key to the last batch. Uses beyond [`USES_MAX`] are ignored.
     ///
     /// # Returns
-    /// Where none of the key was known, this use of it.
+    /// This use, if it is the first one known of the key.
     pub(super) fn foresee(
         &mut self,
         hash: u64,
@@ -127,7 +128,7 @@ impl Window {
         self.reached
     }
 
-    /// That batch is being gathered from now on.
+    /// Begins a batch.
     pub(super) fn reach(&mut self, batch: u64) {
         self.reached = self.batch(batch).map(|_| batch);
     }
@@ -141,10 +142,10 @@ impl Window {
         Some(self.gone + position(chain.first, self.gone) as u64)
     }
 
-    /// Somebody looks for a key.
+    /// Records a lookup of a key.
     ///
     /// # Returns
-    /// Where that was its use by the batch that is being gathered, the one after it.
+    /// If the batch being gathered has used the key with it: the key's following use.
     pub(super) fn used(&mut self, hash: u64, key: u64) -> Option<Option<u64>> {
         let uses = self.uses(self.reached?);
         if uses.is_empty() {
@@ -161,7 +162,7 @@ impl Window {
         Some(first.map(|first| self.gone + position(first, self.gone) as u64))
     }
 
-    /// Where uses of a batch lie.
+    /// Positions of a batch's uses in `keys`.
     pub(super) fn uses(&self, batch: u64) -> Range<usize> {
         let Some(index) = self.batch(batch) else {
             return 0..0;
@@ -169,13 +170,13 @@ impl Window {
         self.start(index)..self.start(index + 1)
     }
 
-    /// Where the first use of a batch lies.
+    /// Position of the first use of a batch in `keys`.
     fn start(&self, index: usize) -> usize {
         let batch = self.batches.get(index);
         batch.map_or(self.keys.len(), |batch| (batch.first - self.gone) as usize)
     }
 
-    /// How many uses are known, with those of batches that have ended before others.
+    /// Number of known uses, including those of ended batches behind unfinished ones.
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -185,10 +186,10 @@ impl Window {
         (self.nexts[at] & OVER == 0).then(|| self.keys[at])
     }
 
-    /// A use is over.
+    /// Marks a use as over.
     ///
     /// # Returns
-    /// Where it was the next one of its key, the one after it.
+    /// If it was the next use of its key: the use after it.
     pub(super) fn pass(&mut self, at: usize, hash: u64) -> Option<Option<u64>> {
         let key = self.keys[at];
         self.nexts[at] |= OVER;
@@ -201,7 +202,7 @@ impl Window {
         Some(first.map(|first| self.gone + position(first, self.gone) as u64))
     }
 
-    /// A batch whose uses are all over will not be asked for again.
+    /// Ends a batch whose uses are all over.
     pub(super) fn end(&mut self, batch: u64) {
         let Some(index) = self.batch(batch) else {
             return;
@@ -220,7 +221,8 @@ impl Window {
         }
     }
 
-    /// A row in a slot is due at that use. One that is on its way is not among those that may go.
+    /// Lists a cached row as due at a use. A row being read is not listed, as it cannot be
+    /// evicted.
     pub(super) fn put(&mut self, at: u64, slot: Slot, places: &mut [Place]) {
         let place = &mut places[slot as usize];
         place.due = number(at);
@@ -233,8 +235,7 @@ impl Window {
         self.farthest = self.farthest.max(self.ended + index as u64);
     }
 
-    /// The slot of the row that no other one is needed after, and that may go; it has to be needed
-    /// after the use `at`.
+    /// Takes the slot of the evictable row that is needed last, and after the use `at`.
     pub(super) fn farthest(
         &mut self,
         at: Option<u64>,
@@ -262,21 +263,22 @@ impl Window {
         None
     }
 
-    /// Where a batch that has not ended lies in `batches`.
+    /// Index in `batches` of a batch that has not ended.
     fn batch(&self, batch: u64) -> Option<usize> {
         let index = batch.checked_sub(self.ended)? as usize;
         let found = self.batches.get(index)?;
         (!found.has_ended).then_some(index)
     }
 
-    /// Where the batch of a use lies in `batches`.
+    /// Index in `batches` of the batch of a use.
     fn batch_of(&self, at: u64) -> usize {
         self.batches.partition_point(|batch| batch.first <= at) - 1
     }
 }
 
 impl Batch {
-    /// Takes out the row that is due last, and after others; `may_go` also says whether to give up.
+    /// Removes the row that is due last and later than `after`; `may_go` also says whether to give
+    /// up.
     fn take_last(
         &mut self,
         after: u32,
@@ -310,10 +312,10 @@ impl Batch {
     }
 }
 
-/// Takes the first use off a chain.
+/// Removes the first use of a chain.
 ///
 /// # Returns
-/// The one that is the first now. Where there is none there is no chain either.
+/// The new first use; `None` if the chain is empty and was removed.
 fn follow(mut entry: OccupiedEntry<'_, Chain>, nexts: &VecDeque<u32>, gone: u64) -> Option<u32> {
     let Chain { first, last, .. } = *entry.get();
     let mut number = first;
@@ -328,12 +330,12 @@ fn follow(mut entry: OccupiedEntry<'_, Chain>, nexts: &VecDeque<u32>, gone: u64)
     None
 }
 
-/// The number of a use, as far as it is kept.
+/// The number of a use, as it is stored.
 fn number(at: u64) -> u32 {
     at as u32 & !OVER
 }
 
-/// Where a use lies among those that are known.
+/// The position of a use in `keys`.
 fn position(number: u32, gone: u64) -> usize {
     (number.wrapping_sub(gone as u32) & !OVER) as usize
 }

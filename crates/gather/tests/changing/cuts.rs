@@ -1,5 +1,5 @@
-//! Every state that a power cut can leave: what was flushed is there, no row is torn, and what was
-//! written last is lost first. The model of a cut is that of `penstock_io::faulty::crash`.
+//! Explores every state that a power cut can leave: flushed rows are there, no row is torn, and
+//! the last updates are lost first. The model of a cut is that of `penstock_io::faulty::crash`.
 
 use penstock_gather::Error;
 use penstock_io::engine::EngineChoice;
@@ -8,10 +8,10 @@ use penstock_io::file::Direct;
 use crate::explore::{Sizes, World, explore};
 use crate::mutant::Step;
 
-/// A sequence of calls, and what was there before.
+/// A sequence of calls, and the state before it.
 struct Scenario {
     name: &'static str,
-    /// 0 is as few as there can be: a frame of one row.
+    /// Bytes of a log and of a record; 0 stands for the smallest possible, a record of one row.
     sizes: Sizes,
     set_up: fn(&mut World) -> Result<(), Error>,
     run: fn(&mut World) -> Result<(), Error>,
@@ -72,7 +72,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "opening after what was not flushed",
         sizes: (MANY, 0),
-        // Most of its frames are in the log, and are durable or not.
+        // Most of its records are in the log, durable or not.
         set_up: written,
         run: |world| {
             world.update(&[2, 3, 1])?;
@@ -85,7 +85,7 @@ const SCENARIOS: &[Scenario] = &[
         name: "flush of what was found",
         sizes: (MANY, 0),
         set_up: written,
-        // Who wrote it did not sync it; who finds it says that it is durable.
+        // The writer did not sync the log; the process that finds it makes it durable.
         run: |world| {
             world.update(&[2, 3, 1])?;
             world.open()?;
@@ -168,7 +168,7 @@ fn no_cut_loses_what_was_flushed_or_tears_a_row() {
     }
 }
 
-/// What has to be caught, by the scenario that catches it.
+/// Mutants that must be caught, by the scenario that catches each.
 const MUTANTS: &[(&str, Step)] = &[
     ("create", ("sync piece", 1)),
     ("create", ("sync piece", 2)),
@@ -178,7 +178,7 @@ const MUTANTS: &[(&str, Step)] = &[
     ("create", ("sync home", 2)),
     ("create", ("sync home", 3)),
     ("flush of what was found", ("sync log", 1)),
-    // The log's first block, what says that there is a log, what was written.
+    // The log's first block, the manifest that names the log, and the records.
     ("first flush", ("sync log", 1)),
     ("first flush", ("sync log", 2)),
     ("first flush", ("sync head", 1)),

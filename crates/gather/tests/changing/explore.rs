@@ -1,4 +1,4 @@
-//! What a power cut at any moment could leave of a table, laid out and looked at.
+//! Lays out and checks every state of a table that a power cut at any moment could leave.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,25 +17,25 @@ use penstock_io::file_system::Native;
 use crate::mutant::Mutant;
 use crate::world::{NEVER, create, executor, form, open, open_with, storage, update, versions};
 
-/// Rows of every table here, in pieces of so many.
+/// Rows of every table here, and rows of a piece.
 pub(crate) const ROWS: u64 = 4;
 const PIECE_ROWS: u64 = 2;
 
-/// More than any moment has.
+/// More states than any moment has.
 const STATES_MAX: u64 = 1 << 16;
 
-/// What was done and when, on the clock of the log.
+/// An event, at a position of the log of operations.
 #[derive(Clone, Debug)]
 enum Note {
-    /// The table was made.
+    /// The table was created.
     Created,
-    /// These rows are about to have been written, all there were, oldest first.
+    /// These rows may have been written from now on: all so far, oldest first.
     Writing(Vec<(u64, u64)>),
-    /// So many were flushed.
+    /// This many rows were flushed.
     Flushed(usize),
 }
 
-/// Bytes of a log, and of a frame.
+/// Bytes of a log, and of a record.
 pub(crate) type Sizes = (u64, u64);
 
 /// A table whose operations are recorded.
@@ -47,7 +47,7 @@ pub(crate) struct World {
     direct: Direct,
     sizes: Sizes,
     table: Option<ChangingTable>,
-    /// Rows that were written, oldest first, with their versions.
+    /// Rows written so far, oldest first, with their versions.
     written: Vec<(u64, u64)>,
     latest: u64,
     notes: Mutex<Vec<(usize, Note)>>,
@@ -90,7 +90,7 @@ impl World {
         self.table.as_ref().expect("it is open")
     }
 
-    /// What comes from now on is explored.
+    /// Starts the exploration at the current position.
     pub(crate) fn begin(&mut self) {
         self.begun = self.log.position();
     }
@@ -107,7 +107,7 @@ impl World {
         let home = self.directory.path().join("table");
         let (log_bytes, frame_bytes) = self.sizes;
         let table = open_with(&home, self.storage(), Some(2), log_bytes, frame_bytes)?;
-        // What was not flushed may be there, but the last of it.
+        // Unflushed updates may be there, except for the last ones.
         let held = all(&table, self.latest).expect("no row is torn");
         let is_held = |count: &usize| after(&self.written[..*count]) == held;
         let found = (0..=self.written.len()).rev().find(is_held);
@@ -139,7 +139,7 @@ impl World {
         Ok(())
     }
 
-    /// Folds what there is now, after what is written and flushed meanwhile.
+    /// Takes a snapshot, updates and flushes rows, then compacts the snapshot.
     pub(crate) fn fold_beside(&mut self, ids: &[u64]) -> Result<(), Error> {
         let frozen = self.table().freeze()?;
         self.update(ids)?;
@@ -147,7 +147,7 @@ impl World {
         frozen.fold().map(drop)
     }
 
-    /// What may be there after a cut at a moment.
+    /// The states allowed after a cut at a position.
     fn expected(&self, position: usize) -> Expected {
         let mut expected = Expected::default();
         for (_, note) in self
@@ -172,11 +172,11 @@ struct Expected {
     is_created: bool,
     /// Rows that were written, oldest first.
     written: Vec<(u64, u64)>,
-    /// How many of them are there at least.
+    /// How many of them must be there.
     least: usize,
 }
 
-/// What was looked at, and what was wrong.
+/// Numbers of the exploration, and the violations found.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) moments: usize,
@@ -190,7 +190,7 @@ fn scratch() -> tempfile::TempDir {
     made.or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Looks at every state that a cut at any moment since `begin` could leave.
+/// Checks every state that a cut at any position since `begin` could leave.
 pub(crate) fn explore(world: &World) -> Found {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -243,7 +243,7 @@ fn look_at(
     let told = |error: Error| error.to_string();
     let table = match open(&home, storage(), None, world.sizes.0) {
         Err(Error::NoTable { .. }) if !expected.is_created => {
-            // It can be made as if nothing had been there.
+            // It can be created as if the directory had been empty.
             create(&home, form(ROWS, 16, PIECE_ROWS), storage()).map_err(told)?;
             open(&home, storage(), None, world.sizes.0).map_err(told)?
         }
@@ -257,8 +257,8 @@ fn look_at(
     go_on(table, &home, &held, world, executor)
 }
 
-/// From there it goes on: what is written next is there after the next opening, folded or not, with
-/// what was there before.
+/// Continues from a recovered state: further updates are there after the next opening, compacted
+/// or not, together with the old rows.
 fn go_on(
     table: ChangingTable,
     home: &Path,
@@ -286,7 +286,7 @@ fn go_on(
             .map_err(told)?;
     }
     let names = std::fs::read_dir(home).unwrap().count() as u64;
-    // The head, what is locked, and pieces.
+    // The manifest, the lock file, and the pieces.
     match names == 2 + ROWS.div_ceil(PIECE_ROWS) {
         true => Ok(()),
         false => Err(format!("{names} files are left")),
@@ -298,7 +298,7 @@ fn all(table: &ChangingTable, latest: u64) -> Result<Vec<u64>, String> {
     versions(table, &ids, latest)
 }
 
-/// The versions after some writes.
+/// The versions of all rows after these updates.
 fn after(written: &[(u64, u64)]) -> Vec<u64> {
     let mut rows = vec![NEVER; ROWS as usize];
     for &(id, version) in written {

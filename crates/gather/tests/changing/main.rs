@@ -1,5 +1,5 @@
-//! Tables that change: every row is the one that was written last, whatever is cached, folded,
-//! reopened, slow, failed or cut off.
+//! Mutable tables: every row is the one written last, with caching, compaction, reopening, slow
+//! and failing I/O, and power cuts.
 
 mod cuts;
 mod explore;

@@ -1,4 +1,4 @@
-//! The switch that breaks the protocol: a step that says that it is done, and does nothing.
+//! A file system that breaks the protocol: it skips one step and reports success.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use penstock_io::Result;
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Files};
 
-/// A change by what it is in the protocol, and which of its kind, counted from 1.
+/// A kind of change in the protocol, and its occurrence, counted from 1.
 pub(crate) type Step = (&'static str, usize);
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct State {
     is_done: bool,
 }
 
-/// A file system that leaves a step out.
+/// A file system that skips a step.
 pub(crate) struct Mutant {
     inner: Arc<dyn FileSystem>,
     home: PathBuf,
@@ -34,7 +34,7 @@ impl Mutant {
         }
     }
 
-    /// Leaves out a step from now on, or none.
+    /// Skips this step from now on, or none.
     pub(crate) fn arm(&self, skipped: Option<Step>) {
         *self.state.lock().unwrap() = State {
             skipped,
@@ -42,7 +42,7 @@ impl Mutant {
         };
     }
 
-    /// Whether the step has come.
+    /// Whether the step has occurred.
     pub(crate) fn is_done(&self) -> bool {
         self.state.lock().unwrap().is_done
     }

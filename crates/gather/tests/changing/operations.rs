@@ -1,4 +1,4 @@
-//! Any sequence of calls leaves the rows that a map would.
+//! Any sequence of calls leaves the rows that a map would have.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -132,8 +132,8 @@ proptest! {
     }
 }
 
-/// After a write or a sync that failed nothing is written any more; what was acknowledged is there,
-/// and who asks meanwhile has the latest rows.
+/// After a failed write or sync nothing is written any more; acknowledged rows are there, and
+/// lookups meanwhile return the latest rows.
 #[test]
 fn a_failed_write_ends_all_writing_and_loses_nothing_that_was_flushed() {
     for class in [OpClass::Write, OpClass::Change] {
@@ -224,7 +224,7 @@ fn a_table_is_open_once_and_what_is_none_is_refused() {
     assert_eq!(all(&table, 1), [NEVER; 10]);
 }
 
-/// Every file of a table, with a bit flipped at places all over it: the rows, or an error.
+/// Flips a bit at places all over every file of a table: a read returns the rows, or an error.
 #[test]
 fn no_flipped_bit_is_read_as_a_row() {
     let directory = directory();
@@ -266,11 +266,12 @@ fn no_flipped_bit_is_read_as_a_row() {
         }
         std::fs::write(&path, &bytes).unwrap();
     }
-    // What lies behind the last frame, and between what is in files, is nobody's.
+    // Bytes after the last record, and padding between parts of a file, are never read.
     assert!(told > 80 && unread > 0, "{told} told, {unread} unread");
 }
 
-/// Writes row 1 of a new table with versions 1, 2 and 3, each flushed, and zeros over blocks of the log.
+/// Writes row 1 of a new table with versions 1, 2 and 3, each flushed, and zeros blocks of the
+/// log.
 fn flush_thrice_and_lose(home: &Path, storage: impl Fn() -> Storage, lost: &[usize]) {
     create(home, form(8, 16, 8), storage()).unwrap();
     let table = open(home, storage(), None, 1 << 20).unwrap();
@@ -287,15 +288,15 @@ fn flush_thrice_and_lose(home: &Path, storage: impl Fn() -> Storage, lost: &[usi
     std::fs::write(&log, &bytes).unwrap();
 }
 
-/// A frame that was torn, with a whole one behind it from before: what is written after the next
-/// opening is what counts, then and at the opening after it.
+/// A torn record followed by an older whole one: updates after the next opening count, then and
+/// after another opening.
 #[test]
 fn frames_from_before_a_tear_never_come_back() {
     let directory = directory();
     let home = directory.path().join("table");
     let executor = executor(EngineChoice::Auto, &Arc::new(Faults::new(0)));
     let storage = || storage(&executor, Arc::new(Native), Direct::Auto);
-    // The mark, and the second frame: as a cut before both flushes could leave them.
+    // The mark, and the second record: as a cut before both flushes could leave them.
     flush_thrice_and_lose(&home, storage, &[1, 4]);
     let table = open(&home, storage(), None, 1 << 20).unwrap();
     assert_eq!(all(&table, 9)[1], 1);
@@ -306,7 +307,7 @@ fn frames_from_before_a_tear_never_come_back() {
     assert_eq!(all(&table, 9)[1], 9);
 }
 
-/// With the mark in its place, the same is damage: somebody was told that the frames are durable.
+/// With an intact mark, the same is damage: the records were acknowledged as durable.
 #[test]
 fn a_lost_frame_that_was_flushed_is_told() {
     let directory = directory();
@@ -319,7 +320,7 @@ fn a_lost_frame_that_was_flushed_is_told() {
     assert!(refused.to_string().contains("bytes 16384 to"), "{refused}");
 }
 
-/// Rows of a log that are damaged by the time of the fold are told, and not put anywhere.
+/// Compaction reports log rows that were damaged meanwhile, and writes them nowhere.
 #[test]
 fn a_fold_compares_what_it_puts_back() {
     let directory = directory();
@@ -328,7 +329,8 @@ fn a_fold_compares_what_it_puts_back() {
     let storage = || storage(&executor, Arc::new(Native), Direct::Auto);
     create(&home, form(3000, 24, 1000), storage()).unwrap();
     let table = open(&home, storage(), None, 1 << 20).unwrap();
-    // Every other one, backwards, some of them twice: gaps, and an order that is not that of the ids.
+    // Every other row, backwards, some of them twice: gaps, in an order other than that of the
+    // ids.
     let mut written: Vec<(u64, u64)> = (0..1500).rev().map(|id| (2 * id, 1)).collect();
     written.extend((0..500).map(|id| (6 * id, 2)));
     update(&table, &written).unwrap();

@@ -1,4 +1,4 @@
-//! Who writes, reads and folds at the same time.
+//! Concurrent updates, lookups and compaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ const ROWS: u64 = 64;
 const VERSIONS: u64 = 150;
 const WRITERS: u64 = 2;
 
-/// Nobody reads a torn row, nor one that is older than what was written before it was asked for.
+/// No lookup returns a torn row, or one older than an update that preceded the lookup.
 #[test]
 fn readers_see_rows_that_only_grow() {
     for slots in [None, Some(8), Some(48)] {

@@ -1,4 +1,4 @@
-//! A table on real files, and what is in its rows.
+//! A table on real files, and the content of its rows.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::Direct;
 use penstock_io::file_system::FileSystem;
 
-/// Nothing here takes near that long: what does hangs.
+/// Nothing here takes nearly that long, so a test that does hangs.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Of what a row is written with, that it was never written.
+/// The version of a row that was never written.
 pub(crate) const NEVER: u64 = 0;
 
 const SMALL: ExecutorConfig = ExecutorConfig {
@@ -34,7 +34,7 @@ pub(crate) fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// An executor whose engines have faults.
+/// An executor whose engines inject faults.
 pub(crate) fn executor(choice: EngineChoice, faults: &Arc<Faults>) -> Executor {
     let faults = Arc::clone(faults);
     let config = EngineConfig {
@@ -69,7 +69,7 @@ pub(crate) fn form(rows: u64, value_bytes: u64, piece_rows: u64) -> Form {
     }
 }
 
-/// Byte `at` of a row as it was written with a version, which is in its first eight.
+/// Byte `at` of a row written with a version, which its first eight bytes contain.
 pub(crate) fn byte(id: u64, version: u64, at: u64) -> u8 {
     match at {
         _ if version == NEVER => 0,
@@ -78,7 +78,7 @@ pub(crate) fn byte(id: u64, version: u64, at: u64) -> u8 {
     }
 }
 
-/// Rows one behind the other.
+/// Consecutive rows.
 pub(crate) fn rows(form: &Form, written: &[(u64, u64)]) -> HostRegion {
     let width = form.value_bytes;
     let mut memory = Memory::allocate(written.len() * width as usize).unwrap();
@@ -134,7 +134,7 @@ pub(crate) fn update(table: &ChangingTable, written: &[(u64, u64)]) -> Result<()
     table.update(&ids, &rows(table.form(), written))
 }
 
-/// The version of each row; an error text where one is none that was ever written.
+/// The version of each row; an error text for bytes that were never written.
 pub(crate) fn versions(
     table: &ChangingTable,
     ids: &[u64],

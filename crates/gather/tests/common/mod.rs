@@ -1,4 +1,4 @@
-//! Tables whose content is known, and who reads them.
+//! Tables of known content, and their readers.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
 use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::{Direct, File};
 
-/// Nothing here takes near that long: what does hangs.
+/// Nothing here takes nearly that long, so a test that does hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 pub(crate) const EIO: i32 = 5;
 
@@ -47,7 +47,7 @@ pub(crate) fn byte(row: u64, at: u64) -> u8 {
     (row.wrapping_mul(2_654_435_761).wrapping_add(at * 131) >> 5) as u8
 }
 
-/// A table.
+/// The shape of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) rows: u64,

@@ -1,4 +1,4 @@
-//! Rows that a kernel collects: from the cache's own slots, and from what was read beside.
+//! Rows gathered by a kernel, from the cache's own slots and from staged rows.
 
 use penstock_gather::DeviceReader;
 use penstock_io::faulty::Faults;
@@ -31,7 +31,7 @@ fn what_a_cache_has_is_collected_and_what_it_has_not_is_read_beside() {
         }
         assert!(machine.control.calls(LAUNCH) >= before + 4);
     }
-    // Without a cache there is nothing to collect.
+    // Without a cache the kernel has nothing to gather.
     let world = world(23, None, Faults::new(1));
     let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
     let before = machine.control.calls(LAUNCH);
@@ -45,7 +45,7 @@ fn what_a_cache_has_is_collected_and_what_it_has_not_is_read_beside() {
     assert_eq!(machine.control.calls(LAUNCH), before);
 }
 
-/// Others want their slots meanwhile, and do without.
+/// Other batches that want these slots meanwhile proceed without them.
 #[test]
 fn rows_stay_where_a_kernel_reads_them() {
     const KEPT: usize = 200;
@@ -88,7 +88,7 @@ fn rows_stay_where_a_kernel_reads_them() {
     drop(held);
     assert_has(&memory, 24, &kept);
     assert_returned(&memory);
-    // And go when it has read them.
+    // The rows are evicted once the kernel has read them.
     let others: Vec<u64> = every()[KEPT..2 * KEPT].to_vec();
     for _ in 0..3 {
         let batch = device
@@ -123,7 +123,7 @@ fn rows_of_a_result_may_lie_apart() {
             assert!(row.all(|(&found, at)| found == byte(25, id, at)));
         }
         assert_eq!(machine.control.calls(LAUNCH), before + 1);
-        // Places of a row that do not lie together are none that a kernel reaches.
+        // A kernel cannot write rows that are not contiguous.
         let scattered = memory.array(0, 1, &[300, width], &[2 * width as isize, 2]);
         let batch = device
             .gather(ids.clone(), scattered, &memory.foreign(), None)
@@ -139,7 +139,7 @@ fn rows_of_a_result_may_lie_apart() {
     }
 }
 
-/// To free memory of a device would wait for all that it has.
+/// Freeing device memory would wait for all of the device's work.
 #[test]
 fn who_closes_a_table_does_not_wait_for_a_device() {
     let machine = machine();
@@ -155,7 +155,7 @@ fn who_closes_a_table_does_not_wait_for_a_device() {
     device.finish();
     assert_returned(&memory);
     let held = machine.control.hold();
-    // Something else is queued.
+    // Queues some other work.
     machine.lane.fill_after(&memory.foreign()).unwrap();
     drop((batch, device, world));
     drop(held);

@@ -1,4 +1,4 @@
-//! A row that cannot be read, or is not what was written, is in no batch, however often it is asked for beside.
+//! A row that is unreadable or damaged is in no batch, however often it is requested concurrently.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ use crate::{HANG, byte};
 const WIDTH: u64 = 4096;
 const ROWS: u64 = 1000;
 const BAD: u64 = 999;
-/// Most of what is wrong in a way that can be seen is seen in so many.
+/// Enough batches to show most visible failures.
 const BATCHES: usize = 60;
 
 /// An engine whose reads of the bad row fail.
@@ -89,7 +89,7 @@ fn what_is_damaged_is_in_no_batch() {
     assert_is_in_none(true);
 }
 
-/// A table whose bad row is not what was written, where it is to be damaged.
+/// A table whose bad row is damaged if `is_damaged`.
 fn segment(path: &Path, is_damaged: bool) -> Segment {
     let row = |row| (0..WIDTH).map(move |at| byte(50, row, at));
     let content: Vec<u8> = (0..ROWS).flat_map(row).collect();
@@ -172,7 +172,7 @@ fn assert_is_in_none(is_damaged: bool) {
     device.finish();
 }
 
-/// Ends the other thread, also where this one fails.
+/// Ends the other thread, even if this one fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -1,4 +1,4 @@
-//! A machine with a device, which is the driver for tests.
+//! A machine with one device, simulated by the test driver.
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use penstock_cuda_fake::Control;
 use penstock_io::buffer::Lane;
 use penstock_io::faulty::LentDevice;
 
-/// The driver for tests, its device, and a stream of a training's on it.
+/// The test driver, its device, and a stream as a training would have.
 pub(crate) struct Machine {
     pub(crate) control: Control,
     device: Arc<Device>,
@@ -15,7 +15,7 @@ pub(crate) struct Machine {
     pub(crate) theirs: Arc<Stream>,
 }
 
-/// One driver serves all tests, as it does in a program; each has it alone.
+/// One driver serves all tests, as in a program; each test uses it exclusively.
 pub(crate) fn machine() -> MutexGuard<'static, Machine> {
     static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
         let control = Control::new();
@@ -36,7 +36,7 @@ pub(crate) fn machine() -> MutexGuard<'static, Machine> {
 }
 
 impl Machine {
-    /// Has streams take times that are drawn anew.
+    /// Gives streams random delays.
     pub(crate) fn draw(&mut self, seed: u64, delay_us_max: u64) {
         self.control.set_seed(seed);
         self.control.set_delay_us_max(delay_us_max);

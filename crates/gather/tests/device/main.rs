@@ -1,5 +1,5 @@
-//! Rows that go to a device: they are there for whoever looks on a stream that waits for them, whatever the
-//! order in which a driver does its work and whatever it fails.
+//! Rows gathered into device memory: a stream that waits for them finds them there, in whatever
+//! order the driver works and whatever call fails.
 
 mod collecting;
 mod coming;
@@ -22,13 +22,13 @@ use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
 use penstock_io::faulty::{Failure, Faults, Faulty, LentDevice, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
 
-/// Nothing here takes near that long: what does hangs.
+/// Nothing here takes nearly that long, so a test that does hangs.
 const HANG: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 const WIDTH: u64 = 4096;
 const ROWS: u64 = 3000;
 
-/// A byte of a row; tables of another seed have others.
+/// A byte of a row, which differs between tables of different seeds.
 fn byte(seed: u64, row: u64, at: u64) -> u8 {
     let mixed = (row + 1000 * seed).wrapping_mul(2_654_435_761);
     (mixed.wrapping_add(at * 131) >> 5) as u8
@@ -51,7 +51,7 @@ fn executor(faults: Faults) -> Executor {
     Executor::open_with(&config, &open).unwrap()
 }
 
-/// A table with checksums, and who reads it.
+/// A table with checksums, and its reader.
 struct World {
     _directory: tempfile::TempDir,
     _executor: Executor,
@@ -107,7 +107,7 @@ fn ids_of(count: usize, seed: u64) -> Vec<u64> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// Memory for rows, with something else in it.
+/// Memory for rows, filled with another byte.
 fn lent(machine: &Machine, rows: usize) -> LentDevice {
     machine.lent(&vec![0xee; rows * WIDTH as usize])
 }
@@ -124,7 +124,7 @@ fn assert_has(lent: &LentDevice, seed: u64, ids: &[u64]) {
     }
 }
 
-/// Waits until nobody has memory of a device any more.
+/// Waits until no reference to the device memory is left.
 #[track_caller]
 fn assert_returned(lent: &LentDevice) {
     let until = Instant::now() + HANG;
@@ -182,7 +182,7 @@ fn nothing_is_let_go_of_before_it_is_copied() {
     let machine = machine();
     let world = world(3, Some(4000), Faults::new(1));
     let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
-    // From the cache: the host is faster than the device in any case.
+    // From the cache, so that the host is faster than the device in any case.
     let every: Vec<u64> = (0..ROWS).collect();
     let first = lent(&machine, every.len());
     let batch = device
@@ -203,7 +203,7 @@ fn nothing_is_let_go_of_before_it_is_copied() {
         })
         .collect();
     for (batch, lent) in begun.iter().zip(&lents) {
-        // The copies are queued, and nobody waits for them on the host.
+        // The copies are queued, and the host does not wait for them.
         assert!(batch.wait(Some(HANG)).unwrap());
         batch.hold(&lent.foreign()).unwrap();
     }
@@ -234,7 +234,7 @@ fn more_than_the_memory_holds_waits_for_the_device() {
                 .unwrap()
         })
         .collect();
-    // Eight pieces have room, and each of these is three.
+    // Eight pieces have room, and each of these batches is three.
     assert!(begun[1].wait(Some(HANG)).unwrap());
     assert!(!begun[4].wait(Some(Duration::from_millis(50))).unwrap());
     assert!(machine.control.leaks().pinned_bytes <= (128 + 256 + 5 * 40) * MIB as u64);
@@ -267,7 +267,7 @@ fn tables_share_the_memory_and_none_starves() {
             .unwrap()
     };
     let mut begun: Vec<_> = (0..3).map(begin).collect();
-    // Then the first one has all of it.
+    // Then the first table has all of the memory.
     assert!(begun[1].wait(Some(HANG)).unwrap());
     thread::sleep(Duration::from_millis(100));
     begun.extend((3..6).map(begin));
@@ -304,7 +304,7 @@ fn a_table_that_is_idle_keeps_nothing() {
                 .unwrap()
         })
         .collect();
-    // Each is a buffer, and there are no more than eight.
+    // Each batch uses one buffer, and there are no more than eight.
     for batch in &begun {
         assert!(batch.wait(Some(Duration::from_secs(30))).unwrap());
     }
@@ -332,7 +332,7 @@ fn what_is_damaged_is_not_copied() {
     }
     assert_returned(&memory);
     assert!(memory.content().unwrap().iter().all(|&byte| byte == 0xee));
-    // The next one has its rows.
+    // The next batch has its rows.
     let batch = device
         .gather(vec![7, 8, 9], memory.target(), &memory.foreign(), None)
         .unwrap();
@@ -399,9 +399,9 @@ fn whatever_call_fails_nobody_has_other_rows() {
         "cuThreadExchangeStreamCaptureMode",
     ];
     let mut machine = machine();
-    // Of the one cache rows come and go; the other one has all of them.
+    // Rows of the first cache are evicted and read again; the second one has all of them.
     let worlds = [1000, 4000].map(|slots| world(7, Some(slots), Faults::new(1)));
-    // Without these the host does it.
+    // If one of these fails, the host gathers the rows instead.
     let dispensable = [
         "cuModule",
         "cuMemHostR",
@@ -459,7 +459,7 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
     let mut machine = machine();
     let world = world(8, Some(100), Faults::new(1));
     machine.draw(3, 200);
-    // It stays as long as the lane does.
+    // The kernel stays loaded as long as the streams exist.
     Collector::of(&machine.lane).unwrap();
     let before = machine.control.leaks();
     for seed in 0..5 {
@@ -471,7 +471,7 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
                 .gather(ids.clone(), memory.target(), &memory.foreign(), None)
                 .unwrap(),
         );
-        // Whoever has it goes without waiting, or waits.
+        // The reader is dropped after finishing, or while batches are in flight.
         if seed % 2 == 0 {
             device.finish();
         }
@@ -506,7 +506,7 @@ fn parts_of_a_foreseen_batch_are_one_to_the_cache() {
         batch.hold(&memory.foreign()).unwrap();
         assert_has(&memory, 9, ids);
     }
-    // Of 3000 rows 2500 have room, and every batch needs nearly all.
+    // 2500 of 3000 rows fit, and every batch needs nearly all.
     let counts = world.reader.counts();
     assert!(counts.read_rows.load(Relaxed) < 2 * ROWS, "{counts:?}");
 }

@@ -1,4 +1,4 @@
-//! What a cache keeps, against naive models of what it promises.
+//! Checks the cache's contents against naive models of its policies.
 
 mod models;
 mod policies;

@@ -1,10 +1,10 @@
-//! Policies as their papers put them, without regard to time.
+//! Policies as their papers describe them, without regard to speed.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
-/// What a cache is asked.
+/// A cache of keys.
 pub(crate) trait Model {
-    /// Asks for a key, which comes where it is not there; whether it was.
+    /// Looks up a key and admits it if it is missing; returns whether it was a hit.
     fn get(&mut self, key: u64) -> bool;
     fn forget(&mut self, key: u64);
 }
@@ -64,15 +64,16 @@ impl Model for Sieve {
     }
 }
 
-/// Algorithm 1 of the paper on S3-FIFO, with a small queue of a tenth of what is there. Its main
-/// queue is never full, as nothing comes into it while the small one has less than that. Before
-/// anything was evicted, it takes what the small one has no room for, as in the authors' simulator.
+/// Algorithm 1 of the paper on S3-FIFO, with a small queue of a tenth of the rows. Its main queue
+/// is never full, because it receives nothing while the small one has less than that. Before the
+/// first eviction, it takes the rows for which the small one has no room, as in the authors'
+/// simulator.
 pub(crate) struct S3Fifo {
     slots: usize,
-    /// From the tail to the head, with how often they were used.
+    /// From the tail to the head, with their numbers of uses.
     small: VecDeque<(u64, u8)>,
     main: VecDeque<(u64, u8)>,
-    /// All that ever went from the small queue; those that came back are crossed out.
+    /// All keys ever evicted from the small queue; those that returned are `None`.
     ghost: Vec<Option<u64>>,
     has_evicted: bool,
 }
@@ -142,7 +143,7 @@ impl Model for S3Fifo {
     }
 }
 
-/// The most hits that any cache can have which knows all that is asked for, and need not admit.
+/// The most hits of any cache that knows all future lookups and need not admit.
 pub(crate) fn belady_hits(keys: &[u64], slots: usize) -> u64 {
     let mut nexts = vec![usize::MAX; keys.len()];
     let mut later = HashMap::new();

@@ -166,7 +166,7 @@ fn who_may_not_go_stays_and_few_are_asked() {
                     let number = index.foresee(batch);
                     index.reach(number);
                 }
-                // All, none, or some of them may not go.
+                // All, none, or some of them may not be evicted.
                 let busy = numbers.next() % 3;
                 for &key in batch {
                     if index.find(key).is_some() {

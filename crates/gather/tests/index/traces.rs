@@ -1,4 +1,4 @@
-//! Keys in the order in which they are asked for, the same ones in each run.
+//! Traces of keys, the same in each run.
 
 /// splitmix64 (Steele et al., OOPSLA 2014).
 pub(crate) struct Numbers(pub(crate) u64);
@@ -12,13 +12,13 @@ impl Numbers {
         mixed ^ (mixed >> 31)
     }
 
-    /// Up to and without 1.
+    /// In [0, 1).
     fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// Keys drawn by weights that fall with the rank of a key as `rank^-exponent`.
+/// Keys drawn with weights `rank^-exponent`.
 fn drawn(keys: u64, exponent: f64, requests: usize, seed: u64) -> Vec<u64> {
     let mut sums = Vec::with_capacity(keys as usize);
     let mut sum = 0.0;
@@ -38,13 +38,13 @@ pub(crate) fn zipf(keys: u64, requests: usize, seed: u64) -> Vec<u64> {
     drawn(keys, 1.0, requests, seed)
 }
 
-/// Rows of a graph's nodes, asked for by their degrees, whose law has the exponent 2.3: that of the
-/// rank-th is as `rank^(-1/1.3)`.
+/// Lookups of a graph's nodes by their degrees, which follow a power law with exponent 2.3: the
+/// degree of the node at a rank is proportional to `rank^(-1/1.3)`.
 pub(crate) fn degrees(keys: u64, requests: usize, seed: u64) -> Vec<u64> {
     drawn(keys, 1.0 / 1.3, requests, seed)
 }
 
-/// Rounds over the same keys, and now and then one of a few others.
+/// Rounds over the same keys, with an occasional lookup of a few others.
 pub(crate) fn scans(keys: u64, rounds: u64, seed: u64) -> Vec<u64> {
     let mut numbers = Numbers(seed);
     let mut trace = Vec::new();

@@ -6,16 +6,16 @@ use proptest::prelude::*;
 use crate::models::belady_hits;
 use crate::traces::{degrees, scans, zipf};
 
-/// What a cache with a window is, by what it was told: rows in slots, and what is known ahead.
+/// A naive model of a cache with a window: the rows in slots, and the announced uses.
 struct Watched {
     index: Index,
     slots: usize,
     key_of: HashMap<u32, u64>,
-    /// Batches that have not ended: their numbers, and the uses that are not over with their keys.
+    /// Batches that have not ended: their numbers, and their remaining uses with their keys.
     ahead: VecDeque<(u64, Vec<(u64, u64)>)>,
     /// The number of the first use of each batch.
     firsts: Vec<u64>,
-    /// How many each has.
+    /// Number of uses of each batch.
     counts: Vec<usize>,
     uses: u64,
     reached: Option<u64>,
@@ -44,7 +44,7 @@ impl Watched {
             .map_or(u64::MAX, |&(at, _)| at)
     }
 
-    /// Asks for a key, and looks who went for it.
+    /// Looks up a key, and checks which row was evicted for it.
     fn get(&mut self, key: u64, busy: &HashSet<u32>) -> Result<(), TestCaseError> {
         let has_it = |uses: &[(u64, u64)]| uses.iter().position(|&(_, one)| one == key);
         let mut batches = self.ahead.iter_mut();
@@ -75,7 +75,7 @@ impl Watched {
             let mut slots = 0..self.slots as u32;
             let is_full = slots.all(|slot| has_row(&slot) || busy.contains(&slot));
             prop_assert!(is_full, "a slot is free");
-            // Rows without a next use go for any row.
+            // Rows without a next use are evicted for any row.
             let is_worth = farthest.is_some_and(|one| one > wanted || one == u64::MAX);
             prop_assert!(!is_worth, "{key} should have come");
             return Ok(());
@@ -145,7 +145,7 @@ impl Watched {
         prop_assert_eq!(self.index.len(), self.key_of.len());
         let oldest = self.ahead.front();
         let first = oldest.map_or(self.uses, |&(number, _)| self.firsts[number as usize]);
-        // Of batches that have ended some may be kept, as long as one before them has not.
+        // Ended batches may be kept while an earlier one has not ended.
         let known: usize = self
             .ahead
             .iter()
@@ -164,10 +164,10 @@ impl Watched {
 #[derive(Clone, Debug)]
 enum Step {
     Foresee(Vec<u64>),
-    /// The batch so far before the last one.
+    /// The batch this far before the last one.
     Reach(u64),
     Cancel(u64),
-    /// Keys, and slots that may not go.
+    /// Keys, and slots that may not be evicted.
     Get(Vec<u64>, HashSet<u32>),
     Forget(u64),
     Pin(u64),
