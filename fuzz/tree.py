@@ -26,7 +26,7 @@ _INPUT_BYTES_MAX = 4096
 
 
 def _dictionary() -> list[Any]:
-    """The nodes among the words that all fuzzers share."""
+    """The tree nodes in the dictionary that all fuzzers share."""
     words = Path(__file__).with_name("format.dict").read_text().splitlines()
     return [json.loads(json.loads(word)) for word in words if word.startswith('"{')]
 
@@ -60,14 +60,14 @@ def _mutate(data: bytes, size_max: int, seed: int) -> bytes:
 
 
 def _with_other_nodes(text: bytes, draw: random.Random) -> bytes:
-    # A list around it, so that the tree itself has a place.
+    # In a list, so that the tree itself can be replaced.
     root = [json.loads(text)]
     for _ in range(draw.randrange(1, 4)):
         places = _places(root)
         container, key = draw.choice(places)
         other, other_key = draw.choice(places)
         node = draw.choice([draw.choice(_NODES), other[other_key]])
-        # By way of text: no node may become its own child.
+        # Copied through text: no node may become its own child.
         node = json.loads(json.dumps(node))
         if isinstance(container, list) and draw.randrange(2):
             container.insert(key, node)
@@ -77,7 +77,7 @@ def _with_other_nodes(text: bytes, draw: random.Random) -> bytes:
 
 
 if __name__ == "__main__":
-    # Short inputs first, which libFuzzer gives up where it is given a mutator.
+    # Short inputs first: libFuzzer drops this default if it is given a mutator.
     defaults = [f"-max_len={_INPUT_BYTES_MAX}", "-len_control=100"]
     arguments = [sys.argv[0], *defaults, *sys.argv[1:]]
     atheris.Setup(arguments, tree_checks.check, custom_mutator=_mutate)

@@ -1,6 +1,6 @@
-"""What the fuzzer of the tree asserts of an input; `test_tree_seeds.py` runs the same.
+"""The assertions of the tree's fuzzer; `test_tree_seeds.py` runs the same ones on the seeds.
 
-The tree is decoded in Python, so it has a fuzzer of its own beside the targets in Rust.
+The tree is decoded in Python, so its fuzzer is separate from the targets in Rust.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ if TYPE_CHECKING:
     from penstock._native import _Alias
 
 BYTES_PER_INPUT_BYTE = 256
-"""What a byte of input may cost on Python's heap. The dearest known, 135, is an empty
-array in an array: three bytes of text, and a node, its place among the children, its name, its
-value."""
+"""Heap bytes that a byte of input may cost. The most expensive known, 135, is an empty array in
+an array: three bytes of text, and a node, its place among the children, its name, its value."""
 
 BYTES_FIXED = 256 << 10
-"""What any input may cost: messages, and what a library caches when it is first asked."""
+"""Heap bytes that any input may cost: messages, and caches that a library fills once."""
 
 _LONG_BYTES = 64 << 10
 """Size of the tensor that a tree may turn into `bytes` and `bytearray`, which are copies."""
 _COPIES = 4
-"""One of each kind in the state that is filled, and in the one that fills it."""
+"""A `bytes` and a `bytearray` in the state that is filled, and in the state that fills it."""
 
-# Imports count as nobody's memory and nobody's time.
+# Imported here, so that no input is charged for their memory and time.
 dtypes.torch_dtypes()
 with suppress(PenstockError):
     dtypes.parse_numpy("bfloat16")
 
 _NAME_CHARS_PER_CHAR = 16
-"""Less than `penstock.inspect` allows, to leave the rest of the limit to others."""
+"""Less than `penstock.inspect` allows, to leave the rest of the limit to other allocations."""
 
 _PATH = "ckpt"
 _FILE = "part"
@@ -45,13 +44,13 @@ _PATTERNS = ("value", "*[a0]*")
 
 
 def check(data: bytes) -> None:
-    """Decodes a tree in every way: a value or an error of Penstock, in memory to match.
+    """Decodes a tree in every way: each gives a value or a Penstock error, in bounded memory.
 
     The first line is the name of an element type, any text as in a part; the tree follows.
     """
     name, _, text = data.decode("utf-8", "ignore").partition("\n")
     rows = _rows(name)
-    # Left on: CPython 3.11 loses some kilobytes each time that it is switched off.
+    # Never stopped: CPython 3.11 leaks some kilobytes each time that tracing stops.
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
@@ -64,7 +63,7 @@ def check(data: bytes) -> None:
 
 
 def _rows(dtype: str) -> list[references.Row]:
-    """Tensors as a part that was checked may list them: shapes and sizes agree, names are free."""
+    """Tensors as a valid part may list them: shapes and sizes agree, names are arbitrary."""
     entries: list[tuple[str, tuple[int, ...], int]] = [
         ("float32", (2, 3), 24),
         ("uint8", (_LONG_BYTES,), _LONG_BYTES),
@@ -87,7 +86,7 @@ def _places(rows: list[references.Row], memory: bytearray) -> dict[int, referenc
     return {index: (memory, row[4]) for index, row in enumerate(rows)}
 
 
-# What was read, and what is filled: apart, and outside of what an input is charged for.
+# Memory that was read, and memory to fill: distinct, and not charged to any input.
 _READ = bytearray(range(256)) * (_LONG_BYTES // 128)
 _FILLED = bytearray(len(_READ))
 
@@ -128,7 +127,7 @@ def _select(text: str, rows: list[references.Row]) -> None:
 
 
 def _fill(text: str, rows: list[references.Row]) -> None:
-    """As `penstock.load(into=…)` does, into a state that fits."""
+    """As `penstock.load(into=…)` does, with a matching state."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
     seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
@@ -165,11 +164,11 @@ class _TwoRanks:
 
 
 _BARE = ('{"a":{}}', '{"$":"dict","v":[]}')
-"""Trees that have a place for what others have beside them."""
+"""Trees into which tensors of other ranks can be merged."""
 
 
 def _look(text: str, rows: list[references.Row]) -> None:
-    """As `penstock.load` does with what many ranks have saved."""
+    """As `penstock.load` does with a checkpoint of several ranks."""
     checkpoint: Any = _TwoRanks((text, text), rows)
     seen = view(checkpoint, 1)
     needed = references.needed(seen.node, seen.tensors, seen.aliases)

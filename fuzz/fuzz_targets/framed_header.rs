@@ -1,4 +1,4 @@
-//! Any JSON as a shard's header, its length in front.
+//! Any JSON as a shard's header, preceded by its length.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

@@ -1,4 +1,4 @@
-//! Any bytes as the part of a whole checkpoint in memory.
+//! Any bytes as the part of a complete checkpoint in memory.
 #![no_main]
 
 use std::path::Path;
@@ -9,10 +9,10 @@ use penstock_fuzz::checks::open::Checkpoint;
 use penstock_fuzz::{bounded_beside, json};
 use tempfile::TempDir;
 
-/// An engine with its worker, the manifest around the part, the header of the shard.
+/// An engine with its worker, the manifest, and the header of the shard.
 const FIXED_BYTES: usize = 1 << 20;
 
-/// In memory where the system has a place for that. Left behind by a fuzzer that is killed.
+/// In memory if the system has a tmpfs there. A killed fuzzer leaves it behind.
 static CHECKPOINT: LazyLock<(TempDir, Checkpoint)> = LazyLock::new(|| {
     let root = tempfile::tempdir_in(Path::new("/dev/shm")).or_else(|_| tempfile::tempdir());
     let root = root.expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! Any files and any requests that lie in them as a load.
+//! A load of any requests from any files that contain them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any JSON under a right digest as a manifest.
+//! Any JSON with a correct digest as a manifest.
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};

@@ -1,10 +1,10 @@
-//! Mutations of JSON that leave it JSON: without them nearly every input ends in the parser of the
-//! text, and what is behind it sees few.
+//! Mutations of JSON that keep it valid JSON: without them the text parser rejects nearly every
+//! input, and the code behind it is hardly tested.
 
 use libfuzzer_sys::fuzzer_mutate;
 use serde_json::{Value, json};
 
-/// Mutates the text behind the first `skip` bytes, in half of the calls as JSON if it is any.
+/// Mutates the text after the first `skip` bytes; in half of the calls as JSON, if it is valid.
 ///
 /// For [`libfuzzer_sys::fuzz_mutator`]: returns the new size.
 pub fn mutate(data: &mut [u8], size: usize, size_max: usize, seed: u32, skip: usize) -> usize {
@@ -72,7 +72,7 @@ fn mutate_one(root: &mut Value, random: &mut Random) {
     }
 }
 
-/// The pointers (RFC 6901) of a value and of all inside it.
+/// The pointers (RFC 6901) of a value and of all values inside it.
 fn collect(value: &Value, pointer: &mut String, pointers: &mut Vec<String>) {
     pointers.push(pointer.clone());
     let length = pointer.len();
@@ -97,7 +97,7 @@ fn collect(value: &Value, pointer: &mut String, pointers: &mut Vec<String>) {
     }
 }
 
-/// SplitMix64: an input's mutation has to follow from the seed that libFuzzer gives.
+/// SplitMix64: a mutation must be determined by the seed that libFuzzer gives.
 struct Random(u64);
 
 impl Random {

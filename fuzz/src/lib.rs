@@ -1,5 +1,5 @@
-//! What every target runs in: a heap whose peak is held against the size of the input, and
-//! mutations that know JSON.
+//! Support for the fuzz targets: a heap whose peak is compared to the size of the input, and
+//! mutations of JSON.
 #![forbid(unsafe_code)]
 
 pub mod checks;
@@ -10,10 +10,10 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Bytes of heap that a byte of input may cost. The dearest is a number of a shape: two bytes of
-/// text, eight in a vector that doubles as it grows.
+/// Heap bytes that a byte of input may cost. The most expensive is a number of a shape: two bytes
+/// of text, eight in a vector that doubles as it grows.
 const HEAP_BYTES_PER_INPUT_BYTE: usize = 32;
-/// What any input may cost: messages, first capacities, the allocations of the checks.
+/// Heap bytes that any input may cost: messages, first capacities, the allocations of the checks.
 const HEAP_BYTES_FIXED: usize = 64 << 10;
 
 /// Runs a check on an input of that many bytes and asserts that its heap stayed in proportion.
@@ -21,7 +21,7 @@ pub fn bounded(input_bytes: usize, check: impl FnOnce()) {
     bounded_beside(0, input_bytes, check);
 }
 
-/// [`bounded`] for a check that needs so many bytes more whatever its input is.
+/// [`bounded`] for a check that needs `fixed_bytes` more for any input.
 pub fn bounded_beside(fixed_bytes: usize, input_bytes: usize, check: impl FnOnce()) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();

@@ -1,5 +1,5 @@
-//! The loop that is measured where an executor moves the bytes: one thread hands batches of requests
-//! over, the next before the last has ended.
+//! The measured loop of the executor method: one thread submits batches of requests, each before
+//! the last one has ended.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::job::{ALIGNMENT, Pattern};
 use crate::plan;
 use crate::worker::{Shared, Worker};
 
-/// Requests of a batch, of large ones fewer.
+/// Most requests of a batch; its bytes are limited too.
 const BATCH_REQUESTS_MAX: usize = 1024;
 const BATCH_BYTES_MAX: usize = 64 << 20;
 
-/// Batches that are under way at a time.
+/// Batches in flight.
 const UNDER_WAY: usize = 2;
 
 pub(crate) struct Batches {
     share: Share,
-    /// Of a batch each.
+    /// Memory of one batch each.
     free: Vec<Memory>,
     flying: VecDeque<Batch>,
     slot_bytes: usize,
-    /// Goes last: it finishes what was handed over.
+    /// Declared last, so that it is dropped last: dropping it finishes the submitted requests.
     executor: Executor,
 }
 
@@ -42,7 +42,7 @@ struct Batch {
 }
 
 impl Batches {
-    /// Starts an executor and takes memory.
+    /// Starts an executor and allocates memory.
     pub(crate) fn open(shared: &Shared<'_>) -> Result<Batches> {
         let job = shared.job;
         let slot_bytes = (job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize);
@@ -54,7 +54,7 @@ impl Batches {
             block_bytes: slot_bytes,
             ..ExecutorConfig::default()
         })?;
-        // As much as keeps the queue full, at least.
+        // At least enough memory to keep the queue full.
         let in_flight = job.depth * job.threads;
         let requests = (BATCH_BYTES_MAX / slot_bytes).clamp(1, BATCH_REQUESTS_MAX);
         let bytes = slot_bytes * requests.max(in_flight);
@@ -91,7 +91,7 @@ impl Batches {
         }
     }
 
-    /// The next batch; none where nothing is left to do.
+    /// Submits the next batch; `None` if no requests are left.
     fn hand_over(&self, worker: &mut Worker<'_>, memory: Memory) -> Result<Option<Batch>> {
         let shared = worker.shared;
         let slots = memory.len() / self.slot_bytes;

@@ -1,4 +1,4 @@
-//! Preparing a job, running it, and counting what it took.
+//! Prepares and runs a job, and measures it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, OnceLock};
@@ -18,7 +18,7 @@ use crate::outcome::{CufileCounts, Metadata, Outcome, Tally};
 use crate::plan::{Plan, Request};
 use crate::worker::{Shared, Worker};
 
-/// Memory that stands for tensors, at most: enough to be in no cache.
+/// Most memory that stands for tensors: too much for any cache.
 const SOURCE_BYTES_MAX: u64 = 512 << 20;
 
 /// A job whose files are open.
@@ -37,11 +37,11 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Makes the files to write, or opens those to read and has the kernel forget them.
+    /// Creates the files to write, or opens the files to read and drops their cached pages.
     ///
     /// # Errors
-    /// [`Error::Io`] from the file system, notably where a file to make is there already, or where
-    /// it has no direct I/O and that is asked for; and those of a driver, where the job has a device.
+    /// [`Error::Io`] from the file system, notably if a file to create exists, or if direct I/O
+    /// was requested and is not supported; and the driver's errors, if the job has a device.
     ///
     /// # Panics
     /// If the job does not pass [`Job::check`].
@@ -54,8 +54,8 @@ impl Bench {
         Bench::prepare_with(job, lane, cufile)
     }
 
-    /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares, and with
-    /// another cuFile.
+    /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares,
+    /// and with another cuFile.
     ///
     /// # Errors
     /// As [`prepare`](Bench::prepare).
@@ -85,7 +85,7 @@ impl Bench {
         };
         let tags = (0..).take(files.len());
         let tags = tags.map(|file| Tag::new(job.seed, process, file)).collect();
-        // Copies out of a device are in place of it.
+        // Copies from a device take the place of these copies.
         let copies = job.copies && lane.is_none();
         let source = match copies && job.pattern == Pattern::Write {
             true => Some(source(&job)?),
@@ -106,25 +106,26 @@ impl Bench {
         })
     }
 
-    /// Bytes that going over the files once moves.
+    /// Bytes of one pass over the files.
     pub fn bytes(&self) -> u64 {
         self.plan.bytes()
     }
 
-    /// What cuFile has counted until now, where it moves the bytes.
+    /// cuFile's counters, if it moves the bytes.
     fn counts(&self) -> Option<CuFileCounts> {
         self.cufile.as_ref()?.counts()
     }
 
-    /// Ends a run early; from any thread.
+    /// Ends a run early; callable from any thread.
     pub fn cancel(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Makes all requests, and syncs.
+    /// Makes all requests, then syncs.
     ///
     /// # Arguments
-    /// `start_at` is when to begin, in seconds of the monotonic clock; in the past, at once.
+    /// `start_at` is the time to begin, in seconds of the monotonic clock; a past time means at
+    /// once.
     ///
     /// # Errors
     /// [`Error::Io`] for the first request that failed, [`Error::Interrupted`] after a
@@ -183,7 +184,7 @@ impl Bench {
     }
 }
 
-/// Has threads make all requests, each its share.
+/// Runs all requests on threads, each with its share.
 fn run_workers(shared: &Shared<'_>, gate: &Gate, callers: usize) -> Vec<Result<Tally>> {
     thread::scope(|scope| {
         let shares = share(&shared.plan.requests, callers);
@@ -191,7 +192,7 @@ fn run_workers(shared: &Shared<'_>, gate: &Gate, callers: usize) -> Vec<Result<T
             .map(|requests| {
                 scope.spawn(move || {
                     let worker = Worker::new(shared, requests);
-                    // Nobody waits for one that is not there.
+                    // The other threads must not wait for a worker that could not be set up.
                     let worker = worker.inspect_err(|_| {
                         gate.pass();
                     })?;
@@ -208,11 +209,11 @@ fn run_workers(shared: &Shared<'_>, gate: &Gate, callers: usize) -> Vec<Result<T
     })
 }
 
-/// Where all threads of a process wait until all are ready and the time has come.
+/// Holds the threads of a process until all are ready and the start time has come.
 struct Gate {
     barrier: Barrier,
     start_at: f64,
-    /// The moment, on either clock, and the processor time until then.
+    /// The start time on both clocks, and the processor time until then.
     begun: OnceLock<(Instant, f64, f64)>,
 }
 
@@ -259,7 +260,7 @@ fn seconds(clock: ClockId) -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }
 
-/// The requests of each thread: neighbours stay together.
+/// Each thread's requests, which are consecutive.
 fn share(requests: &[Request], threads: usize) -> impl Iterator<Item = &[Request]> {
     (0..threads).map(move |thread| {
         let bound = |thread: usize| requests.len() * thread / threads;
@@ -272,7 +273,7 @@ fn open(job: &Job, plan: &Plan, metadata: &mut Metadata) -> Result<Vec<Arc<File>
     let mut files = Vec::with_capacity(plan.files.len());
     for planned in &plan.files {
         let file = match job.pattern {
-            // Of a shared one its first process makes the file, before the others come.
+            // The first process creates a shared file before the others open it.
             Pattern::Write if planned.is_shared && job.process > 0 => {
                 metadata.open += 1;
                 File::open_to_write(&planned.path, direct)?

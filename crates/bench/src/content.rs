@@ -1,9 +1,9 @@
-//! Bytes that say where they belong.
+//! File contents that identify their position.
 
 use crate::job::WORD_BYTES;
 use crate::plan::mix;
 
-/// What a file's content is made of: no two files have the same.
+/// Seed of a file's content, different for each file.
 #[derive(Clone, Copy)]
 pub(crate) struct Tag(u64);
 
@@ -12,7 +12,7 @@ impl Tag {
         Tag(mix(mix(seed) ^ (u64::from(process) << 32 | u64::from(file))))
     }
 
-    /// Fills `bytes`, which lie at `offset` of the file; both are whole words.
+    /// Fills `bytes` with the content at `offset` of the file; both are whole words.
     pub(crate) fn fill(self, bytes: &mut [u8], offset: u64) {
         let (words, rest) = bytes.as_chunks_mut();
         debug_assert!(rest.is_empty());
@@ -21,7 +21,7 @@ impl Tag {
         }
     }
 
-    /// Where in the file the first of `bytes` is that does not belong there.
+    /// Offset in the file of the first word of `bytes` that is wrong.
     pub(crate) fn check(self, bytes: &[u8], offset: u64) -> Option<u64> {
         let (words, _) = bytes.as_chunks();
         let mut numbered = words.iter().zip(offset / WORD_BYTES..);

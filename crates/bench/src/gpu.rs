@@ -1,7 +1,9 @@
-//! What lies between the host and a GPU, by the driver that everything else here uses, without PyTorch.
+//! Measures the path between the host and a GPU with the same driver as the rest of the engine,
+//! without PyTorch.
 //!
-//! [`Found`] says which driver and devices there are, [`link`](fn@link) how fast a device's copy engine is, [`pinning`]
-//! what it costs to pin memory, and [`self_test`] whether what is copied is what was there.
+//! [`Found`] lists the driver and its devices, [`link`](fn@link) measures the speed of a device's
+//! copy engine, [`pinning`] the cost of pinning memory, and [`self_test`] checks that copies
+//! arrive unchanged.
 
 mod found;
 mod link;

@@ -1,10 +1,10 @@
-//! What one process of a benchmark does.
+//! The work of one process of a benchmark.
 
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// Whatever a direct request has to be a multiple of, at most.
+/// Largest alignment that a direct request may need.
 pub const ALIGNMENT: u64 = 4096;
 
 /// How requests reach the kernel.
@@ -13,20 +13,20 @@ pub const ALIGNMENT: u64 = 4096;
 pub enum Method {
     /// `pread` and `pwrite`, one at a time on each thread.
     Posix,
-    /// The same by a pool of threads, for many in flight without a ring.
+    /// The same by a pool of threads, with many requests in flight but no ring.
     Threads,
     /// A ring on each thread.
     Uring,
-    /// The same, with buffers and files registered.
+    /// The same, with registered buffers and files.
     UringRegistered,
-    /// Requests by cuFile, one at a time on each thread; of a device alone.
+    /// Requests by cuFile, one at a time on each thread; only with a device.
     Cufile,
-    /// Batches of requests that an executor of as many threads gets from one.
+    /// Batches of requests that one thread submits to an executor with as many threads.
     Executor,
 }
 
 impl Method {
-    /// How many threads make requests, of a job that has so many.
+    /// How many of a job's threads make requests.
     pub(crate) fn callers(self, threads: usize) -> usize {
         match self {
             Method::Executor => 1,
@@ -35,80 +35,80 @@ impl Method {
     }
 }
 
-/// Which files the bytes lie in.
+/// Division of the bytes into files.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// One for each tensor.
+    /// One file for each tensor.
     FilePerTensor,
-    /// One for each process.
+    /// One file for each process.
     FilePerProcess,
-    /// One for all processes, in which each has a part of its own.
+    /// One file for all processes, each of which has a part of it.
     SharedFile,
 }
 
-/// What is asked of the files.
+/// Access pattern.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Everything is written, in order.
+    /// Writes everything, in order.
     Write,
-    /// Everything is read, in order.
+    /// Reads everything, in order.
     Read,
-    /// Blocks anywhere are read.
+    /// Reads blocks at random offsets.
     RandomRead,
 }
 
-/// What one process does, and which of how many it is.
+/// The work of one process.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// Where the files are.
+    /// Directory of the files.
     pub directory: PathBuf,
-    /// Which process this is.
+    /// Number of this process, from 0.
     pub process: u32,
-    /// How many there are.
+    /// Number of processes.
     pub processes: u32,
     /// How requests reach the kernel.
     pub method: Method,
-    /// Whether they go past the page cache.
+    /// Whether requests bypass the page cache.
     pub direct: bool,
-    /// Which files the bytes lie in.
+    /// Division of the bytes into files.
     pub layout: Layout,
-    /// Whether tensors are packed into blocks. Else a request never spans two tensors, and a direct
-    /// one is padded.
+    /// Whether tensors are packed into blocks. Otherwise a request never spans two tensors, and a
+    /// direct one is padded.
     pub aggregated: bool,
-    /// What is asked of the files.
+    /// Access pattern.
     pub pattern: Pattern,
     /// Bytes of each tensor of this process.
     pub tensors: Vec<u64>,
-    /// Whether tensors are copied from memory of their own into the buffers that are written.
+    /// Whether tensors are copied from memory of their own into the write buffers.
     pub copies: bool,
-    /// The largest request.
+    /// The largest request, in bytes.
     pub block_bytes: u32,
     /// Requests in flight on each thread.
     pub depth: usize,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
     /// Whether files are allocated before they are written.
     pub allocates: bool,
     /// Whether files are synced after they were written.
     pub syncs: bool,
-    /// Whether what is written says where it belongs, and what is read is checked for that.
+    /// Whether written content identifies its position, and is verified when read.
     pub verifies: bool,
-    /// After how long to stop, going over the files again and again until then; `None` to go over
-    /// them once.
+    /// Seconds after which to stop; the files are read or written repeatedly until then. `None`
+    /// for a single pass.
     pub seconds: Option<f64>,
-    /// The device whose memory bytes are read into or written from, through pinned memory; none for memory
-    /// of the host.
+    /// The device whose memory the bytes are read into or written from, through pinned memory;
+    /// `None` for host memory.
     #[serde(default)]
     pub device: Option<u32>,
-    /// Decides which blocks are read at random, and what is written.
+    /// Seed of the random offsets and of the content.
     pub seed: u64,
 }
 
 impl Job {
-    /// What the job cannot be.
+    /// Checks that the job can run.
     ///
     /// # Errors
     /// A sentence about the first setting that is out of bounds.
@@ -165,5 +165,5 @@ impl Job {
     }
 }
 
-/// Content is made and checked in words of this size.
+/// Content is generated and verified in words of this many bytes.
 pub(crate) const WORD_BYTES: u64 = 8;

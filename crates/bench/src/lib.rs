@@ -1,13 +1,13 @@
 //! Measuring workloads.
 //!
-//! A [`Job`](job::Job) says what one process does: which requests, of what size, by which system
-//! calls, on how many threads. [`plan`] lays them out, [`bench::Bench`] prepares the files and
-//! runs them, and an [`Outcome`](outcome::Outcome) has what came of it. The loop is as bare as that
-//! of fio, so that the two agree where they are told to do the same.
+//! A [`Job`](job::Job) describes the work of one process: requests, their sizes, system calls and
+//! threads. [`plan`] lays the requests out, [`bench::Bench`] prepares the files and runs the
+//! requests, and an [`Outcome`](outcome::Outcome) has the results. The measured loop does as
+//! little as fio's, so that both agree on the same workload.
 //!
-//! What lies between a disk and a GPU, [`gpu`] measures.
+//! [`gpu`] measures the path between the host and a GPU.
 //!
-//! Nothing here decides what is worth measuring, starts processes or draws: that is the caller's.
+//! Choosing workloads, starting processes and plotting is left to the caller.
 #![forbid(unsafe_code)]
 
 mod batches;

@@ -1,4 +1,4 @@
-//! The ways to move bytes that a thread can take.
+//! The I/O methods of a thread.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::outcome::Tally;
 use crate::staged::Staged;
 use crate::worker::Worker;
 
-/// Does everything, once `go` returns the moment to count from.
+/// Makes all requests, after `go` has returned the start time.
 pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Result<Tally> {
     if let Some(lane) = worker.shared.lane {
         return run_staged(worker, lane, go);
@@ -25,7 +25,7 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
         }
         Method::Threads | Method::Uring | Method::UringRegistered => {
             let engine = worker.open_engine();
-            // Whatever comes of it: the other threads wait for this one.
+            // Start even after a failure, because the other threads wait for this one.
             worker.start(go);
             worker.run_engine(engine?.as_mut())?;
         }
@@ -39,7 +39,7 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
     Ok(worker.tally)
 }
 
-/// The same where the bytes are a device's.
+/// The same for bytes in device memory.
 fn run_staged(
     mut worker: Worker<'_>,
     lane: &Arc<Lane>,

@@ -1,64 +1,64 @@
-//! What came of a job.
+//! The results of a job.
 
 use hdrhistogram::Histogram;
 use penstock_cuda::CuFileCounts;
 use serde::Serialize;
 
-/// How long a bucket of the timeline is.
+/// Length of a bucket of the timeline, in seconds.
 pub const BUCKET_SECONDS: f64 = 0.1;
 
-/// What one process did, and how long that took.
+/// The results of one process.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     /// Bytes moved.
     pub bytes: u64,
     /// Requests completed.
     pub requests: u64,
-    /// Transfers that the kernel cut short and that were carried on.
+    /// Short transfers, which were continued.
     pub short: u64,
-    /// When the first request was made, on the monotonic clock.
+    /// Time of the first request, in seconds of the monotonic clock.
     pub started_at: f64,
-    /// From then to the last completion.
+    /// Seconds from then to the last completion.
     pub seconds: f64,
-    /// What making, allocating or opening the files took before.
+    /// Seconds that creating, allocating and opening the files took beforehand.
     pub open_seconds: f64,
-    /// What syncing them took after.
+    /// Seconds that syncing them took afterwards.
     pub sync_seconds: f64,
-    /// Processor time of all threads from the first request to the end of the syncs.
+    /// Processor seconds of all threads from the first request to the end of the syncs.
     pub cpu_seconds: f64,
-    /// Nanoseconds that requests took, with how many took that long, in ascending order.
+    /// Latencies in nanoseconds with their counts, in ascending order.
     pub latencies: Vec<(u64, u64)>,
     /// Bytes completed in each tenth of a second.
     pub timeline: Vec<u64>,
-    /// Calls that concern files rather than bytes.
+    /// Calls about files rather than bytes.
     pub metadata: Metadata,
     /// How requests reached the kernel, in words.
     pub setup: String,
-    /// Whether they went past the page cache.
+    /// Whether they bypassed the page cache.
     pub is_direct: bool,
-    /// Why buffers and files are not registered, where that was asked for.
+    /// Why buffers and files are not registered, if that was requested.
     pub fallback: Option<String>,
-    /// Requests whose content was checked.
+    /// Requests whose content was verified.
     pub checked: u64,
-    /// The first bytes that were not what was written there: the file and the offset.
+    /// The first wrong bytes: the file and the offset.
     pub damaged: Option<(String, u64)>,
-    /// Which ways cuFile has gone, where it moved the bytes and counts them.
+    /// The paths that cuFile used, if it moved the bytes and counts them.
     pub cufile: Option<CufileCounts>,
 }
 
-/// How many requests of cuFile went which way.
+/// Requests of cuFile by path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CufileCounts {
-    /// From peer to peer.
+    /// Peer to peer.
     pub by_peers: u64,
     /// By `nvidia-fs`.
     pub by_module: u64,
-    /// Through memory of the host: compat mode.
+    /// Through host memory: compat mode.
     pub by_host: u64,
 }
 
 impl CufileCounts {
-    /// Those of now, less those of before.
+    /// The difference between two readings.
     pub(crate) fn since((now, before): (CuFileCounts, CuFileCounts)) -> CufileCounts {
         CufileCounts {
             by_peers: now.by_peers - before.by_peers,
@@ -68,22 +68,22 @@ impl CufileCounts {
     }
 }
 
-/// How often a file was made, opened, and so on.
+/// Counts of calls about files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Metadata {
-    /// Files made.
+    /// Files created.
     pub create: u64,
     /// Files opened.
     pub open: u64,
     /// Files allocated.
     pub allocate: u64,
-    /// Files cut to length or extended.
+    /// Files truncated or extended.
     pub truncate: u64,
     /// Files synced.
     pub sync: u64,
 }
 
-/// What one thread did.
+/// The results of one thread.
 pub(crate) struct Tally {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
@@ -123,7 +123,7 @@ impl Tally {
         self.timeline[bucket] += bytes;
     }
 
-    /// Adds another thread's.
+    /// Adds the results of another thread.
     pub(crate) fn add(&mut self, other: Tally) {
         self.bytes += other.bytes;
         self.requests += other.requests;
@@ -152,7 +152,7 @@ impl Tally {
     }
 }
 
-/// From 100 ns to an hour with three digits.
+/// From 100 ns to an hour with three significant digits.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(100, 3600 * 1_000_000_000, 3).expect("the bounds are in order")
 }

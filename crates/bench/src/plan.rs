@@ -1,30 +1,30 @@
-//! Where a job's requests go; pure.
+//! The layout of a job's requests; pure.
 
 use std::path::PathBuf;
 
 use crate::job::{ALIGNMENT, Job, Layout, Pattern, WORD_BYTES};
 
-/// One file of a process.
+/// A file of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its length once all processes have written.
     pub bytes: u64,
-    /// Whether another process makes it.
+    /// Whether several processes write it.
     pub is_shared: bool,
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Index of the file.
     pub file: u32,
     /// Bytes to move.
     pub bytes: u32,
-    /// Where in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Where its first byte is in the row of all tensors.
+    /// Position of its first byte in the concatenation of all tensors.
     pub start: u64,
 }
 
@@ -35,12 +35,12 @@ pub struct Plan {
     pub files: Vec<PlannedFile>,
     /// The requests, in order.
     pub requests: Vec<Request>,
-    /// Where each tensor ends in the row of all.
+    /// The end of each tensor in the concatenation of all.
     pub ends: Vec<u64>,
 }
 
 impl Plan {
-    /// Lays a job out.
+    /// Lays out a job.
     pub fn new(job: &Job) -> Plan {
         let alignment = if job.direct { ALIGNMENT } else { WORD_BYTES };
         let mut plan = Plan {
@@ -75,7 +75,7 @@ impl Plan {
                     (format!("tensor-{:05}-{index:06}.bin", job.process), 1, 0)
                 }
             };
-            // Processes of one benchmark have about the same; a whole block keeps them apart.
+            // The parts of one file have similar sizes; whole blocks keep them apart.
             let stride = part_bytes.next_multiple_of(u64::from(job.block_bytes).max(ALIGNMENT));
             let base = stride * u64::from(part);
             plan.files.push(PlannedFile {
@@ -106,7 +106,7 @@ impl Plan {
         self.requests.iter().map(bytes).sum()
     }
 
-    /// Cuts a run of bytes into requests.
+    /// Divides a range of bytes into requests.
     fn cut(&mut self, job: &Job, file: u32, base: u64, start: u64, bytes: u64, alignment: u64) {
         let block_bytes = u64::from(job.block_bytes);
         let mut done = 0;
@@ -122,11 +122,12 @@ impl Plan {
         }
     }
 
-    /// As many whole blocks anywhere as there are requests in order.
+    /// Replaces the requests by as many whole blocks at random offsets.
     fn scatter(&mut self, job: &Job) {
         let block_bytes = job.block_bytes;
         let mut whole = std::mem::take(&mut self.requests);
-        // What is left of a file behind its last whole block is not asked for, where there are any.
+        // The rest of a file after its last whole block is left out, unless no file has a whole
+        // block.
         if whole.iter().any(|request| request.bytes == block_bytes) {
             whole.retain(|request| request.bytes == block_bytes);
         }
@@ -136,7 +137,7 @@ impl Plan {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): fast, and enough for spreading requests.
+/// SplitMix64 (Steele, Lea and Flood 2014): fast, and random enough for offsets.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! The loop that is measured where the bytes are a device's: they go through pinned memory, by its copy engine.
+//! The measured loop for device memory: bytes pass through pinned memory, copied by the device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::content::Tag;
 use crate::plan::Request;
 use crate::worker::{TURN, Worker};
 
-/// Memory of a device for as many requests as a worker has under way.
+/// Device memory for a worker's requests in flight.
 pub(crate) struct Staged {
     block: DeviceBlock,
     slot_bytes: usize,
 }
 
-/// A request that a device copies for, before it is written or after it was read.
+/// A request whose bytes are being copied by the device, before a write or after a read.
 struct Copying {
     slot: usize,
     request: Request,
@@ -28,7 +28,7 @@ struct Copying {
 }
 
 impl Staged {
-    /// Takes memory on both sides for a worker's requests, with something in it.
+    /// Allocates memory on both sides for a worker's requests, and fills it.
     pub(crate) fn open(lane: &Arc<Lane>, worker: &mut Worker<'_>) -> Result<Staged> {
         let (slot_bytes, depth) = (worker.slot_bytes(), worker.depth());
         let pool = Pool::pinned(slot_bytes, slot_bytes * depth, lane.device());
@@ -55,7 +55,7 @@ impl Staged {
         Ok(self.block.read(slot * bytes, buf, whole(bytes))?)
     }
 
-    /// Gives the device what a request writes, where that matters.
+    /// Fills the device memory that a request writes, if its content is verified.
     fn fill(
         &self,
         worker: &Worker<'_>,
@@ -72,7 +72,7 @@ impl Staged {
         Ok(buf)
     }
 
-    /// Looks at what the device has of a request that was read, where that is asked for.
+    /// Verifies the device memory of a request that was read, if the job asks for it.
     fn check(
         &self,
         worker: &mut Worker<'_>,
@@ -90,7 +90,7 @@ impl Staged {
         Ok(buf)
     }
 
-    /// One request after the other, with its copy.
+    /// Makes one request at a time, with its copy.
     pub(crate) fn run_blocking(&self, worker: &mut Worker<'_>) -> Result<()> {
         let mut buf = worker.free.pop().expect("one for each request in flight");
         while let Some(request) = worker.next() {
@@ -110,7 +110,7 @@ impl Staged {
         Ok(())
     }
 
-    /// One request after the other by cuFile, which needs no memory of the host from here.
+    /// Makes one request at a time by cuFile, which needs no host memory from here.
     pub(crate) fn run_cufile(&self, worker: &mut Worker<'_>) -> Result<()> {
         let mut buf = worker.free.pop().expect("one for each request in flight");
         while let Some(request) = worker.next() {
@@ -138,7 +138,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Many at a time: what is copied and what is read or written are under way together.
+    /// Makes many requests at a time, with copies and I/O in flight together.
     pub(crate) fn run_engine(
         &self,
         worker: &mut Worker<'_>,
@@ -177,16 +177,16 @@ impl Staged {
 
 struct Queue<'a> {
     staged: &'a Staged,
-    /// By slots.
+    /// Requests being read or written, by slot.
     reading_or_writing: Vec<Option<(Request, Instant)>>,
-    /// Those that nothing is under way in.
+    /// Free slots.
     slots: Vec<usize>,
-    /// In the order in which the device makes them.
+    /// Copies in flight, in the device's order.
     copying: VecDeque<Copying>,
 }
 
 impl Queue<'_> {
-    /// Begins the next request; false where there is no room for one, or none left.
+    /// Begins the next request; false if there is no free slot or no request left.
     fn begin(&mut self, worker: &mut Worker<'_>, engine: &mut dyn Engine) -> Result<bool> {
         if self.slots.is_empty() {
             return Ok(false);
@@ -234,7 +234,7 @@ impl Queue<'_> {
             .expect("there is a slot for it");
     }
 
-    /// Goes on with a request that was read or written.
+    /// Continues a request whose read or write has completed.
     fn completed(&mut self, worker: &mut Worker<'_>, completion: Completion) -> Result<()> {
         let slot = completion.token as usize;
         let begun = self.reading_or_writing[slot].take();
@@ -263,7 +263,7 @@ impl Queue<'_> {
         ended
     }
 
-    /// Goes on with requests that were copied; waits for the first, where nothing else is to be done.
+    /// Continues requests that were copied; with `waits`, waits for the first.
     fn copied(
         &mut self,
         worker: &mut Worker<'_>,

@@ -1,4 +1,4 @@
-//! One thread of a job: the loop that is measured.
+//! One thread of a job: the measured loop.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::job::{ALIGNMENT, Job, Method, Pattern};
 use crate::outcome::Tally;
 use crate::plan::{Plan, Request};
 
-/// How long a thread waits before it looks whether it is to stop.
+/// How often a thread checks whether to stop.
 pub(crate) const TURN: Duration = Duration::from_millis(100);
 
-/// What all threads of a process share.
+/// The state that all threads of a process share.
 pub(crate) struct Shared<'a> {
     pub(crate) job: &'a Job,
     pub(crate) plan: &'a Plan,
     pub(crate) files: &'a [Arc<File>],
     pub(crate) tags: &'a [Tag],
-    /// Memory of the tensors, shorter than these: it is gone over again and again.
+    /// Memory that stands for the tensors, shorter than these and used repeatedly.
     pub(crate) source: Option<&'a Memory>,
-    /// Of the device whose memory bytes come from or go to.
+    /// The streams of the device whose memory is used.
     pub(crate) lane: Option<&'a Arc<Lane>>,
-    /// The files as cuFile knows them, where it moves the bytes.
+    /// cuFile's handles of the files, if it moves the bytes.
     pub(crate) handles: &'a [CuFileHandle],
     pub(crate) stop: &'a AtomicBool,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// Takes memory for its requests, unless whoever makes them has memory of its own.
+    /// Allocates buffers for its requests, unless the method has memory of its own.
     pub(crate) fn new(shared: &'a Shared<'a>, requests: &'a [Request]) -> Result<Worker<'a>> {
         let mut worker = Worker {
             shared,
@@ -67,12 +67,12 @@ impl<'a> Worker<'a> {
         Ok(worker)
     }
 
-    /// Memory of a request.
+    /// Bytes of a request's buffer.
     pub(crate) fn slot_bytes(&self) -> usize {
         (self.shared.job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize)
     }
 
-    /// Requests in flight: more than there is to do at a time would never be used.
+    /// Requests in flight: at most as many as the thread has.
     pub(crate) fn depth(&self) -> usize {
         let depth = self.shared.job.depth;
         match self.shared.job.seconds {
@@ -117,7 +117,7 @@ impl<'a> Worker<'a> {
         Ok(engine)
     }
 
-    /// The next request, until all are made or the time is over.
+    /// The next request; `None` after the last, or once the time is over.
     pub(crate) fn next(&mut self) -> Option<Request> {
         if self.shared.stop.load(Ordering::Relaxed) {
             return None;
@@ -135,7 +135,7 @@ impl<'a> Worker<'a> {
         Some(request)
     }
 
-    /// Gives a buffer what a request writes.
+    /// Sets the bytes that a request writes.
     pub(crate) fn fill(&self, request: &Request, buf: &mut IoBuf) {
         buf.set_len(request.bytes as usize);
         if !self.is_write() {
@@ -169,7 +169,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Counts what is done.
+    /// Counts a completed request.
     pub(crate) fn count(&mut self, moved: usize, begun: Instant) {
         let now = Instant::now();
         let nanoseconds = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
@@ -177,7 +177,7 @@ impl<'a> Worker<'a> {
         self.tally.count(moved as u64, nanoseconds, elapsed);
     }
 
-    /// Looks at what was read, where that is asked for.
+    /// Verifies the bytes that were read, if the job asks for it.
     pub(crate) fn check(&mut self, request: &Request, moved: usize, buf: &[u8]) {
         let job = self.shared.job;
         if job.verifies && job.pattern != Pattern::Write {
@@ -207,7 +207,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// One request by `pread` or `pwrite`, carried on where it is cut short.
+    /// Makes one request by `pread` or `pwrite`, continuing short transfers.
     pub(crate) fn transfer(&mut self, request: &Request, buf: &mut IoBuf) -> Result<usize> {
         let file = &self.shared.files[request.file as usize];
         let is_write = self.is_write();
@@ -295,10 +295,10 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Memory for requests that are under way at a time.
+/// Buffers for the requests in flight.
 fn buffers(slot_bytes: usize, depth: usize, seed: u64) -> Result<Vec<IoBuf>> {
     let mut memory = Memory::allocate(slot_bytes * depth)?;
-    // In place before anything is timed, and not all zeros, which some devices do not write.
+    // Allocated before the measurement, and not all zeros, which some devices do not store.
     Tag::new(seed, u32::MAX, 0).fill(memory.as_mut_slice(), 0);
     let (_, mut rest) = memory.share();
     let mut buffers = Vec::with_capacity(depth);

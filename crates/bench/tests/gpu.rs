@@ -1,4 +1,4 @@
-//! What is measured between the host and a device, on the driver for tests.
+//! Measurements between the host and a device, with the test driver.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use penstock_cuda_fake::{Control, Leaks};
 use penstock_io::buffer::Lane;
 use penstock_store::Result;
 
-/// The driver, and a device of it; one test at a time has them.
+/// The test driver and its device, for one test at a time.
 struct Machine {
     control: Control,
     lane: Arc<Lane>,
@@ -39,7 +39,7 @@ fn machine() -> MutexGuard<'static, Machine> {
 }
 
 impl Machine {
-    /// What is not let go of but the lane.
+    /// Everything not released, except for the streams.
     fn left(&self) -> Leaks {
         let left = self.control.leaks();
         Leaks {
@@ -220,7 +220,7 @@ fn what_a_device_writes_is_read_back_by_it_and_by_the_host() {
                     })
                     .unwrap();
                 assert_eq!((found.damaged, found.checked), (None, found.requests));
-                // At random, whole blocks alone.
+                // Random reads are whole blocks.
                 assert!(found.bytes <= outcome.bytes && found.bytes > outcome.bytes / 2);
                 let counted: u64 = found.latencies.iter().map(|&(_, count)| count).sum();
                 assert_eq!(counted, found.requests);

@@ -1,4 +1,4 @@
-//! Jobs of every kind on real files, and what their plans promise.
+//! Jobs of every kind on real files, and the properties of their plans.
 
 use std::path::Path;
 
@@ -61,7 +61,7 @@ fn has_uring() -> bool {
         .is_ok()
 }
 
-/// On a disk, as tmpfs may have no direct I/O.
+/// On a disk, because tmpfs may not support direct I/O.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -264,13 +264,13 @@ proptest! {
             let bytes = u64::from(request.bytes);
             prop_assert!(bytes > 0 && request.bytes <= block_bytes);
             let file = request.file as usize;
-            // In order, apart, and inside of the file.
+            // In order, without overlap, and inside the file.
             prop_assert!(request.offset >= ends[file]);
             ends[file] = request.offset + bytes;
             prop_assert!(ends[file] <= plan.files[file].bytes);
             let alignment = if direct { ALIGNMENT } else { 8 };
             prop_assert!(request.offset.is_multiple_of(alignment) && bytes.is_multiple_of(alignment));
-            // What is before was asked for: a request begins where the last one's data ended.
+            // No byte is left out: a request begins no later than the previous one's data ended.
             prop_assert!(request.start <= start);
             start = start.max(request.start + bytes);
             if !aggregated {

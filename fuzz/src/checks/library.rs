@@ -1,4 +1,4 @@
-//! The parser of headers held against that of the safetensors library: one set of rules.
+//! Compares our parser of headers with the safetensors library's: both have the same rules.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use penstock_store::format::header::{Header, InvalidHeader, parse_header};
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
-/// Any text as the header of a file, its length in front, with as many bytes of data as the first
-/// eight bytes of the input say: both parsers refuse it, or read the same from it, but for what
-/// `docs/format.md` lists in 5.7.
+/// Any text as the header of a file, preceded by its length, with as many bytes of data as the
+/// first eight bytes of the input say: both parsers refuse it or read the same from it, except for
+/// the differences listed in `docs/format.md`, section 5.7.
 pub fn same(input: &[u8]) {
     let Some((data_bytes, text)) = input.split_first_chunk() else {
         return;
@@ -20,7 +20,7 @@ pub fn same(input: &[u8]) {
         return;
     };
     agree(parse_header(&start, file_bytes), of_text(text, data_bytes));
-    // A whole file goes through the call that readers make.
+    // The call that the library's readers make takes a whole file.
     let parsed = parse_header(&start, start.len() as u64);
     agree(
         parsed,
@@ -30,7 +30,7 @@ pub fn same(input: &[u8]) {
     );
 }
 
-/// The metadata that the library reads from a header, where its tensors fill the data.
+/// The metadata that the library reads from a header, if its tensors fill the data.
 fn of_text(text: &[u8], data_bytes: u64) -> Option<Metadata> {
     let metadata: Metadata = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     (metadata.data_len() as u64 == data_bytes).then_some(metadata)

@@ -1,4 +1,4 @@
-//! What the targets assert of an input. `crates/store/tests/load/corpus.rs` includes this file, so that
+//! The assertions of the fuzz targets. `crates/store/tests/load/corpus.rs` includes this file, so
 //! the ordinary tests run the same checks on the seeds.
 
 pub mod library;
@@ -21,10 +21,10 @@ pub fn manifest(text: &[u8]) {
     drop(Manifest::parse(text, Path::new("ckpt")));
 }
 
-/// Any JSON under a right digest: what an attacker who can compute a CRC would write.
+/// Any JSON with a correct digest: the input of an attacker who can compute a CRC.
 ///
-/// The digest stands before everything else in [`Manifest::parse`], and a fuzzer never guesses it.
-/// What is accepted must make a manifest that says the same.
+/// [`Manifest::parse`] verifies the digest first, and a fuzzer never guesses it. An accepted text
+/// must encode to a manifest with the same content.
 pub fn stamped_manifest(unstamped: &[u8]) {
     let Ok(manifest) = Manifest::parse(&stamp(unstamped), Path::new("ckpt")) else {
         return;
@@ -40,7 +40,7 @@ pub fn stamped_manifest(unstamped: &[u8]) {
     assert_eq!(again.stamp(), manifest.stamp());
 }
 
-/// A manifest's text with the right digest at its end.
+/// Appends the correct digest to a manifest's text.
 pub fn stamp(unstamped: &[u8]) -> Vec<u8> {
     let body = unstamped.strip_suffix(b"}").unwrap_or(unstamped);
     let mut text = body.to_vec();
@@ -48,7 +48,7 @@ pub fn stamp(unstamped: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Any bytes as a part: refused, or every number in it keeps its promise.
+/// Any bytes as a part: refused, or every number in it is in its bounds.
 pub fn part(text: &[u8]) {
     let Ok(part) = Part::parse(text, Path::new("ckpt"), "part", ATTEMPT, 0) else {
         return;
@@ -104,8 +104,8 @@ pub fn header(file: &[u8]) {
     assert_eq!(header.data_start + held, file.len() as u64);
 }
 
-/// Any JSON as a shard's header, with the length in front and a file that is as long as the first
-/// eight bytes of the input say: the code behind those checks.
+/// Any JSON as a shard's header, preceded by its length, in a file as long as the first eight
+/// bytes of the input say: tests the code behind the checks of both lengths.
 pub fn framed_header(input: &[u8]) {
     let Some((data_bytes, text)) = input.split_first_chunk() else {
         return;
@@ -117,7 +117,7 @@ pub fn framed_header(input: &[u8]) {
     let Ok(header) = parse_header(&start, file_bytes) else {
         return;
     };
-    // What was accepted can be written, and says the same.
+    // An accepted header can be encoded, with the same content.
     let tensors = || {
         header
             .tensors

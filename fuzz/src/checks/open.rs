@@ -1,7 +1,7 @@
-//! A whole checkpoint around any part: opened, loaded and verified.
+//! A complete checkpoint around any part: opened, loaded and verified.
 //!
-//! The manifest vouches for whatever the part is. The shards never change: a part can name them,
-//! and then describe their bytes as it likes.
+//! The manifest has the part's digest, whatever the part is. The shards never change: a part can
+//! name them and describe their bytes in any way.
 
 use std::collections::HashMap;
 use std::fs;
@@ -28,7 +28,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Writes the shards into a directory that is there: one of two chunks, one without tensors.
+    /// Writes the shards into an existing directory: one with two chunks, one without tensors.
     pub fn new(path: &Path) -> Checkpoint {
         let name = |index| format!("shard-00000-{index:02}.{ATTEMPT}.safetensors");
         let whole = shard(&[("a", 8192), ("b", (1 << 20) + 100), ("c", 28)]);
@@ -40,8 +40,8 @@ impl Checkpoint {
         Checkpoint { path, shards }
     }
 
-    /// Opens the checkpoint with this text as its part; what opens has to load as what the shards
-    /// hold, and verify must have an answer. Tells whether it loaded.
+    /// Opens the checkpoint with this text as its part; tensors that load must have the shards'
+    /// bytes, and verify must return an answer. Returns whether the checkpoint loaded.
     pub fn check(&self, part: &[u8]) -> bool {
         let file = format!("part-00000.{ATTEMPT}.json");
         let manifest = format!(
@@ -62,7 +62,7 @@ impl Checkpoint {
         let opened = checkpoint::Checkpoint::open(&self.path);
         let loads = opened.is_ok_and(|opened| self.loads(&opened, &options));
         match verify(&self.path, &options, &Progress::default()) {
-            // What takes a newer version to read is not read.
+            // A part that needs a newer version is refused.
             Ok(_) | Err(Error::Unknown { .. } | Error::Version { .. }) => {}
             Err(error) => panic!("an answer, and not: {error}"),
         }
@@ -104,7 +104,7 @@ fn bytes_of<'a>(loaded: &'a Loaded, placement: &Placement, tensor: &TensorEntry)
     }
 }
 
-/// A shard of `uint8` tensors whose bytes tell where they are.
+/// A shard of `uint8` tensors whose bytes identify their position.
 fn shard(tensors: &[(&str, u64)]) -> Vec<u8> {
     let mut begin = 0;
     let entries = tensors.iter().map(|&(name, bytes)| {

@@ -1,4 +1,4 @@
-//! Loads made of bytes, and what every plan for one has to promise.
+//! Loads decoded from bytes, and the properties of every read plan.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use penstock_store::plan::read::{
     Destination, FileFacts, Goal, Item, Owner, Placement, ReadPlan, Request, plan,
 };
 
-/// Extents that all files have together at most: a plan is as long as what it reads.
+/// Most extents of all files together, because a plan is as long as the data it reads.
 const EXTENTS_MAX: u64 = 1024;
-/// What fresh memory may have beside a request: a gap of a page to its neighbour, or the rest of
-/// the pages that its two ends lie on.
+/// Most fresh memory in addition to a request: a gap of a page to its neighbour, or the rest of
+/// the pages at its two ends.
 const OVERHEAD_BYTES_PER_REQUEST: u64 = 2 * PAGE_BYTES;
-/// What a segment holds of several requests, unless more than 64 GiB are asked for.
+/// Most bytes of several requests in one segment, for loads up to 64 GiB.
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 /// See `STAGING_SLACK_BYTES` of `options.rs`.
 const STAGING_SLACK_BYTES: u64 = 64 << 10;
 const RECORD_BYTES: usize = 8;
 
-/// What a part and a caller may ask of [`plan`].
+/// Any arguments that a part and a caller may give to [`plan`].
 #[derive(Debug)]
 pub struct Load {
     files: Vec<FileFacts>,
@@ -29,10 +29,11 @@ pub struct Load {
 }
 
 impl Load {
-    /// Reads a load from records of eight bytes: one about the whole, then one a request.
+    /// Decodes a load from records of eight bytes: one for the whole load, then one for each
+    /// request.
     ///
-    /// A request is flags, how far gap and length are shifted, gap, length and address. Every
-    /// input is a valid load: requests lie inside their files and do not overlap.
+    /// A request is flags, the shifts of gap and length, gap, length and address. Every input is a
+    /// valid load: requests are inside their files and do not overlap.
     pub fn decode(input: &[u8]) -> Load {
         let (records, _) = input.as_chunks::<RECORD_BYTES>();
         let (&[flags, extent, tail_low, tail_high, shift, ..], records) =
@@ -48,7 +49,7 @@ impl Load {
             bytes: 0,
             offset_alignment,
             memory_alignment,
-            // As objects are, which have no alignment.
+            // Like objects, which have no alignment.
             is_elsewhere: flags & 8 == 8 && offset_alignment == 1,
         };
         let mut load = Load {
@@ -80,7 +81,7 @@ impl Load {
             let file = load.files.len() - 1;
             let at = &mut load.files[file].bytes;
             *at += take(number(gap_low, gap_high) << (shifts & 15));
-            // Shifted by two for each step: beyond a certain size segments grow.
+            // Each step shifts by two bits, because segments grow beyond a certain size.
             let start = *at;
             *at += take(number(low, high) << (shifts >> 4 << 1));
             let address = number(address_low, address_high) as usize;
@@ -93,7 +94,7 @@ impl Load {
                     _ => Goal::Fresh,
                 },
             };
-            // Callers ask in any order.
+            // Callers pass requests in any order.
             let place = if flags & 4 == 4 {
                 address % (load.requests.len() + 1)
             } else {
@@ -107,7 +108,7 @@ impl Load {
         load
     }
 
-    /// About how long the part of such a checkpoint is: what a plan's memory is held against.
+    /// Approximate length of such a checkpoint's part, to which a plan's memory is compared.
     pub fn part_bytes(&self) -> usize {
         const TENSOR_BYTES: usize = 55;
         const CHUNK_DIGEST_BYTES: u64 = 19;
@@ -119,7 +120,7 @@ impl Load {
         self.requests.len() * TENSOR_BYTES + (chunks * CHUNK_DIGEST_BYTES) as usize
     }
 
-    /// Plans the load and asserts what the plan promises.
+    /// Plans the load and checks the plan's properties.
     pub fn check(&self) {
         let plan = plan(
             &self.files,
@@ -133,7 +134,8 @@ impl Load {
         self.check_windows(&plan);
     }
 
-    /// Items are whole chunks in order, inside extent and file, and all of their bytes are pieces.
+    /// Items are whole chunks in order, inside extent and file, and pieces cover all of their
+    /// bytes.
     fn check_items(&self, plan: &ReadPlan) {
         let mut ends = vec![0; self.files.len()];
         let mut last = 0;
@@ -185,7 +187,7 @@ impl Load {
         }
     }
 
-    /// Each byte of a request is in one piece, which goes where the placement says.
+    /// Each byte of a request is in one piece, whose destination is that of the placement.
     fn check_placements(&self, plan: &ReadPlan) {
         assert_eq!(plan.placements.len(), self.requests.len());
         let pieces: Vec<(usize, &Range<u64>, Destination)> = plan
@@ -232,7 +234,7 @@ impl Load {
         }
     }
 
-    /// Fresh memory is in proportion to what was asked for.
+    /// Fresh memory is in proportion to the requests.
     fn check_segments(&self, plan: &ReadPlan) {
         let fresh = self
             .requests
@@ -264,8 +266,8 @@ impl Load {
         assert!(bytes <= most, "{bytes} bytes of segments, {most} allowed");
     }
 
-    /// What the pipeline does with a plan is possible: memory is handed out from front to back,
-    /// direct reads stay in their own memory, staging fits its buffer.
+    /// The pipeline can execute the plan: memory is handed out from front to back, direct reads
+    /// stay in their own memory, staging fits its buffer.
     fn check_windows(&self, plan: &ReadPlan) {
         let mut segments: Vec<u64> = plan.segments.iter().map(|s| s.mirror.start).collect();
         let mut targets: Vec<u64> = self.requests.iter().map(|r| r.range.start).collect();

@@ -1,45 +1,45 @@
-//! Which driver and devices there are.
+//! Finds the driver and its devices.
 
 use penstock_cuda::{Driver, Error, Library};
 use serde::Serialize;
 
-/// A driver, found or not, and usable or not.
+/// A driver: whether it was found, and whether it is usable.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {
-    /// Where it is looked for: a path, or a name that the loader knows.
+    /// The path or library name that the loader tries.
     pub path: String,
-    /// Whether there is one.
+    /// Whether the library was found.
     pub is_found: bool,
-    /// The version of CUDA that it is made for, where it is found.
+    /// The CUDA version that the driver supports, if it was found.
     pub version: Option<String>,
-    /// Why it cannot be used, where it cannot.
+    /// Why the driver is unusable, if it is.
     pub problem: Option<String>,
-    /// How many devices it has.
+    /// Number of devices.
     pub device_count: u32,
-    /// Those of them that were looked at.
+    /// The devices that were examined.
     pub devices: Vec<DeviceFound>,
 }
 
-/// One device, usable or not.
+/// A device, usable or not.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceFound {
     /// Its number in this process.
     pub ordinal: u32,
-    /// What its maker calls it.
+    /// Its product name.
     pub name: String,
-    /// Where on the bus it is, in lower case.
+    /// Its PCI bus address, in lower case.
     pub pci_bus_id: String,
-    /// Memory that is free.
+    /// Free memory in bytes.
     pub free_bytes: usize,
-    /// All of its memory.
+    /// Total memory in bytes.
     pub total_bytes: usize,
-    /// Why it cannot be used, where it cannot; nothing else is known then.
+    /// Why the device is unusable, if it is; only its number is then known.
     pub problem: Option<String>,
 }
 
 impl Found {
-    /// Looks for the driver that this process shares, and at one of its devices, or all. Whoever is looked
-    /// at makes a context, which takes its time and some of its memory.
+    /// Finds the driver that this process shares, and examines one of its devices, or all. Each
+    /// examined device gets a context, which takes time and some of its memory.
     pub fn look(only: Option<u32>) -> Found {
         let path = Driver::path();
         let mut found = Found {

@@ -1,4 +1,4 @@
-//! How fast a device's copy engine is, in either direction and in both.
+//! Speed of a device's copy engine, in each direction and in both.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use penstock_io::Result;
 use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Moving, Pool};
 use serde::{Deserialize, Serialize};
 
-/// Of a window: one is queued while the other is copied, so that the link is never idle.
+/// Buffers of a window: one is queued while the other is copied, so that the link is never idle.
 const HALVES: usize = 2;
 
-/// Which way bytes go.
+/// Direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
@@ -19,30 +19,30 @@ pub enum Way {
     ToDevice,
     /// From the device to the host.
     ToHost,
-    /// As many both ways, at the same time.
+    /// Both at once, with as many bytes each.
     Both,
 }
 
-/// What is measured of a link.
+/// Parameters of a link measurement.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkJob {
-    /// Sizes of copies.
+    /// Sizes of copies, in bytes.
     pub block_bytes: Vec<usize>,
-    /// Which ways.
+    /// Directions.
     pub ways: Vec<Way>,
-    /// Queued by one call or by a call for each.
+    /// Whether copies are queued by one call for many, or by a call for each.
     pub is_batched: Vec<bool>,
-    /// Memory on either side of each way that is copied over and over.
+    /// Memory on either side of each direction that is copied repeatedly, in bytes.
     pub window_bytes: usize,
-    /// How long each figure is measured for.
+    /// Seconds for each figure.
     pub seconds: f64,
-    /// How often each figure is measured.
+    /// Measurements of each figure.
     pub rounds: usize,
 }
 
 impl LinkJob {
-    /// What the job cannot be.
+    /// Checks that the job can run.
     ///
     /// # Errors
     /// A sentence about the first setting that is out of bounds.
@@ -70,32 +70,33 @@ impl LinkJob {
     }
 }
 
-/// What a link gives to copies of one kind.
+/// Speed of copies of one kind.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rate {
-    /// Which way.
+    /// Direction.
     pub way: Way,
-    /// Of a copy.
+    /// Bytes of a copy.
     pub block_bytes: usize,
-    /// Whether copies were queued many by one call.
+    /// Whether one call queued many copies.
     pub is_batched: bool,
-    /// GB/s of each round, of both ways together.
+    /// GB/s in each round, summed over both directions.
     pub gb_per_second: Vec<f64>,
 }
 
-/// What was measured of a link.
+/// Results of a link measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Link {
-    /// In rounds each figure was measured once, before any was again.
+    /// One figure per kind of copy; each round measures every figure once.
     pub rates: Vec<Rate>,
-    /// Why memory of the host was not pinned, where it was not: rates are those of pageable memory then.
+    /// Why host memory could not be pinned, if so: the rates are then those of pageable memory.
     pub unpinned: Option<String>,
 }
 
-/// Measures a link, with memory that is pinned as that of saves and loads is.
+/// Measures a link, with host memory pinned as for saves and loads.
 ///
 /// # Errors
-/// [`Error::Cuda`](penstock_io::Error::Cuda), and [`Error::OutOfMemory`](penstock_io::Error::OutOfMemory).
+/// [`Error::Cuda`](penstock_io::Error::Cuda), and
+/// [`Error::OutOfMemory`](penstock_io::Error::OutOfMemory).
 ///
 /// # Panics
 /// If the job does not pass [`LinkJob::check`].
@@ -104,7 +105,7 @@ pub fn link(lane: &Arc<Lane>, job: &LinkJob) -> Result<Link> {
         panic!("{problem}");
     }
     let half = job.window_bytes / HALVES;
-    // Of either way a window of its own.
+    // Each direction has a window of its own.
     let pool = Pool::pinned(half, 2 * HALVES * half, lane.device());
     let mut sides = [
         Side::open(lane, &pool, half, Way::ToDevice)?,
@@ -142,14 +143,14 @@ pub fn link(lane: &Arc<Lane>, job: &LinkJob) -> Result<Link> {
     Ok(Link { rates, unpinned })
 }
 
-/// One way, with memory for it.
+/// A direction, with its memory.
 struct Side {
     way: Way,
     block: DeviceBlock,
     half_bytes: usize,
-    /// Halves that are not copied, by their numbers.
+    /// Buffers that are not being copied, by number.
     idle: Vec<(usize, IoBuf)>,
-    /// Those that are, in order.
+    /// Buffers that are being copied, in order.
     moving: VecDeque<(usize, Moving)>,
 }
 
@@ -183,7 +184,7 @@ impl Side {
         Ok(())
     }
 
-    /// Waits for the half that was queued first; how many bytes it has.
+    /// Waits for the buffer that was queued first; returns its size in bytes.
     fn wait(&mut self) -> Result<usize> {
         let Some((number, moving)) = self.moving.pop_front() else {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! What it costs to pin memory of the host.
+//! Cost of pinning host memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,25 +8,25 @@ use penstock_io::Result;
 use penstock_io::buffer::Pool;
 use serde::Serialize;
 
-/// Seconds that pinning took.
+/// Seconds taken by pinning.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pinning {
-    /// Of how much.
+    /// Bytes that were pinned.
     pub bytes: usize,
-    /// As saves and loads do: mapped, touched by several threads, then registered.
+    /// As saves and loads pin it: mapped, touched by several threads, then registered.
     pub ours_seconds: f64,
-    /// Giving it back.
+    /// Releasing that memory.
     pub ours_release_seconds: f64,
     /// By the driver alone (`cuMemHostAlloc`, which is `cudaHostAlloc`).
     pub driver_seconds: f64,
-    /// Giving that back.
+    /// Releasing the driver's memory.
     pub driver_release_seconds: f64,
 }
 
-/// Pins memory both ways and gives it back.
+/// Pins memory both ways and releases it.
 ///
 /// # Errors
-/// [`Error::Cuda`](penstock_io::Error::Cuda), notably where the system lets no more be pinned.
+/// [`Error::Cuda`](penstock_io::Error::Cuda), notably if the system allows no more pinned memory.
 ///
 /// # Panics
 /// If `bytes` is zero.

@@ -1,7 +1,8 @@
-//! Whether what a copy engine brings into pinned memory is what it was given.
+//! Checks that a copy engine transfers bytes unchanged to and from pinned memory.
 //!
-//! In a guest of confidential computing a device does not see the guest's memory. Drivers there copy through
-//! memory of their own; where something passes that by, what arrives is garbage and no call fails.
+//! In a confidential virtual machine a device cannot access the guest's memory, so the driver
+//! copies through memory of its own. If pinned memory bypasses that, garbage arrives and no call
+//! fails.
 
 use std::sync::Arc;
 
@@ -10,32 +11,33 @@ use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Pool};
 use serde::Serialize;
 
 const BYTES: usize = 4 << 20;
-/// Pinned for it: more than a process may lock where nobody has raised that limit, which tells whether it counts.
+/// Memory to pin: more than the default limit on locked memory, which shows whether that limit
+/// applies.
 const PINNED_BYTES: usize = 64 << 20;
 /// Neither a power of two nor a multiple of a page.
 const PIECE_BYTES: usize = 100_003;
 
-/// What came back.
+/// Result of the test.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
-    /// The first byte that is another, by how copies were queued; none where all is right.
+    /// The first wrong byte, and how its copy was queued; `None` if all bytes are right.
     pub wrong: Option<Wrong>,
-    /// How much memory of the host was pinned at once.
+    /// Host memory pinned at once, in bytes.
     pub pinned_bytes: usize,
-    /// Why memory of the host was not pinned, where it was not: then nothing is said of pinned memory.
+    /// Why host memory could not be pinned, if so: then pinned memory was not tested.
     pub unpinned: Option<String>,
 }
 
-/// Where something else came back.
+/// A wrong byte.
 #[derive(Clone, Debug, Serialize)]
 pub struct Wrong {
-    /// The first such byte.
+    /// Its offset in the copy.
     pub offset: usize,
-    /// Whether copies were queued many by one call.
+    /// Whether one call queued many copies.
     pub is_batched: bool,
 }
 
-/// Sends bytes to a device and back, through pinned memory.
+/// Copies bytes to a device and back, through pinned memory.
 ///
 /// # Errors
 /// [`Error::Cuda`](penstock_io::Error::Cuda).
@@ -60,7 +62,7 @@ pub fn self_test(lane: &Arc<Lane>) -> Result<SelfTest> {
         back.as_mut_slice().fill(0);
         there = block.fill(0, there, cut)?.wait()?;
         back = block.read(0, back, cut)?.wait()?;
-        // What was sent may be what is damaged.
+        // The bytes that were sent may be the damaged ones.
         let sent = there.as_slice().iter().zip(back.as_slice());
         let is_kept = |offset: usize, byte: u8| byte == content(offset, is_batched);
         let wrong = sent
@@ -80,7 +82,7 @@ fn write(buf: &mut IoBuf, is_batched: bool) {
     }
 }
 
-/// Never zero, and another one for each way.
+/// Never zero, and different for each kind of queueing.
 fn content(offset: usize, is_batched: bool) -> u8 {
     let mixed = (offset as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
     (mixed as u8 ^ u8::from(is_batched).wrapping_mul(0x55)) | 1
