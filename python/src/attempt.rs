@@ -17,7 +17,7 @@ use crate::owner::detached;
 use crate::report;
 use crate::save::{NativeBeside, beside, json};
 
-/// A save that several ranks may share.
+/// A save, which several ranks may share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Attempt {
     state: Mutex<State>,
@@ -25,17 +25,17 @@ pub struct Attempt {
     path: PathBuf,
 }
 
-/// Who has the attempt. A write takes it away for as long as it runs, so that nobody who wants to
-/// give up meanwhile waits for it.
+/// The owner of the attempt. A write takes it for as long as it runs, so that a thread that
+/// abandons the attempt need not wait for the write.
 enum State {
     Idle(Box<save::Attempt>),
     Busy,
-    /// Given up while a write runs: how it ends when that does.
+    /// Abandoned while a write runs: the write ends it this way.
     Doomed(End),
     Gone,
 }
 
-/// How an attempt is given up.
+/// How an attempt is abandoned.
 #[derive(Clone, Copy)]
 enum End {
     Abandon,
@@ -60,7 +60,7 @@ impl Attempt {
         }
     }
 
-    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the state half changed, so a poisoned lock is still usable.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +80,7 @@ impl Attempt {
         }
     }
 
-    /// Takes the attempt out for a write; the guard puts it back.
+    /// Takes the attempt for a write; the guard puts it back.
     pub(crate) fn lend(&self) -> PyResult<Lent<'_>> {
         Ok(Lent {
             attempt: Some(self.take(State::Busy)?),
@@ -102,7 +102,7 @@ impl Attempt {
     }
 }
 
-/// An attempt that a write has; goes back when dropped.
+/// An attempt taken by a write, put back on drop.
 pub(crate) struct Lent<'a> {
     attempt: Option<save::Attempt>,
     lender: &'a Attempt,
@@ -131,7 +131,7 @@ impl Drop for Lent<'_> {
 
 #[pymethods]
 impl Attempt {
-    /// Begins an attempt: creates the directory where needed and takes the lease.
+    /// Begins an attempt: creates the directory if necessary and takes the lease.
     #[staticmethod]
     #[pyo3(signature = (path, *, overwrite))]
     fn begin(py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<Attempt> {
@@ -141,7 +141,7 @@ impl Attempt {
         .map(Attempt::of)
     }
 
-    /// Joins an attempt that another rank began.
+    /// Joins an attempt begun by another rank.
     #[staticmethod]
     fn join(py: Python<'_>, path: PathBuf, attempt_id: &str) -> PyResult<Attempt> {
         if attempt_id.len() != 32 || !attempt_id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -154,7 +154,7 @@ impl Attempt {
         .map(Attempt::of)
     }
 
-    /// Identity of the checkpoint that it will be.
+    /// The id of the checkpoint that it becomes.
     #[getter]
     fn id(&self) -> &str {
         &self.id
@@ -166,7 +166,7 @@ impl Attempt {
         self.path.clone().into_os_string()
     }
 
-    /// Publishes the checkpoint out of the votes of all ranks.
+    /// Publishes the checkpoint from the votes of all ranks.
     #[pyo3(signature = (parts, *, step, metadata, overwrite, files=vec![], index=None))]
     #[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
     fn commit<'py>(
@@ -198,7 +198,7 @@ impl Attempt {
         report::of_commit(py, &committed)
     }
 
-    /// Whether it has become the checkpoint that is there, as far as this rank can see.
+    /// Whether it has become the published checkpoint, as far as this rank can see.
     fn is_committed(&self, py: Python<'_>) -> bool {
         detached(py, || {
             let file_system = tier::file_system(&self.path);
@@ -208,14 +208,14 @@ impl Attempt {
         })
     }
 
-    /// Gives up: removes the files of this rank, unless it has cast its vote. A write that is under
-    /// way goes on, and gives up when it ends.
+    /// Abandons the attempt: removes this rank's files, unless it has cast its vote. A write in
+    /// progress continues, and abandons the attempt when it ends.
     fn abandon(&self, py: Python<'_>) {
         detached(py, || self.end(End::Abandon));
     }
 
-    /// Gives up, once it is known that nobody counts the votes any more: removes all files of this
-    /// rank.
+    /// Abandons the attempt when it is certain that the votes will not be counted: removes all
+    /// files of this rank.
     fn discard(&self, py: Python<'_>) {
         detached(py, || self.end(End::Discard));
     }

@@ -27,7 +27,7 @@ impl Bell {
         self.inner.as_fd().as_raw_fd()
     }
 
-    /// The keys of those that have ended since.
+    /// The keys of the transfers that have ended since the last call.
     fn take(&self, py: Python<'_>) -> Vec<u64> {
         let keys = self.inner.take();
         let_go(py);
@@ -36,7 +36,7 @@ impl Bell {
 }
 
 impl Bell {
-    /// What rings it with a key.
+    /// A function that makes the descriptor readable and adds a key.
     pub(crate) fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
         self.inner.ringing(key)
     }

@@ -1,4 +1,4 @@
-//! `Bench`, one process of a benchmark, and what can be found out before one.
+//! `Bench`, one process of a benchmark, and probes of the system.
 
 use std::path::PathBuf;
 
@@ -33,13 +33,14 @@ impl Bench {
         Ok(Bench { inner })
     }
 
-    /// Bytes that going over the files once moves.
+    /// Bytes of one pass over the files.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
     }
 
-    /// Makes all requests, from a moment of the monotonic clock on; what came of it, in JSON.
+    /// Makes all requests, beginning at a time of the monotonic clock; returns the results in
+    /// JSON.
     fn run(&self, py: Python<'_>, start_at: f64) -> PyResult<String> {
         let run = || self.inner.run(start_at);
         let outcome = call::run_until(py, || self.inner.cancel(), run)?;
@@ -47,10 +48,10 @@ impl Bench {
     }
 }
 
-/// What was tried, the number of the kernel's error where it failed, and that in words.
+/// Name of a trial; the system's error number and message if it failed.
 type Trial = (&'static str, Option<i32>, Option<String>);
 
-/// Tries what `io_uring` can do here.
+/// Probes the features of `io_uring`.
 #[pyfunction]
 pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
     let trials = detached(py, probe::try_all);
@@ -60,7 +61,7 @@ pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
         .collect()
 }
 
-/// Tries what the file system of a directory can do with names: it makes files there and removes them.
+/// Probes the operations on names in a directory's file system, with temporary files.
 #[pyfunction]
 pub fn probe_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Trial>> {
     let trials = call::without_gil(py, || Ok(abilities::try_all(&path)?))?;
@@ -77,21 +78,21 @@ fn told(name: &'static str, outcome: std::io::Result<()>) -> Trial {
     }
 }
 
-/// Tries whether lazy saves can be watched here; in words why not, else `None`.
+/// Probes whether memory of lazy saves can be watched; returns the reason if not.
 #[pyfunction]
 pub fn probe_watch(py: Python<'_>) -> Option<String> {
     let refused = detached(py, Watch::probe).err();
     refused.map(|error| error.to_string())
 }
 
-/// Tries direct I/O and `fallocate` on a file that is made in a directory and removed again.
+/// Probes direct I/O and `fallocate` with a temporary file in a directory.
 #[pyfunction]
 pub fn probe_directory<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> {
     let probe = path.join(format!(".penstock-probe-{}", std::process::id()));
     let (file, allocated) = call::without_gil(py, || {
         let file = File::create(&probe, Direct::Auto)?;
         let allocated = file.allocate(1 << 20);
-        // It was made just now; whoever removes it first does what we would.
+        // The file is our own; if another process has removed it already, nothing is left to do.
         drop(std::fs::remove_file(&probe));
         Ok((file, allocated.is_ok()))
     })?;

@@ -1,4 +1,4 @@
-//! Running long work without the GIL, with progress and with Ctrl-C.
+//! Runs long work without the GIL, with progress callbacks and Ctrl-C.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +14,21 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::owner::detached;
 
-/// How often signals and the progress callback get their turn. A person notices no delay, and
-/// the thread that waits costs nothing.
+/// Interval of signal checks and progress callbacks: short for a person, and long enough to cost
+/// nothing.
 const TURN: Duration = Duration::from_millis(50);
 
-/// What the kernel calls a thread that [`beside`] starts, and those that it starts: the package knows
-/// by that name whom an exit need not wait for (`native_threads.py`). There is room for 15 bytes.
+/// Name of the threads that [`beside`] starts, inherited by the threads that these start:
+/// `native_threads.py` recognises by it the threads that an exit need not wait for. Linux allows
+/// 15 bytes.
 const WRITER: &str = "penstock-writer";
 
 /// A callback `(done_bytes, total_bytes)`, or nothing.
 pub(crate) type Callback = Option<Py<PyAny>>;
 
-/// Runs `work` on a thread of its own while this one waits without the GIL, and looks after
-/// signals and progress in between. A signal handler or a callback that raises cancels the work;
-/// its exception is the one raised, once the work has stopped.
+/// Runs `work` on a new thread, while this one waits without the GIL and handles signals and
+/// progress. An exception of a signal handler or of the callback cancels the work, and is raised
+/// once the work has stopped.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     callback: &Callback,
@@ -38,7 +39,7 @@ pub(crate) fn run<T: Send>(
     let (outcome, raised) = watch(py, turn, || progress.cancel(), || work(&progress));
     if matches!(outcome, Ok(Ok(_))) {
         match &raised {
-            // What is done is done, whatever the callback thinks of it by now.
+            // The work is complete, so an exception of the callback is ignored.
             None => drop(show(py, callback, &progress)),
             Some(raised) => {
                 let note = "the call had finished by then: what it saved is complete";
@@ -49,7 +50,7 @@ pub(crate) fn run<T: Send>(
     raised.map_or_else(|| value_or_exception(py, outcome), Err)
 }
 
-/// Runs `work` as [`run`] does; `cancel` makes it stop when a signal handler raises.
+/// Runs `work` as [`run`] does; `cancel` stops it if a signal handler raises.
 pub(crate) fn run_until<T: Send>(
     py: Python<'_>,
     cancel: impl Fn(),
@@ -59,8 +60,8 @@ pub(crate) fn run_until<T: Send>(
     raised.map_or_else(|| value_or_exception(py, outcome), Err)
 }
 
-/// Waits on this thread for what `wait` returns, which waits without the GIL and for so long at the
-/// most; None where the time is over before. Signals have their turn meanwhile.
+/// Calls `wait` repeatedly, without the GIL and for a limited time each, until it returns a value;
+/// `None` on timeout. Handles signals between the calls.
 pub(crate) fn wait<T>(
     py: Python<'_>,
     timeout_seconds: Option<f64>,
@@ -70,7 +71,7 @@ pub(crate) fn wait<T>(
         let problem = "the timeout is nan: it must be seconds, or None to wait for ever";
         return Err(PyValueError::new_err(problem));
     }
-    // Below zero is a look, and what no clock counts no bound.
+    // A negative timeout polls once; a very large one is cut to 1e9 seconds.
     let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
     let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     loop {
@@ -86,7 +87,7 @@ pub(crate) fn wait<T>(
     }
 }
 
-/// Runs `work` on this thread without the GIL, and without an eye on signals.
+/// Runs `work` on this thread without the GIL and without signal handling.
 pub(crate) fn without_gil<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send,
@@ -96,8 +97,8 @@ pub(crate) fn without_gil<T: Send>(
     value_or_exception(py, outcome)
 }
 
-/// Runs `work` as [`without_gil`] does, on a thread of its own: this one is back with Python in
-/// between, when `pause` is over. That has to end with the work at the latest.
+/// Runs `work` as [`without_gil`] does, but on a new thread; this thread returns to Python in
+/// between, once `pause` has returned, which must be no later than the end of the work.
 pub(crate) fn beside<T: Send, U: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send,
@@ -126,8 +127,8 @@ fn value_or_exception<T>(py: Python<'_>, outcome: thread::Result<Result<T, Error
     }
 }
 
-/// Runs `work` on a thread of its own and takes turns until it ends; the first exception of a turn
-/// cancels it, and comes back beside what became of it.
+/// Runs `work` on a new thread and calls `turn` until it ends. The first exception of a turn
+/// cancels the work, and is returned with the work's result.
 fn watch<T: Send>(
     py: Python<'_>,
     turn: impl Fn() -> PyResult<()>,
@@ -150,7 +151,7 @@ fn watch<T: Send>(
             finished.notify_one();
         });
         if let Err(source) = spawned {
-            // Whoever waits for the work must not.
+            // Wakes threads that wait for work that cannot start.
             cancel();
             return Ok(Err(no_thread(source)));
         }

@@ -21,7 +21,7 @@ use crate::report::{self, MissingRow};
 use crate::tensor::device::Followed;
 use crate::tensor::{self, HostBuffer, LoadTarget, NativeFill, TensorTarget};
 
-/// Buffers, where each tensor is in them, and the report.
+/// Buffers, the position of each tensor in them, and the report.
 type Loaded<'py> = (
     Vec<HostBuffer>,
     Vec<Option<(usize, u64)>>,
@@ -31,7 +31,7 @@ type Loaded<'py> = (
 /// Index, global name, global shape, start.
 type BoxRow<'py> = (usize, String, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
-/// Opens a complete checkpoint; no tensor data is read.
+/// Opens a complete checkpoint without reading tensor data.
 #[pyfunction]
 pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
     let opened = detached(py, || checkpoint::Checkpoint::open(&path));
@@ -41,14 +41,14 @@ pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
     }
 }
 
-/// A complete checkpoint, opened.
+/// An open checkpoint.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Checkpoint {
     inner: checkpoint::Checkpoint,
 }
 
 impl Checkpoint {
-    /// One that was opened.
+    /// Wraps an opened checkpoint.
     pub(crate) fn of(inner: checkpoint::Checkpoint) -> Checkpoint {
         Checkpoint { inner }
     }
@@ -62,13 +62,13 @@ impl Checkpoint {
         self.inner.path().as_os_str()
     }
 
-    /// Identity of the checkpoint.
+    /// The id of the checkpoint.
     #[getter]
     fn id(&self) -> &str {
         &self.inner.manifest().id
     }
 
-    /// The training step, where one was recorded.
+    /// The training step, if one was recorded.
     #[getter]
     fn step(&self) -> Option<u64> {
         self.inner.manifest().step
@@ -86,13 +86,13 @@ impl Checkpoint {
         &self.inner.manifest().created
     }
 
-    /// What wrote it.
+    /// The program that wrote it.
     #[getter]
     fn writer(&self) -> &str {
         &self.inner.manifest().writer
     }
 
-    /// How many ranks wrote it.
+    /// Number of ranks that wrote it.
     #[getter]
     fn world_size(&self) -> u32 {
         self.inner.manifest().world_size
@@ -110,7 +110,7 @@ impl Checkpoint {
         self.inner.tree(0).get()
     }
 
-    /// The same of any rank.
+    /// Structure and plain leaves of a rank as JSON text.
     fn rank_tree(&self, rank: u32) -> PyResult<&str> {
         if rank >= self.inner.manifest().world_size {
             return Err(PyIndexError::new_err(format!("there is no rank {rank}")));
@@ -118,7 +118,7 @@ impl Checkpoint {
         Ok(self.inner.tree(rank).get())
     }
 
-    /// Where the tensors and the aliases of each rank begin among those of all.
+    /// The index of each rank's first tensor and first alias among those of all ranks.
     fn offsets(&self) -> Vec<(usize, usize)> {
         self.inner.offsets()
     }
@@ -135,7 +135,7 @@ impl Checkpoint {
         boxes.map(row).collect()
     }
 
-    /// Of tensors that are of a group: their indices, the group, and what their shards call them.
+    /// Tensors of groups: their indices, their groups, and their names in the shards.
     fn grouped(&self) -> Vec<(usize, &str, &str)> {
         let entries = self.inner.part().tensors.iter().enumerate();
         entries
@@ -146,21 +146,21 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Indices of the tensors whose shards call their elements something else, as a carrier is.
+    /// Indices of the tensors that shards store under another name, such as carriers.
     fn carried(&self) -> Vec<usize> {
         let entries = self.inner.part().tensors.iter().enumerate();
         let carried = entries.filter(|(_, entry)| !entry.is_under_its_own_name());
         carried.map(|(index, _)| index).collect()
     }
 
-    /// Of what was salvaged: identity of its source, where known, and whether it is unverified.
+    /// For a salvaged checkpoint: the id of its source, if known, and whether it is unverified.
     #[getter]
     fn partial(&self) -> Option<(Option<&str>, bool)> {
         let partial = self.inner.manifest().partial.as_ref()?;
         Some((partial.source.as_deref(), partial.unverified))
     }
 
-    /// What could not be salvaged.
+    /// The tensors that could not be salvaged.
     fn missing<'py>(&self, py: Python<'py>) -> PyResult<Vec<MissingRow<'py>>> {
         report::missing_rows(py, self.inner.missing())
     }
@@ -171,7 +171,7 @@ impl Checkpoint {
         self.inner.tensor_bytes()
     }
 
-    /// Lets its files be removed; loading works as long as they are there.
+    /// Releases the lease on its files, which may then be removed; loading works until they are.
     fn release(&self) {
         self.inner.release();
     }
@@ -181,7 +181,7 @@ impl Checkpoint {
         self.inner.files()
     }
 
-    /// Every tensor with the bytes that hold it.
+    /// Every tensor, with its file and byte range.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let part = self.inner.part();
         part.tensors
@@ -225,7 +225,7 @@ impl Checkpoint {
         self.inner.part().aliases.iter().map(row).collect()
     }
 
-    /// Loads tensors by index, or all and every byte of every file with them.
+    /// Loads the tensors with these indices, or all tensors with every byte of every file.
     #[pyo3(signature = (indices, targets, *, options, progress))]
     fn load<'py>(
         &self,
@@ -260,7 +260,7 @@ impl Checkpoint {
         Ok((buffers, places, report))
     }
 
-    /// Puts boxes of tensors into memory.
+    /// Loads boxes of tensors into memory.
     #[pyo3(signature = (requests, *, options, progress))]
     fn fill<'py>(
         &self,
@@ -279,8 +279,8 @@ impl Checkpoint {
         self.report(py, &filled)
     }
 
-    /// Compares whole chunks of a file, which pieces of memory hold from a place of it on, with
-    /// their digests.
+    /// Compares whole chunks of a file with their digests; `pieces` of memory hold its bytes from
+    /// `start` on.
     fn check(
         &self,
         py: Python<'_>,

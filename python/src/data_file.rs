@@ -1,4 +1,4 @@
-//! Files that tensors are read from and written to, at any offset.
+//! Files from which tensors are read and to which they are written, at any offset.
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -15,21 +15,21 @@ use pyo3::prelude::*;
 use crate::errors::transferred as raised;
 use crate::owner::detached;
 
-/// An open file to read tensors from or to write them to.
+/// An open file for tensors.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct DataFile {
     file: Arc<File>,
     /// The same file through the page cache; opened when a write needs it.
     edges: OnceLock<Arc<File>>,
     is_writable: bool,
-    /// Whether its entry in its directory may not be durable, whoever made it.
+    /// Whether its directory entry may not be durable, whichever process created it.
     is_entry_unsynced: AtomicBool,
 }
 
 #[pymethods]
 impl DataFile {
-    /// Opens a file by its path, to write, and made where it is not there, or to read; links are
-    /// followed.
+    /// Opens a file by its path for reading, or for writing, which creates it if necessary.
+    /// Follows links.
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf, to_write: bool, direct: &str) -> PyResult<DataFile> {
         let direct: Direct = raised(py, direct.parse())?;
@@ -37,12 +37,12 @@ impl DataFile {
             let file = raised(py, detached(py, || File::reach(&path, direct)))?;
             return Ok(DataFile::of(file, false, false));
         }
-        // Who found it may have made it a moment ago, in a write that was not to be durable.
+        // Another process may have just created it, without making it durable.
         let file = raised(py, detached(py, || reach_or_create(&path, direct)))?;
         Ok(DataFile::of(file, true, true))
     }
 
-    /// Opens the file of a descriptor again, which its owner keeps.
+    /// Opens again the file of a descriptor, which its owner keeps.
     #[staticmethod]
     fn of_descriptor(py: Python<'_>, fd: RawFd, direct: &str) -> PyResult<DataFile> {
         let direct: Direct = raised(py, direct.parse())?;
@@ -56,7 +56,7 @@ impl DataFile {
         self.file.path().to_owned()
     }
 
-    /// Bytes that it has now.
+    /// Its current size in bytes.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         raised(py, self.file.len())
@@ -72,15 +72,16 @@ impl DataFile {
         self.is_writable
     }
 
-    /// What suits its device: the bytes of a request, requests of so many in flight of a worker,
-    /// workers.
+    /// Parameters that suit its device: bytes of a request, requests in flight of each worker,
+    /// number of workers.
     #[getter]
     fn suited(&self) -> (usize, usize, usize) {
         let device = Device::of(&*self.file);
         let suited = Requests::suited(device.as_ref());
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let bytes = suited.whole_stripes(device.as_ref(), page_bytes() as usize);
-        // Twice as many in flight as a save has, which stages them: these need no memory of ours.
+        // Twice the queue depth of a save: a save stages its requests, and these need no staging
+        // memory.
         (
             bytes.unwrap_or(suited.bytes),
             2 * suited.queue_depth,
@@ -88,7 +89,7 @@ impl DataFile {
         )
     }
 
-    /// Why it is not direct, where that was left open.
+    /// Why it is not direct, if direct I/O was optional.
     #[getter]
     fn fallback(&self) -> Option<&str> {
         self.file.fallback()
@@ -112,7 +113,7 @@ impl DataFile {
         }
     }
 
-    /// Makes it ready for a write that ends there.
+    /// Prepares the file for a write that ends at `end`.
     pub(crate) fn prepare(
         &self,
         end: u64,
@@ -127,7 +128,7 @@ impl DataFile {
         self.to_write(has_edges)
     }
 
-    /// As it is needed to write whole pages only, or others as well.
+    /// The target of a write of whole pages, or also of parts of pages (`has_edges`).
     fn to_write(&self, has_edges: bool) -> Result<Target, Error> {
         let edges = match self.edges.get() {
             _ if !has_edges || !self.file.is_direct() => None,
@@ -142,7 +143,7 @@ impl DataFile {
     }
 }
 
-/// The file, made where it is not there.
+/// Opens the file for writing, and creates it if necessary.
 fn reach_or_create(path: &Path, direct: Direct) -> Result<File, Error> {
     use std::io::ErrorKind;
     match File::reach_to_write(path, direct) {
@@ -150,7 +151,7 @@ fn reach_or_create(path: &Path, direct: Direct) -> Result<File, Error> {
         file => return file,
     }
     match File::create(path, direct) {
-        // Somebody else was faster.
+        // Another process has created it meanwhile.
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => {
             File::reach_to_write(path, direct)
         }

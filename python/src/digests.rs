@@ -1,4 +1,4 @@
-//! `digests`, `chunk_digests` and `dtypes`: what is known of tensors without a checkpoint.
+//! `digests`, `chunk_digests` and `dtypes`: functions about tensors that need no checkpoint.
 
 use penstock_store::format::digest::Digest;
 use penstock_store::format::dtype;
@@ -30,13 +30,13 @@ pub(crate) fn chunk_digests(py: Python<'_>, tensor: TensorSource) -> PyResult<Ve
     })
 }
 
-/// Every dtype of the format that has a name of its own, with the bytes of an element.
+/// Every named dtype of the format, with the bytes of an element.
 #[pyfunction]
 pub(crate) fn dtypes() -> Vec<(&'static str, usize)> {
     dtype::all().collect()
 }
 
-/// CRC-64/NVME of some bytes and of `second_bytes` that follow them, from the digests of both.
+/// CRC-64/NVME of some bytes followed by `second_bytes` more, from the digests of both.
 #[pyfunction]
 pub(crate) fn combine_digests(first: u64, second: u64, second_bytes: u64) -> u64 {
     Digest(first).then(Digest(second), second_bytes).0

@@ -1,4 +1,4 @@
-//! The one place where errors of the engine become exceptions of `penstock.errors`.
+//! The one place that turns the engine's errors into exceptions of `penstock.errors`.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// `errno` of an error that the system did not number, as are those of buckets.
+/// `errno` for errors without a system error number, such as those of buckets.
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;
 const EBADF: i32 = 9;
@@ -24,7 +24,7 @@ const EMFILE: i32 = 24;
 const ENOTEMPTY: i32 = 39;
 const ENODATA: i32 = 61;
 
-/// The exception for an error: message, what can be done, and the facts as attributes.
+/// The exception for an error: message with remedy, and the facts as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let mut message = error.full_message();
     let remedy = error.remedy();
@@ -34,12 +34,12 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, &message, error).unwrap_or_else(|failure| failure)
 }
 
-/// What came of a transfer, or of what it takes to make one, for Python.
+/// The result of a transfer or of its preparation, with the exception for Python.
 pub(crate) fn transferred<T>(py: Python<'_>, result: penstock_io::Result<T>) -> PyResult<T> {
     result.map_err(|error| raise_transfer(py, &error))
 }
 
-/// The exception for an error of a transfer, or of what it takes to make one.
+/// The exception for an error of a transfer or of its preparation.
 pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyErr {
     let fields = PyDict::new(py);
     let described = match error {
@@ -120,7 +120,7 @@ fn of_table(py: Python<'_>, message: &str, error: &penstock_gather::Error) -> Py
     construct(py, class, message, &fields)
 }
 
-/// The exception for a safetensors file whose header is not read.
+/// The exception for a safetensors file whose header cannot be read.
 pub(crate) fn raise_header(py: Python<'_>, path: &Path, error: &InvalidHeader) -> PyErr {
     of_header(py, path, error).unwrap_or_else(|failure| failure)
 }
@@ -146,7 +146,7 @@ fn of_header(py: Python<'_>, path: &Path, error: &InvalidHeader) -> PyResult<PyE
     }
 }
 
-/// What went wrong, and why.
+/// The error and its source in one text.
 fn in_full(error: &penstock_io::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -177,7 +177,7 @@ fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
     }
 }
 
-/// The remedy for an answer of the system that has one meaning for every operation on a file.
+/// The remedy for a system error that means the same for every operation on a file.
 fn answer_remedy(source: &io::Error) -> Option<&'static str> {
     Some(match source.kind() {
         io::ErrorKind::UnexpectedEof => "ask for what the file holds, as its size says",
@@ -213,7 +213,7 @@ fn cuda_remedy(error: &penstock_cuda::Error) -> &'static str {
     }
 }
 
-/// The exception for a broken invariant. It is our fault, and says so.
+/// The exception for a broken invariant, which asks for a report.
 pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     let text = panic
         .downcast_ref::<String>()
@@ -293,7 +293,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
     construct(py, class, message, &fields)
 }
 
-/// The class of an error about what is stored, with its facts.
+/// The class of an error about stored content, with its facts.
 fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&'static str>> {
     let path = match error {
         Error::Corrupt { path, .. }
@@ -327,7 +327,7 @@ fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&
     Ok(Some("CorruptCheckpointError"))
 }
 
-/// The class of an error that has no other fact than the checkpoint's directory, and that.
+/// The class of an error whose only fact is the checkpoint's directory, and that directory.
 fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
     match error {
         Error::NotFound { path } | Error::Replaced { path } | Error::Store { path, .. } => {

@@ -29,7 +29,7 @@ pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T>
 /// Rows, hits, shared, read rows, requests, read bytes, read again.
 pub(crate) type NativeCounts = (u64, u64, u64, u64, u64, u64, u64);
 
-/// What was done so far.
+/// The counters of a reader.
 pub(crate) fn counted(counts: &Counts) -> NativeCounts {
     (
         counts.rows.load(Relaxed),
@@ -42,8 +42,8 @@ pub(crate) fn counted(counts: &Counts) -> NativeCounts {
     )
 }
 
-/// CRC-32C of each block of an array, contiguous in memory, that begins where a block does: `uint32`
-/// in the order of this machine's bytes.
+/// CRC-32C of each block of a contiguous array that begins at a block boundary: `uint32` in native
+/// byte order.
 #[pyfunction]
 pub(crate) fn block_checks(py: Python<'_>, array: NativeArray) -> PyResult<Bound<'_, PyBytes>> {
     let region = tensor::contiguous(array)?;
@@ -52,7 +52,7 @@ pub(crate) fn block_checks(py: Python<'_>, array: NativeArray) -> PyResult<Bound
     Ok(PyBytes::new(py, &bytes))
 }
 
-/// Who goes when others come.
+/// The eviction policy of a name.
 fn policy(name: &str) -> PyResult<Policy> {
     Ok(match name {
         "sieve" => Policy::Sieve,
@@ -63,7 +63,7 @@ fn policy(name: &str) -> PyResult<Policy> {
     })
 }
 
-/// Rows in memory that tables share.
+/// Cached rows that tables share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowCache {
     inner: Arc<Cache>,
@@ -87,7 +87,7 @@ impl RowCache {
     }
 }
 
-/// What a cache would keep, without its memory.
+/// A simulated cache without memory for rows.
 #[pyclass(module = "penstock._native")]
 pub struct RowIndex {
     inner: Index,
@@ -102,8 +102,8 @@ impl RowIndex {
         })
     }
 
-    /// Asks for keys, an array of `uint64`, in batches of which so many are known ahead, and says
-    /// how many were there.
+    /// Looks up keys, an array of `uint64`, in batches, with `window` batches announced in
+    /// advance; returns the number of hits.
     fn replay(
         &mut self,
         py: Python<'_>,
@@ -122,7 +122,7 @@ impl RowIndex {
         raised(py, hits)
     }
 
-    /// Has rows stay once they are there, and says how many do.
+    /// Pins rows once they are cached; returns how many are pinned.
     fn pin(&mut self, py: Python<'_>, keys: NativeArray) -> PyResult<usize> {
         let keys = Ids::of(keys, false)?;
         let pinned = detached(py, || {
@@ -137,14 +137,14 @@ impl RowIndex {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowReader {
     inner: Reader,
-    /// One for each device that rows have gone to.
+    /// One reader for each device that rows were gathered to.
     devices: Mutex<Vec<Arc<DeviceReader>>>,
 }
 
 #[pymethods]
 impl RowReader {
-    /// Segments are files, where in them rows begin, and how many; checks are an array of `uint32`, of
-    /// the blocks of each segment in turn.
+    /// Segments are files, each with the offset of its rows and their number; checks are an array
+    /// of `uint32` for the blocks of all segments in order.
     #[new]
     #[pyo3(signature = (executor, weight, segments, *, row_bytes, value_bytes, checks, cache, gap_bytes, run_bytes_max))]
     #[expect(
@@ -188,8 +188,8 @@ impl RowReader {
         })
     }
 
-    /// Begins to gather the rows of integers, contiguous in memory, into bytes; of a batch that was
-    /// foreseen, or of none.
+    /// Begins to gather the rows of these ids, a contiguous array of integers, into bytes;
+    /// `foreseen` is the batch's number if it was announced.
     fn gather(
         &self,
         py: Python<'_>,
@@ -207,8 +207,8 @@ impl RowReader {
         raised(py, detached(py, begin)).map(RowBatch::new)
     }
 
-    /// Begins to gather the rows of integers into the bytes of an array of a device, without gaps, once its
-    /// stream has done what it has queued until now; as `gather` otherwise.
+    /// As `gather`, into a contiguous array on a device, once the work queued on its stream so far
+    /// has completed.
     fn gather_to_device(
         &self,
         py: Python<'_>,
@@ -233,13 +233,14 @@ impl RowReader {
         Ok(DeviceRowBatch { inner, lane })
     }
 
-    /// Waits until all that was asked for of devices has come to its end.
+    /// Waits until all batches for devices have ended.
     fn finish_devices(&self, py: Python<'_>) {
         let devices = std::mem::take(&mut *self.devices());
         detached(py, || devices.iter().for_each(|reader| reader.finish()));
     }
 
-    /// Bytes that devices have copied from pinned memory; why some of that is not pinned.
+    /// Bytes that devices have copied from pinned memory, and why some of that memory is not
+    /// pinned.
     fn device_copies(&self) -> (u64, Option<String>) {
         let bytes = self.inner.counts().device_bytes.load(Relaxed);
         let devices = self.devices();
@@ -247,27 +248,27 @@ impl RowReader {
         (bytes, unpinned)
     }
 
-    /// Tells the cache of a batch to come, and says its number.
+    /// Announces a batch to the cache; returns its number.
     fn foresee(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<u64>> {
         self.tell(py, ids, is_signed, |ids| self.inner.foresee(ids))
     }
 
-    /// A batch that was foreseen will not be gathered.
+    /// Withdraws an announced batch that will not be gathered.
     fn forget(&self, py: Python<'_>, foreseen: u64) {
         detached(py, || self.inner.forget(foreseen));
     }
 
-    /// Has rows stay in the cache, and says how many do.
+    /// Pins rows in the cache; returns how many are pinned.
     fn pin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<usize>> {
         self.tell(py, ids, is_signed, |ids| self.inner.pin(ids))
     }
 
-    /// Has rows that were pinned go like others.
+    /// Unpins rows.
     fn unpin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<()> {
         self.tell(py, ids, is_signed, |ids| self.inner.unpin(ids))
     }
 
-    /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
+    /// The counters: rows, hits, shared, read rows, requests, read bytes, read again.
     fn counts(&self) -> NativeCounts {
         counted(self.inner.counts())
     }
@@ -278,7 +279,7 @@ impl RowReader {
         self.inner.clone()
     }
 
-    /// What gathers into memory of a device.
+    /// The reader for a device.
     fn device(&self, lane: &Arc<Lane>) -> Result<Arc<DeviceReader>, Error> {
         let mut devices = self.devices();
         let found = devices.iter().find(|one| Arc::ptr_eq(one.lane(), lane));
@@ -321,14 +322,14 @@ impl RowBatch {
 
 #[pymethods]
 impl RowBatch {
-    /// Whether nothing of it is under way.
+    /// Whether no read of the batch is in flight.
     fn done(&self, py: Python<'_>) -> bool {
         let is_done = self.inner.is_done();
         let_go(py);
         is_done
     }
 
-    /// Waits until all rows are there, and says whether they are; signals have their turn meanwhile.
+    /// Waits until all rows have arrived; returns whether they have. Handles signals meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
         let wait = |turn| {
             let is_there = raised(py, detached(py, || self.inner.wait(Some(turn))))?;
@@ -337,13 +338,13 @@ impl RowBatch {
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
-    /// Has a bell rung when nothing of it is under way.
+    /// Signals `bell` with `key` once no read of the batch is in flight.
     fn ring(&self, bell: &Bell, key: u64) {
         self.inner.on_done(bell.ringing(key));
     }
 }
 
-/// Rows that are being gathered into memory of a device.
+/// Rows that are being gathered into device memory.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct DeviceRowBatch {
     inner: DeviceBatch,
@@ -352,15 +353,15 @@ pub struct DeviceRowBatch {
 
 #[pymethods]
 impl DeviceRowBatch {
-    /// Whether all of it is on its way to the device.
+    /// Whether all copies to the device have been queued.
     fn done(&self, py: Python<'_>) -> bool {
         let is_done = self.inner.is_done();
         let_go(py);
         is_done
     }
 
-    /// Waits until all of it is on its way to the device, and says whether it is; signals have their turn
-    /// meanwhile.
+    /// Waits until all copies to the device have been queued; returns whether they have. Handles
+    /// signals meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
         let wait = |turn| {
             let is_there = detached(py, || self.inner.wait(Some(turn)));
@@ -370,19 +371,19 @@ impl DeviceRowBatch {
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
-    /// Has a stream of the device wait until all of it is there.
+    /// Makes a stream of the device wait for the copies.
     fn hold(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         let stream = foreign(&self.lane, stream);
         raised(py, detached(py, || self.inner.hold(&stream)))
     }
 
-    /// Has a bell rung when all of it is on its way.
+    /// Signals `bell` with `key` once all copies have been queued.
     fn ring(&self, bell: &Bell, key: u64) {
         self.inner.on_done(bell.ringing(key));
     }
 }
 
-/// That a stream of a device is not being captured, where what is queued on it is waited for.
+/// Checks that a stream is not being captured, because work queued on it is waited for.
 #[pyfunction]
 pub fn check_stream(py: Python<'_>, device: NativeDevice) -> PyResult<()> {
     let check = || {

@@ -1,4 +1,4 @@
-//! What lies where checkpoints are, for whoever looks at it without opening one.
+//! Files and directories of checkpoints, for callers that do not open one.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::owner::detached;
 
-/// What something is, and its length in bytes.
+/// Kind and length in bytes.
 type Row = (&'static str, u64);
 
 fn row(found: Found) -> Row {
@@ -24,7 +24,7 @@ fn row(found: Found) -> Row {
     (kind, found.bytes)
 }
 
-/// Asks the files that a path is one of.
+/// Runs `ask` with the file system of a path.
 fn on<T: Send>(
     py: Python<'_>,
     path: &Path,
@@ -34,7 +34,7 @@ fn on<T: Send>(
     Ok(detached(py, || ask(file_system.files())))
 }
 
-/// What a path leads to; None where that is nothing.
+/// The target of a path; `None` if it does not exist.
 #[pyfunction]
 pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
     let found = on(py, &path, |files| files.follow(&path))?;
@@ -45,7 +45,7 @@ pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
     .map_err(|source| failed(py, "look at", path, source))
 }
 
-/// Whether a path leads to a file, or to anything on a file system of directories.
+/// Whether a path leads to a file, or to anything on a file system with directories.
 #[pyfunction]
 pub(crate) fn has_file(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
     let found = on(py, &path, |files| match files.has_directories() {
@@ -67,7 +67,7 @@ pub(crate) fn list_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<OsString
     Ok(listed.into_iter().map(|entry| entry.name).collect())
 }
 
-/// The first bytes of a file, or all of them.
+/// The first bytes of a file, or the whole file if it is shorter.
 #[pyfunction]
 pub(crate) fn read_start(py: Python<'_>, path: PathBuf, bytes: u64) -> PyResult<Vec<u8>> {
     let read = on(py, &path, |files| files.read_range(&path, 0..bytes))?;

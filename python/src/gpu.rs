@@ -1,4 +1,4 @@
-//! What lies between the host and a GPU: found, tried and measured without PyTorch.
+//! Finds, tests and measures the path between the host and a GPU, without PyTorch.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use pyo3::prelude::*;
 use crate::call;
 use crate::owner::detached;
 
-/// Looks for a driver and at one of its devices, or all; what there is, in JSON.
+/// Finds the driver and examines one of its devices, or all; returns the result in JSON.
 #[pyfunction]
 pub fn probe_gpus(py: Python<'_>, only: Option<u32>) -> String {
     let found = detached(py, || Found::look(only));
     serde_json::to_string(&found).expect("what is found always serialises")
 }
 
-/// Sends bytes to a device and back; what came of it, in JSON.
+/// Copies bytes to a device and back; returns the result in JSON.
 #[pyfunction]
 pub fn probe_copies(py: Python<'_>, device: u32) -> PyResult<String> {
     let tried = call::without_gil(py, || {
-        // Not the one that saves use, which is not made where this finds something wrong.
+        // Not the streams that saves use, which are not created if this test fails.
         let device = Driver::shared().and_then(|driver| driver.device(device));
         let lane = Lane::new(&device.map_err(penstock_io::Error::from)?)?;
         Ok(gpu::self_test(&Arc::new(lane))?)
@@ -31,7 +31,7 @@ pub fn probe_copies(py: Python<'_>, device: u32) -> PyResult<String> {
     Ok(serde_json::to_string(&tried).expect("what was tried always serialises"))
 }
 
-/// Measures the link of a device, by a job in JSON; what it gives, in JSON.
+/// Measures the link of a device by a job in JSON; returns the rates in JSON.
 #[pyfunction]
 pub fn measure_link(py: Python<'_>, device: u32, job: &str) -> PyResult<String> {
     let invalid = |problem: String| PyValueError::new_err(problem);
@@ -41,7 +41,7 @@ pub fn measure_link(py: Python<'_>, device: u32, job: &str) -> PyResult<String> 
     Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
 }
 
-/// Measures what it costs to pin memory; in JSON.
+/// Measures the cost of pinning memory; returns the times in JSON.
 #[pyfunction]
 pub fn measure_pinning(py: Python<'_>, device: u32, nbytes: usize) -> PyResult<String> {
     if nbytes == 0 {
@@ -52,7 +52,8 @@ pub fn measure_pinning(py: Python<'_>, device: u32, nbytes: usize) -> PyResult<S
     Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
 }
 
-/// Seconds that posts of kernels take, so many of so many warps, which are answered at once.
+/// Seconds for `warps` warps to post `posts` requests in all to the host queue, each answered at
+/// once.
 #[pyfunction]
 pub fn measure_posts(py: Python<'_>, device: u32, warps: usize, posts: usize) -> PyResult<f64> {
     if warps == 0 || posts == 0 {
@@ -63,7 +64,7 @@ pub fn measure_posts(py: Python<'_>, device: u32, warps: usize, posts: usize) ->
     Ok(took.as_secs_f64())
 }
 
-/// Seconds that a kernel takes to gather so many rows of a table in pinned memory.
+/// Seconds for a kernel to gather `count` rows of a table in pinned memory.
 #[pyfunction]
 pub fn measure_packing(
     py: Python<'_>,
@@ -89,7 +90,7 @@ pub fn measure_packing(
     Ok(took.as_secs_f64())
 }
 
-/// Bytes that this process has pinned since it began, those among them that it has given back.
+/// Bytes that this process has ever pinned, including those released.
 #[pyfunction]
 pub fn pinned_bytes() -> u64 {
     Registration::total_bytes()

@@ -1,4 +1,4 @@
-//! Headers of safetensors files, for readers of files that need not be ours.
+//! Headers of safetensors files, whoever wrote them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// A tensor: its name, the safetensors type, our dtype and the shape in elements of it where there
-/// is one, the shape in the header, and its first byte and the byte after the last in the data.
+/// A tensor: its name; its safetensors type; our dtype and the shape in its elements, if there is
+/// one; the shape in the header; and its byte range in the data.
 type TensorRow = (
     String,
     String,
@@ -19,7 +19,7 @@ type TensorRow = (
     (u64, u64),
 );
 
-/// Bytes of the start of a file that `parse_header` needs, of which `start` has the first eight.
+/// Bytes of the start of a file that `parse_header` needs; `start` must have the first eight.
 #[pyfunction]
 pub(crate) fn header_end(
     py: Python<'_>,
@@ -31,7 +31,7 @@ pub(crate) fn header_end(
     found.map_err(|error| errors::raise_header(py, &path, &error))
 }
 
-/// Where the data of a safetensors file starts, its metadata, and its tensors.
+/// The offset of the data in a safetensors file, its metadata, and its tensors.
 #[pyfunction]
 pub(crate) fn parse_header(
     py: Python<'_>,
@@ -52,8 +52,8 @@ pub(crate) fn parse_header(
     Ok((data_start, metadata, rows.collect()))
 }
 
-/// Every dtype that safetensors has a name for: ours, theirs, and how many elements of theirs make
-/// one of ours along the last dimension.
+/// Every dtype that safetensors has a name for: our name, its name, and how many of its elements
+/// make one of ours along the last dimension.
 #[pyfunction]
 pub(crate) fn header_types() -> Vec<(&'static str, &'static str, u64)> {
     dtype::named().collect()

@@ -1,4 +1,4 @@
-//! `Ids`: numbers of rows, as integers of any kind.
+//! `Ids`: row numbers, as integers of any type.
 
 use penstock_gather::Error;
 use penstock_io::buffer::HostRegion;
@@ -14,7 +14,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Those of an array, contiguous in memory.
+    /// The integers of a contiguous array.
     pub(crate) fn of(array: NativeArray, is_signed: bool) -> PyResult<Ids> {
         let width = array.3;
         let region = tensor::contiguous(array)?;
@@ -25,12 +25,12 @@ impl Ids {
         })
     }
 
-    /// How many there are.
+    /// Number of ids.
     pub(crate) fn count(&self) -> u64 {
         self.region.len() / self.width as u64
     }
 
-    /// Their numbers, where there are so many rows.
+    /// The row numbers, all below `rows`.
     pub(crate) fn numbers(&self, rows: u64) -> Result<Vec<u64>, Error> {
         const PIECE: usize = 4096;
         let Ids {

@@ -29,7 +29,7 @@ pub struct Arena {
 #[pymethods]
 impl Arena {
     #[new]
-    // In full, as PyO3 can only write plain literals there.
+    // Written out, because PyO3 only writes plain literals there.
     #[pyo3(
         signature = (budget_bytes, sharers=NonZeroUsize::MIN),
         text_signature = "(budget_bytes, sharers=1)"
@@ -39,7 +39,7 @@ impl Arena {
         Arena { inner }
     }
 
-    /// Gives memory that no save uses at the moment back to the system.
+    /// Returns memory that no save is using to the system.
     fn release(&self, py: Python<'_>) {
         detached(py, || self.inner.release());
     }
@@ -51,18 +51,18 @@ impl Arena {
     }
 }
 
-/// One rank's write, with the copying apart from the writing.
+/// One rank's write, with the copying separate from the writing.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Job {
     inner: save::Job,
     path: PathBuf,
     progress: Progress,
-    /// Written and not yet described.
+    /// Shards that are written and not yet described.
     shards: Mutex<Option<Shards>>,
 }
 
 impl Job {
-    /// No panic can leave the slot half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the slot half changed, so a poisoned lock is still usable.
     fn shards(&self) -> MutexGuard<'_, Option<Shards>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,8 +72,8 @@ impl Job {
         self.inner.cancel();
     }
 
-    /// Runs a write without the GIL. References to tensors that it lets go of are dropped as soon
-    /// as all are copied, not when the write ends.
+    /// Runs a write without the GIL. References to tensors are dropped as soon as all are copied,
+    /// not when the write ends.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
@@ -83,18 +83,18 @@ impl Job {
         let mut lent = attempt.lend()?;
         let work = move || {
             let result = work(lent.get());
-            // Back before Python goes on.
+            // The attempt is back before Python continues.
             drop(lent);
             result
         };
         if self.inner.is_staged() {
             return call::without_gil(py, work);
         }
-        // The references stay until this thread is back with Python. No thread of ours may go there
-        // in its place: one that Python does not know takes a lock of the interpreter first, and a
-        // fork at that moment is a child that waits for it for ever.
+        // The references are kept until this thread returns to Python. No engine thread may enter
+        // Python to drop them: a thread unknown to Python first takes a lock of the interpreter,
+        // and a fork at that moment leaves a child that waits for the lock forever.
         let written = call::beside(py, work, || self.inner.wait_staged(None));
-        // Whoever stages must not wait for a write that could not begin.
+        // A thread that stages must not wait for a write that could not begin.
         written.inspect_err(|_| detached(py, || self.inner.cancel()))
     }
 
@@ -148,8 +148,8 @@ impl Job {
         })
     }
 
-    /// Copies what is not yet copied; when it returns the tensors may be changed. An exception that
-    /// a signal handler raises meanwhile cancels the job.
+    /// Copies the remaining tensors; when it returns, the tensors may be modified. An exception of
+    /// a signal handler cancels the job.
     fn stage(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_staged(py) {
             return Ok(());
@@ -157,26 +157,26 @@ impl Job {
         call::run_until(py, || self.stop(), || self.inner.stage(None))
     }
 
-    /// Copies what is not yet copied of the host's tensors, and has streams wait for the copies of their
-    /// devices' tensors: these may be changed by what the streams get from now on.
+    /// Copies the remaining host tensors, and makes streams wait for the copies of their devices'
+    /// tensors, which work queued on the streams later may modify.
     fn hold(&self, py: Python<'_>, streams: Vec<NativeDevice>) -> PyResult<()> {
         let streams = streams_of(streams).map_err(|error| errors::raise(py, &error.into()))?;
         call::run_until(py, || self.stop(), || self.inner.hold(&streams))
     }
 
-    /// Indices of tensors that a device has, and that were copied at the call.
+    /// Indices of device tensors that were copied at the call.
     #[getter]
     fn snapshots(&self) -> Vec<usize> {
         self.inner.snapshots().to_vec()
     }
 
-    /// Whether a device has some of the tensors, and has not copied them yet.
+    /// Whether some of the tensors are on a device that has not copied them yet.
     #[getter]
     fn is_on_device(&self) -> bool {
         self.inner.is_on_device()
     }
 
-    /// Waits, without copying, until the tensors may be changed; tells whether that is so.
+    /// Waits, without copying, until the tensors may be modified; returns whether they may.
     fn wait_staged(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
         let wait = |turn| {
             let is_staged = detached(py, || self.inner.wait_staged(Some(turn)));
@@ -185,7 +185,7 @@ impl Job {
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
-    /// Whether the tensors may be changed.
+    /// Whether the tensors may be modified.
     #[getter]
     fn is_staged(&self, py: Python<'_>) -> bool {
         let is_staged = self.inner.is_staged();
@@ -193,7 +193,7 @@ impl Job {
         is_staged
     }
 
-    /// Writes everything and casts the vote. For a thread in the background: it takes no signals.
+    /// Writes everything and casts the vote. For a background thread: it handles no signals.
     fn write<'py>(
         &self,
         py: Python<'py>,
@@ -206,7 +206,7 @@ impl Job {
         self.report(py, &written)
     }
 
-    /// Writes all but the part, for `write_part`.
+    /// Writes everything except the part, for `write_part`.
     fn write_shards(&self, py: Python<'_>, attempt: &Attempt, rank: u32) -> PyResult<()> {
         let progress = &self.progress;
         let write = |attempt: &mut save::Attempt| self.inner.write_shards(attempt, rank, progress);
@@ -214,7 +214,8 @@ impl Job {
         Ok(())
     }
 
-    /// Writes the part, with another tree than the state's if one is given, and casts the vote.
+    /// Writes the part, with `tree` in place of the state's tree if it is given, and casts the
+    /// vote.
     fn write_part<'py>(
         &self,
         py: Python<'py>,
@@ -230,7 +231,7 @@ impl Job {
         self.report(py, &written)
     }
 
-    /// Whether it copies what nobody stages: one that was to be watched and cannot be does not.
+    /// Whether the job itself copies tensors that no one stages; false if they cannot be watched.
     #[getter]
     fn is_lazy(&self) -> bool {
         self.inner.is_lazy()
@@ -241,7 +242,8 @@ impl Job {
         (self.progress.bytes().0, self.inner.bytes())
     }
 
-    /// Stops the job: a write under way ends with `KeyboardInterrupt`. What it held on to is let go of.
+    /// Cancels the job, releasing its references: a write in progress ends with
+    /// `KeyboardInterrupt`.
     fn cancel(&self, py: Python<'_>) {
         detached(py, || self.stop());
     }

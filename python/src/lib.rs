@@ -1,8 +1,8 @@
 //! The Python boundary: argument conversion, release of the GIL, error mapping. No logic.
 //!
-//! `penstock._native` is private: what users import is the package around it, which documents and
-//! types what passes through here. Memory of Python objects becomes a region in `tensor.rs`, whose
-//! references `owner.rs` keeps: the only files here with `unsafe` in them.
+//! `penstock._native` is private: users import the package around it, which documents and types
+//! this boundary. Memory of Python objects becomes a region in `tensor.rs`, and `owner.rs` keeps
+//! its references: the only files here with `unsafe` code.
 #![allow(
     clippy::needless_pass_by_value,
     unreachable_pub,
@@ -46,16 +46,16 @@ use pyo3::prelude::*;
 /// The Rust engine as Python sees it.
 #[pymodule]
 mod _native {
-    /// The newest version of the format that is read, and the one that is written.
+    /// The newest format version that is read, and the version that is written.
     #[pymodule_export]
     const FORMAT_VERSION: u64 = penstock_store::FORMAT_VERSION;
     /// Bytes of a file that share one digest.
     #[pymodule_export]
     const CHUNK_BYTES: u64 = penstock_store::format::digest::CHUNK_BYTES;
-    /// The file that says what a table is made of.
+    /// File name of a table's manifest.
     #[pymodule_export]
     const TABLE_HEAD: &str = penstock_gather::TABLE_HEAD;
-    /// What a URL of a bucket begins with.
+    /// URL schemes of buckets.
     #[pymodule_export]
     const OBJECT_SCHEMES: [&str; 3] = penstock_object::SCHEMES;
     /// The file that makes a checkpoint complete.

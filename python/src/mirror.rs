@@ -29,7 +29,7 @@ fn of_mirror<'py>(
     Ok(dict)
 }
 
-/// Copies a complete checkpoint to a bucket, as far as it is not there.
+/// Copies to a bucket the files of a complete checkpoint that are not there yet.
 #[pyfunction]
 #[pyo3(signature = (path, url, *, bytes_per_second, connections, options, progress))]
 pub fn mirror<'py>(
@@ -51,7 +51,7 @@ pub fn mirror<'py>(
     of_mirror(py, &path, &url, &report)
 }
 
-/// The same in the background, which other threads look at and stop.
+/// A copy in the background, which other threads observe and stop.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct MirrorJob {
     progress: Progress,
@@ -68,7 +68,7 @@ impl MirrorJob {
         }
     }
 
-    /// Copies, without the GIL and without an eye on signals.
+    /// Copies without the GIL and without signal handling.
     #[pyo3(signature = (path, url, *, bytes_per_second, connections, nice, options))]
     #[expect(clippy::too_many_arguments, reason = "all but two are keywords")]
     fn run<'py>(
@@ -97,19 +97,19 @@ impl MirrorJob {
         of_mirror(py, &path, &url, &report)
     }
 
-    /// Stops it: `run` raises soon, having published nothing.
+    /// Stops it: `run` soon raises, without having published anything.
     fn cancel(&self) {
         self.progress.cancel();
     }
 
-    /// The same, at the end of the process: `run` never returns. A thread that wanted the GIL then would
-    /// be ended in the middle of native code, and the process with it.
+    /// Stops it at the end of the process: `run` never returns. A thread that requested the GIL
+    /// then would be ended in the middle of native code, and the process with it.
     fn leave(&self) {
         self.is_left.store(true, Ordering::Relaxed);
         self.cancel();
     }
 
-    /// Bytes that are there, and bytes in all.
+    /// Bytes copied or already there, and bytes in all.
     fn bytes(&self) -> (u64, u64) {
         self.progress.bytes()
     }

@@ -1,4 +1,4 @@
-//! Moments of streams that are others'.
+//! Events on streams of other libraries.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::features::raised;
 use crate::owner::detached;
 use crate::tensor::device::{NativeDevice, foreign};
 
-/// The moment when all is done that a stream has now.
+/// The completion of the work that a stream has queued so far.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Moment {
     lane: Arc<Lane>,
@@ -31,24 +31,24 @@ impl Moment {
         raised(py, detached(py, record))
     }
 
-    /// Whether it has come.
+    /// Whether it has completed.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let look = || Ok(self.event.is_done().map_err(penstock_io::Error::from)?);
         raised(py, detached(py, look))
     }
 
-    /// Waits until it has come.
+    /// Waits until it has completed.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let wait = || Ok(self.event.wait().map_err(penstock_io::Error::from)?);
         raised(py, detached(py, wait))
     }
 
-    /// Has copies to the device that begin from now on come after it.
+    /// Makes later copies to the device wait for it.
     fn before_fills(&self, py: Python<'_>) -> PyResult<()> {
         raised(py, detached(py, || Ok(self.lane.fill_at(&self.event)?)))
     }
 
-    /// Has what a stream gets from now on come after it.
+    /// Makes later work on a stream wait for it.
     fn before_work(&self, py: Python<'_>, device: NativeDevice) -> PyResult<()> {
         let wait = || {
             let waited = foreign(&self.lane, device.1).wait_for(&self.event);

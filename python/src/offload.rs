@@ -1,4 +1,4 @@
-//! Bytes of files from and to the memory of tensors, many at a time.
+//! Transfers between files and the memory of tensors, many at a time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,23 +23,23 @@ use crate::owner::{detached, let_go};
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, landing, supply};
 
-/// A file, where in it, and an array.
+/// A file, an offset in it, and an array.
 type NativeRequest = (Py<DataFile>, u64, NativeArray);
 
-/// The same, of a device.
+/// The same with an array on a device.
 type NativeDeviceRequest = (Py<DataFile>, u64, NativeArray, NativeDevice);
 
-/// What passes through pinned memory at a time: a device copies it while the next are read.
+/// Bytes that pass through pinned memory at a time: a device copies them while the next are read.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Workers that many callers share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Executor {
-    /// Until it is closed.
+    /// `None` once it is closed.
     inner: Mutex<Option<executor::Executor>>,
-    /// The claims of tables, by weight.
+    /// The shares for tables, by weight.
     rows: Mutex<HashMap<u32, Weak<executor::Share>>>,
-    /// What takes bytes to devices and from them, once there was any.
+    /// The staging pipeline for device transfers, once there was one, and its memory.
     ferry: Mutex<Option<(Arc<Ferry<Shipment>>, Pool)>>,
     staging_bytes: usize,
     engine: &'static str,
@@ -85,20 +85,20 @@ impl Executor {
         self.engine
     }
 
-    /// Why it is not io_uring, where that was left open.
+    /// Why it is not io_uring, if the choice was automatic.
     #[getter]
     fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
 
-    /// Why some of the memory that devices copy from is not pinned.
+    /// Why some of the staging memory for devices is not pinned.
     #[getter]
     fn unpinned(&self, py: Python<'_>) -> Option<String> {
         let_go(py);
         self.ferry().as_ref().and_then(|(_, pool)| pool.unpinned())
     }
 
-    /// A claim on the device.
+    /// A share of the executor.
     fn share(slf: &Bound<'_, Self>, weight: u32) -> PyResult<Share> {
         let inner = slf.get().claim(slf.py(), weight)?;
         Ok(Share {
@@ -107,12 +107,12 @@ impl Executor {
         })
     }
 
-    /// Finishes what was handed over, and lets the workers go.
+    /// Finishes the submitted requests and stops the workers.
     fn close(&self, py: Python<'_>) {
         let ferry = self.ferry().take();
         let inner = self.inner().take();
         detached(py, || {
-            // It has workers read and write.
+            // The staging pipeline submits requests to the workers.
             if let Some((ferry, _)) = ferry {
                 ferry.finish();
             }
@@ -129,8 +129,8 @@ impl Executor {
         }
     }
 
-    /// That of all tables: what is asked for first is read first, whichever of them has it. Batches
-    /// that are waited for together have rows of several.
+    /// The share for all tables: their requests are read in the order of submission, because
+    /// batches that are waited for together have rows of several tables.
     pub(crate) fn claim_for_rows(
         &self,
         py: Python<'_>,
@@ -145,7 +145,7 @@ impl Executor {
         Ok(share)
     }
 
-    /// What takes bytes to devices and from them; its memory is pinned by a device for all of them.
+    /// The staging pipeline for device transfers; one device pins its memory for all.
     fn ferry_of(&self, lane: &Lane) -> Result<Arc<Ferry<Shipment>>, Error> {
         let mut ferry = self.ferry();
         if let Some((ferry, _)) = &*ferry {
@@ -167,7 +167,7 @@ impl Executor {
     }
 }
 
-/// One caller's claim on an executor.
+/// One caller's share of an executor.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Share {
     inner: Arc<executor::Share>,
@@ -176,7 +176,7 @@ pub struct Share {
 
 #[pymethods]
 impl Share {
-    /// Reads arrays, of the host and of devices.
+    /// Reads into arrays of the host and of devices.
     fn read(
         &self,
         py: Python<'_>,
@@ -206,8 +206,8 @@ impl Share {
         self.submit(py, requests?, on_devices?, streams, Vec::new())
     }
 
-    /// Writes arrays, of the host and of devices; each file is made long enough first, and made durable at the
-    /// end if asked for.
+    /// Writes arrays of the host and of devices. Each file is extended first, and made durable at
+    /// the end if `durable`.
     fn write(
         &self,
         py: Python<'_>,
@@ -259,7 +259,7 @@ impl Share {
     ) -> PyResult<Transfer> {
         let begin = || {
             let Some((_, (lane, _))) = streams.moments.first() else {
-                // Who hands over more than may wait waits here.
+                // Blocks here if too many requests are queued.
                 let inner = self.inner.submit_synced(requests, syncs)?;
                 return Ok(Handed::OfHost(inner));
             };
@@ -279,20 +279,20 @@ impl Share {
     }
 }
 
-/// Streams of callers, and the moments when they have done what they have queued until now.
+/// Streams of callers, and events after the work queued on them so far.
 #[derive(Default)]
 struct Streams {
     moments: Vec<(NativeDevice, Moment)>,
 }
 
 impl Streams {
-    /// The lane of a device, whose copies are to come after what the stream has.
+    /// The copy streams of a device, whose copies follow the work queued on the caller's stream.
     fn lane(&mut self, py: Python<'_>, device: NativeDevice) -> Result<Arc<Lane>, Error> {
         let known = self.moments.iter().find(|(known, _)| *known == device);
         if let Some((_, (lane, _))) = known {
             return Ok(Arc::clone(lane));
         }
-        // The first use of a device takes as long as a context of it, and a few copies.
+        // The first use of a device takes as long as creating a context and a few copies.
         let lane = detached(py, || Lane::of(device.0))?;
         let moment = foreign(&lane, device.1).record()?;
         self.moments.push((device, (Arc::clone(&lane), moment)));
@@ -303,16 +303,16 @@ impl Streams {
 /// Files that a call writes to, each once.
 #[derive(Default)]
 struct Files {
-    /// Where writes to it end, and whether any is of part of a page.
+    /// Each file with the end of its writes, and whether any write covers part of a page.
     files: Vec<(Py<DataFile>, u64, bool)>,
     known: HashMap<usize, usize>,
 }
 
 impl Files {
-    /// Its number.
+    /// Adds a write; returns the index of its file.
     fn add(&mut self, file: Py<DataFile>, offset: u64, len: u64) -> usize {
         let page = page_bytes();
-        // Nothing is written for no bytes, as by pwrite: the file stays as long as it is.
+        // As with pwrite, a write of no bytes does not extend the file.
         let end = if len == 0 {
             0
         } else {
@@ -336,26 +336,26 @@ impl Files {
     }
 }
 
-/// Bytes moved, of those through staging, of those through the page cache, of those between the host and
-/// devices, and for how long in seconds.
+/// Bytes moved; the bytes of these that passed through staging, through the page cache, and
+/// between the host and devices; and the seconds taken.
 type NativeMoved = (u64, u64, u64, u64, f64);
 
-/// Requests that were handed over together.
+/// Requests that were submitted together.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Transfer {
     inner: Handed,
 }
 
 enum Handed {
-    /// The host has the memory of all of them.
+    /// All requests use host memory.
     OfHost(executor::Transfer),
-    /// Devices have that of some.
+    /// Some requests use device memory.
     OfDevices(DeviceTransfer),
 }
 
 #[pymethods]
 impl Transfer {
-    /// Whether it has ended, well or not.
+    /// Whether it has ended, successfully or not.
     fn done(&self, py: Python<'_>) -> bool {
         let is_done = match &self.inner {
             Handed::OfHost(inner) => inner.is_done(),
@@ -365,7 +365,7 @@ impl Transfer {
         is_done
     }
 
-    /// Waits for the end; None where the time is over before. Signals have their turn meanwhile.
+    /// Waits for the end; `None` on timeout. Handles signals meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
         let wait = |turn| match &self.inner {
             Handed::OfHost(inner) => {
@@ -398,7 +398,7 @@ impl Transfer {
         Ok(moved.map(of))
     }
 
-    /// Gives up what has not begun.
+    /// Cancels the requests that have not begun.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let cancelled = match &self.inner {
             Handed::OfHost(inner) => inner.cancel(),
@@ -407,7 +407,7 @@ impl Transfer {
         raised(py, cancelled)
     }
 
-    /// Has a bell rung when it ends.
+    /// Signals `bell` with `key` when it ends.
     fn ring(&self, py: Python<'_>, bell: &Bell, key: u64) -> PyResult<()> {
         let hung = match &self.inner {
             Handed::OfHost(inner) => inner.on_done(bell.ringing(key)),

@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::errors;
 
-/// What is about ranks, which only Python knows.
+/// An option about ranks, which only Python uses.
 const OF_RANKS: &str = "rank_timeout_seconds";
 
-/// `Options` out of a dictionary; a name that they lack is refused, so none is without effect.
+/// `Options` from a dictionary; an unknown name is refused, so no option is silently ignored.
 #[derive(Clone)]
 pub(crate) struct NativeOptions(pub(crate) Options);
 
@@ -33,7 +33,7 @@ impl FromPyObject<'_, '_> for NativeOptions {
 }
 
 impl NativeOptions {
-    /// The options of a call about the checkpoint at `path`, on the file system that this is of.
+    /// The options of a call about the checkpoint at `path`, adapted to its file system.
     pub(crate) fn at(self, py: Python<'_>, path: &Path) -> PyResult<Options> {
         self.0.at(path).map_err(|error| errors::raise(py, &error))
     }

@@ -1,9 +1,9 @@
-//! Objects of Python that the engine holds on to, and who lets go of them.
+//! Python objects that the engine keeps alive, and their release.
 //!
-//! A thread of the engine drops what it moved bytes for, and has no GIL. PyO3 puts such references on a
-//! list behind a lock, and a fork at that moment is a child in which the lock is never released: the first
-//! of its threads that drops one waits for ever. So the list is one of our own, without a lock, and a thread
-//! that has the GIL takes from it.
+//! An engine thread drops the owner of the memory that it transferred, without the GIL. PyO3 puts
+//! such references on a list behind a lock, and a fork at that moment creates a child in which the
+//! lock is never released: its first thread that drops a reference waits forever. So this module
+//! has a lock-free list, emptied by threads that hold the GIL.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -14,17 +14,17 @@ use pyo3::prelude::*;
 /// A reference that any thread may drop at any time.
 pub(crate) struct Owner(Option<Py<PyAny>>);
 
-/// One of those that were dropped, and the one before it.
+/// A dropped reference, linked to the one dropped before it.
 struct Left {
     _object: Py<PyAny>,
     before: *mut Left,
 }
 
-/// The last of them.
+/// The reference dropped last.
 static LAST: AtomicPtr<Left> = AtomicPtr::new(ptr::null_mut());
 
 impl Owner {
-    /// That of memory, which the engine holds in a box whatever it is.
+    /// The owner of a memory region, boxed because the engine holds owners of any type.
     pub(crate) fn of(object: Py<PyAny>) -> Box<Owner> {
         Box::new(Owner(Some(object)))
     }
@@ -39,7 +39,7 @@ impl Drop for Owner {
         }));
         let mut last = LAST.load(Ordering::Relaxed);
         loop {
-            // SAFETY: it is from the box above, and nobody else has seen it yet.
+            // SAFETY: `left` is from the box above, and no other thread has seen it yet.
             unsafe { (*left).before = last };
             match LAST.compare_exchange_weak(last, left, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -49,19 +49,20 @@ impl Drop for Owner {
     }
 }
 
-/// Lets go of what was dropped until now.
+/// Releases the references dropped so far.
 pub(crate) fn let_go(_: Python<'_>) {
     if LAST.load(Ordering::Relaxed).is_null() {
         return;
     }
     let mut last = LAST.swap(ptr::null_mut(), Ordering::Acquire);
     while !last.is_null() {
-        // SAFETY: it is from a box, and whoever has taken the list has it alone.
+        // SAFETY: `last` is from a box, and the thread that swapped the list out is its only
+        // owner.
         last = unsafe { Box::from_raw(last) }.before;
     }
 }
 
-/// Runs `work` without the GIL, and lets go of what was dropped meanwhile.
+/// Runs `work` without the GIL, then releases the references dropped meanwhile.
 #[expect(clippy::disallowed_methods, reason = "all others do it by this one")]
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let value = py.detach(work);

@@ -1,4 +1,4 @@
-//! How buckets are reached, `penstock.Remote`, and what a store does there.
+//! `penstock.Remote`, the settings of a bucket, and the probe of its store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::owner::detached;
 
-/// Id, secret, token, and when it ends in seconds since 1970.
+/// Id, secret, token, and the expiry in seconds since 1970.
 type Row = (String, String, Option<String>, Option<f64>);
 
 fn keys((id, secret, token, expires): Row) -> Keys {
@@ -30,26 +30,27 @@ fn keys((id, secret, token, expires): Row) -> Keys {
     }
 }
 
-/// How long an answer is waited for.
+/// How long to wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// Where an answer goes.
+/// Channel for the answer.
 type Answer = SyncSender<Result<Keys, String>>;
 
-/// Questions for a key. A thread of Python answers them: none that Python does not know takes the GIL.
+/// Requests for a key. A thread of Python answers them, because no thread unknown to Python may
+/// take the GIL.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Questions {
-    /// To who listens in this process.
+    /// Channel to the listener of this process.
     outbox: Arc<Mutex<Option<Sender<Answer>>>>,
 }
 
-/// Who hears questions, as long as somebody has any.
+/// Receives requests, as long as their sender exists.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Listener {
     inbox: Mutex<Receiver<Answer>>,
 }
 
-/// One that waits for its answer.
+/// A request that waits for its answer.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Question {
     answer: Answer,
@@ -64,7 +65,7 @@ impl Questions {
         }
     }
 
-    /// Who hears them from now on; a fork needs another one than its parent.
+    /// Creates the listener of this process; a forked child needs its own.
     fn listen(&self) -> Listener {
         let (outbox, inbox) = channel();
         *lock(&self.outbox) = Some(outbox);
@@ -98,7 +99,7 @@ impl Questions {
 
 #[pymethods]
 impl Listener {
-    /// The next one; None when nobody has any more.
+    /// Waits for the next request; `None` once no sender is left.
     fn next(&self, py: Python<'_>) -> Option<Question> {
         let answer = detached(py, || lock(&self.inbox).recv().ok());
         answer.map(|answer| Question { answer })
@@ -107,13 +108,13 @@ impl Listener {
 
 #[pymethods]
 impl Question {
-    /// Answers it.
+    /// Answers the request.
     fn answer(&self, row: Row) {
-        // Who asked may have given up.
+        // The requester may have timed out.
         let _ = self.answer.try_send(Ok(keys(row)));
     }
 
-    /// Says why there is no answer.
+    /// Answers with the reason why there is no key.
     fn refuse(&self, reason: String) {
         let _ = self.answer.try_send(Err(reason));
     }
@@ -123,7 +124,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().expect("nothing panics with the lock")
 }
 
-/// From now on this process reaches the bucket of a URL so; with all left open, as the environment says.
+/// Sets how this process reaches the bucket of a URL; the environment supplies options that are
+/// not given.
 #[pyfunction]
 #[pyo3(signature = (url, *, endpoint, region, keys, questions, part_bytes, connections, patience_seconds, checksums))]
 #[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
@@ -156,10 +158,10 @@ pub(crate) fn reach(
     Ok(())
 }
 
-/// A thing that a store is to do, whether it does, what that means, and what was seen if it does not.
+/// A property of a store, the verdict, its consequence, and the observation unless it holds.
 type Finding = (&'static str, &'static str, &'static str, Option<String>);
 
-/// Finds out what the store of a bucket does, under a URL that this process may write to.
+/// Tests the store of a bucket under a URL that this process may write to.
 #[pyfunction]
 pub(crate) fn probe_bucket(py: Python<'_>, url: PathBuf) -> PyResult<Vec<Finding>> {
     let found = detached(py, || match buckets::at(&url)? {

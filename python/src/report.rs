@@ -28,7 +28,7 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     Ok(dict)
 }
 
-/// What one rank wrote, and its vote.
+/// The report of one rank's write, with its vote.
 pub(crate) fn of_written<'py>(
     py: Python<'py>,
     path: &Path,
@@ -141,8 +141,8 @@ fn described_by(described: Described) -> &'static str {
     }
 }
 
-/// Name, dtype, shape, bytes, what is wrong, the rank whose own it is where there are several, and
-/// whether it is vouched for: first of the tensors that ranks share.
+/// Name, dtype, shape, bytes, defect, the owning rank if there are several, and whether a digest
+/// covers it; tensors shared by ranks come first.
 fn fates<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyList>> {
     let fates = PyList::empty(py);
     for tensor in &survey.shared {
@@ -195,7 +195,7 @@ pub(crate) fn of_salvage<'py>(
     Ok(dict)
 }
 
-/// Name, dtype, shape, the reason, what it is, and the rank whose own it is where there are several.
+/// Name, dtype, shape, the reason, the kind, and the owning rank if there are several.
 pub(crate) type MissingRow<'py> = (
     String,
     String,
@@ -249,7 +249,7 @@ fn set_phases(dict: &Bound<'_, PyDict>, measured: &[(&'static str, f64)]) -> PyR
     dict.set_item("phases", phases)
 }
 
-/// Each as a `penstock.reports.Fallback`: its reason, which knows its kind.
+/// Each as a `penstock.reports.Fallback` with its reason and kind.
 fn fallbacks<'py>(py: Python<'py>, found: &[Fallback]) -> PyResult<Bound<'py, PyList>> {
     let class = py.import("penstock.reports")?.getattr("Fallback")?;
     let of = |fallback: &Fallback| class.call1((&fallback.reason, fallback.kind.name()));

@@ -1,4 +1,4 @@
-//! Rows that kernels ask for.
+//! Rows that kernels request.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::features::{RowReader, raised};
 use crate::owner::detached;
 use crate::tensor::device::{NativeDevice, gather_by, wait_for};
 
-/// What kernels post to a FIFO with: CUDA C++.
+/// The CUDA C++ header with which kernels use the host queue.
 #[pyfunction]
 pub(crate) fn fifo_header() -> &'static str {
     HEADER
@@ -21,7 +21,7 @@ pub(crate) fn fifo_header() -> &'static str {
 /// Serves kernels of one device with rows of one table.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowProxy {
-    /// None when it is closed.
+    /// `None` once it is closed.
     inner: Mutex<Option<Arc<Proxy>>>,
 }
 
@@ -54,7 +54,8 @@ impl RowProxy {
         })
     }
 
-    /// Queues a kernel that gathers the rows of ids at an address, of 4 or 8 bytes each, to another one.
+    /// Queues a kernel that gathers the rows of `count` ids of 4 or 8 bytes at an address to
+    /// another address.
     fn gather(
         &self,
         py: Python<'_>,
@@ -65,7 +66,7 @@ impl RowProxy {
         out: u64,
     ) -> PyResult<()> {
         let proxy = self.open()?;
-        // The last one to have it waits for the device.
+        // The last reference to the proxy waits for the device when it is dropped.
         let launched = detached(py, move || {
             proxy.check_runs()?;
             Ok(gather_by(proxy.fifo(), device, ids, id_bytes, count, out)?)
@@ -73,28 +74,28 @@ impl RowProxy {
         raised(py, launched)
     }
 
-    /// Raises the first thing that went wrong since this was called last.
+    /// Raises the first failure since the last call.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let proxy = self.open()?;
         raised(py, detached(py, move || proxy.check()))
     }
 
-    /// Has kernels of others be served until `end` of what comes back is called.
+    /// Serves kernels launched elsewhere until `end` of the returned object is called.
     fn serve(&self) -> PyResult<RowServing> {
         Ok(RowServing {
             inner: Mutex::new(Some(self.open()?.serve())),
         })
     }
 
-    /// Address of the FIFO on the device, ids of a post at most, posts that can be under way.
+    /// Device address of the host queue, most ids of a request, most requests in flight.
     fn fifo(&self) -> PyResult<(u64, usize, usize)> {
         let proxy = self.open()?;
         let fifo = proxy.fifo();
         Ok((fifo.address(), fifo.post_rows(), fifo.slots()))
     }
 
-    /// Waits until all is done that was queued, and raises what went wrong with it. Other kernels that run get
-    /// no more rows.
+    /// Waits until all queued kernels have completed, and raises their failures. Other running
+    /// kernels receive no more rows.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let proxy = inner.take();
@@ -108,7 +109,7 @@ impl RowProxy {
     }
 }
 
-/// Kernels of others are served as long as this is there.
+/// Keeps kernels launched elsewhere served for as long as it exists.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowServing {
     inner: Mutex<Option<Serving>>,
@@ -116,7 +117,7 @@ pub struct RowServing {
 
 #[pymethods]
 impl RowServing {
-    /// Waits until a stream has done what it has now.
+    /// Stops serving once the work queued on a stream so far has completed.
     fn end(&self, py: Python<'_>, device: NativeDevice) -> PyResult<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let serving = inner.take();

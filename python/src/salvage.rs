@@ -9,7 +9,7 @@ use crate::call::{self, Callback};
 use crate::options::NativeOptions;
 use crate::report;
 
-/// Which tensors of a checkpoint are intact; see `penstock.explain`.
+/// Finds the intact tensors of a checkpoint; see `penstock.explain`.
 #[pyfunction]
 #[pyo3(signature = (path, *, options, progress))]
 pub fn survey<'py>(
@@ -25,7 +25,7 @@ pub fn survey<'py>(
     report::of_survey(py, &survey)
 }
 
-/// Saves what is intact as a new checkpoint; see `penstock.salvage`.
+/// Saves the intact tensors as a new checkpoint; see `penstock.salvage`.
 #[pyfunction]
 #[pyo3(signature = (path, out, *, unverified, options, progress))]
 pub fn salvage<'py>(

@@ -22,8 +22,9 @@ use crate::tensor::{self, NativeBox, TensorSource};
 /// `(name, tensor, view)` with `view` either nothing or `(shape, strides, offset)` in items.
 pub(crate) type NativeAlias = (String, usize, Option<(Vec<u64>, Vec<i64>, u64)>);
 
-/// Files that become shards, as `(path, bytes, digests of chunks, owner)`, and the tensors in them, as
-/// `(name, dtype, shape, bytes an item, index of the file, offset, name in the file, box)`.
+/// Files that become shards, as `(path, bytes, digests of chunks, owner)`, and the tensors in
+/// them, as `(name, dtype, shape, bytes an item, index of the file, offset, name in the file,
+/// box)`.
 pub(crate) type NativeLinked = (Vec<NativeFile>, Vec<NativeFileTensor>);
 
 pub(crate) type NativeFile = (PathBuf, u64, Vec<u64>, Py<PyAny>);
@@ -39,7 +40,7 @@ pub(crate) type NativeFileTensor = (
     Option<NativeBox>,
 );
 
-/// Index of a tensor, the group that it is of, and its name in there.
+/// Index of a tensor, its group, and its name in the group.
 pub(crate) type NativeGrouped = (usize, String, String);
 
 /// Name and contents of a small file.
@@ -86,7 +87,7 @@ pub fn save<'py>(
     report::of_save(py, &saved)
 }
 
-/// The state that a flattened one stands for, and the streams that work on what devices have of it.
+/// The state to save, and the streams that use its device tensors.
 pub(crate) fn state(
     py: Python<'_>,
     tensors: Vec<TensorSource>,
@@ -109,7 +110,7 @@ pub(crate) fn state(
         state.sources.push(region);
     }
     for (index, group, name) in grouped {
-        // Those in files are counted behind the others.
+        // Tensors in files are numbered after the others.
         let in_files = index.wrapping_sub(state.tensors.len());
         let in_files = state.linked.tensors.get_mut(in_files);
         let in_files = in_files.map(|tensor| &mut tensor.spec);
@@ -123,7 +124,7 @@ pub(crate) fn state(
     Ok((state, followed.streams()))
 }
 
-/// Small files that go with a checkpoint, and the group of which there is an index among them.
+/// Sidecar files of a checkpoint, and the group that their index describes.
 pub(crate) fn beside(files: Vec<NativeBeside>, index: Option<String>) -> Beside {
     Beside {
         files,

@@ -7,7 +7,7 @@ use crate::errors::transferred as raised;
 use crate::owner::{detached, let_go};
 use crate::tensor::HostBuffer;
 
-/// Memory that is kept for the next tensor.
+/// A cache of buffers for tensors.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Stock {
     inner: buffer::Stock,
@@ -21,24 +21,24 @@ impl Stock {
         Stock { inner }
     }
 
-    /// Memory of so many bytes, at a page.
+    /// A page-aligned buffer of `nbytes` bytes.
     fn take(&self, py: Python<'_>, nbytes: usize) -> PyResult<HostBuffer> {
         raised(py, detached(py, || self.inner.take(nbytes))).map(HostBuffer::from)
     }
 
-    /// Gives what nobody has back to the system.
+    /// Returns unused buffers to the system.
     fn release(&self, py: Python<'_>) {
         detached(py, || self.inner.release());
     }
 
-    /// Bytes that tensors have.
+    /// Bytes that tensors use.
     #[getter]
     fn taken_bytes(&self, py: Python<'_>) -> usize {
         let_go(py);
         self.inner.taken_bytes()
     }
 
-    /// Bytes that are kept.
+    /// Bytes that are kept unused.
     #[getter]
     fn free_bytes(&self, py: Python<'_>) -> usize {
         let_go(py);
@@ -46,7 +46,7 @@ impl Stock {
     }
 }
 
-/// Memory of so many bytes, at a page; a thread puts the first of its pages in place.
+/// A page-aligned buffer of `nbytes` bytes; a thread touches its first `early_bytes` in advance.
 #[pyfunction]
 pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
     raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)

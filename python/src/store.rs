@@ -29,12 +29,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store, as its bucket is reached by now.
+    /// The store with the bucket's current settings.
     fn now(&self) -> Result<store::Store> {
         store::Store::at(&self.root)
     }
 
-    /// The steps up to one, the newest first, all or down to the first that can be loaded.
+    /// The steps up to `last`, newest first: all, or down to the first that can be loaded.
     fn rows(
         &self,
         last: Option<u64>,
@@ -61,7 +61,7 @@ impl Store {
     }
 }
 
-/// A step, why it is kept, and of one that goes the identity and the metadata.
+/// A step, why it is kept, and if it is to be deleted its id and metadata.
 type Row = (u64, Option<String>, Option<String>, Option<String>);
 
 fn row(verdict: Verdict) -> Row {
@@ -73,7 +73,7 @@ fn row(verdict: Verdict) -> Row {
     (verdict.step, reason, id, metadata)
 }
 
-/// A step, its state, and the reason for that.
+/// A step, its state, and the reason for the state.
 type StateRow = (u64, &'static str, Option<String>);
 
 fn state_row(step: u64, state: &StepState) -> StateRow {
@@ -89,7 +89,7 @@ fn state_row(step: u64, state: &StepState) -> StateRow {
     }
 }
 
-/// Removes the directory of a checkpoint with all that is in it; see
+/// Removes a checkpoint's directory with everything in it; see
 /// `penstock.checkpoint.saving.removal.remove_checkpoint`.
 #[pyfunction]
 #[pyo3(signature = (path, *, force, foreign))]
@@ -106,7 +106,7 @@ pub fn remove_checkpoint(
     call::without_gil(py, || whole::remove_checkpoint(&path, allowed))
 }
 
-/// A path as Python spells it: what is not UTF-8 becomes surrogates.
+/// A path as Python spells it: bytes that are not UTF-8 become surrogates.
 fn text(path: &Path) -> OsString {
     path.as_os_str().to_owned()
 }
@@ -116,24 +116,24 @@ impl Store {
     #[new]
     fn new(py: Python<'_>, root: PathBuf) -> PyResult<Store> {
         let store = Store { root };
-        // What cannot be reached is refused at once.
+        // Fails at once if the path cannot be reached.
         store.now().map_err(|error| errors::raise(py, &error))?;
         Ok(store)
     }
 
-    /// Where a step's checkpoint is or would be.
+    /// The path of a step's checkpoint, whether it exists or not.
     fn step_path(&self, step: u64) -> OsString {
         text(&store::Store::new(&self.root).step_path(step))
     }
 
-    /// Every step by number with its state and the reason for it, the newest first.
+    /// Every step by number with its state and the reason, newest first.
     fn steps(&self, py: Python<'_>) -> PyResult<Vec<StateRow>> {
         let rows = call::without_gil(py, || self.rows(None, false))?;
         Ok(rows.0)
     }
 
-    /// The same of the steps up to `last`, down to the first that can be loaded; and that, opened, where
-    /// nobody has to be told beforehand that it is read.
+    /// The steps up to `last`, down to the first that can be loaded, as `steps` returns them; and
+    /// that checkpoint, opened, unless readers must be announced first.
     #[pyo3(signature = (*, last=None))]
     fn newest(
         &self,
@@ -144,7 +144,7 @@ impl Store {
         Ok((rows, opened.map(Checkpoint::of)))
     }
 
-    /// What is at a step; `None` where there is none.
+    /// The state of a step; `None` if there is none.
     fn state(&self, py: Python<'_>, step: u64) -> PyResult<Option<&'static str>> {
         call::without_gil(py, || match self.now()?.state(step) {
             Ok(state) => Ok(Some(state_row(step, &state).1)),
@@ -171,13 +171,14 @@ impl Store {
         })
     }
 
-    /// The newest complete step that is not known to be damaged, of all or of those below one.
+    /// The newest complete step that is not known to be damaged, of all or of those before
+    /// `below`.
     #[pyo3(signature = (*, below=None))]
     fn newest_complete(&self, py: Python<'_>, below: Option<u64>) -> PyResult<Option<u64>> {
         call::without_gil(py, || self.now()?.newest_complete(below))
     }
 
-    /// Removes a step, also a protected one if told to; returns the bytes freed.
+    /// Removes a step, even a protected one with `force`; returns the bytes freed.
     #[pyo3(signature = (step, *, force))]
     fn delete(&self, py: Python<'_>, step: u64, force: bool) -> PyResult<u64> {
         call::without_gil(py, || match force {
@@ -191,7 +192,7 @@ impl Store {
         call::without_gil(py, || self.now()?.protect(step))
     }
 
-    /// Takes the protection of a step away.
+    /// Removes the protection of a step.
     fn unprotect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
         call::without_gil(py, || self.now()?.unprotect(step))
     }
@@ -201,13 +202,14 @@ impl Store {
         call::without_gil(py, || self.now()?.protected())
     }
 
-    /// Whether a step without a manifest holds files that no save is at work on; `None` where
-    /// nobody can tell.
+    /// Whether a step without a manifest has files that no save is writing; `None` if that cannot
+    /// be determined.
     fn is_left_behind(&self, py: Python<'_>, step: u64) -> PyResult<Option<bool>> {
         call::without_gil(py, || self.now()?.is_left_behind(step))
     }
 
-    /// Removes what dead saves left, or only looks for it; returns paths and bytes.
+    /// Removes the files of dead saves, or only lists them with `dry_run`; returns paths and
+    /// bytes.
     #[pyo3(signature = (*, dry_run, min_age_seconds))]
     fn sweep(
         &self,
@@ -229,7 +231,7 @@ impl Store {
             .collect())
     }
 
-    /// What retention would do with each step.
+    /// The steps that retention would keep and delete.
     #[pyo3(signature = (keep_last, keep_every, saved))]
     fn plan_retention(
         &self,
@@ -242,27 +244,27 @@ impl Store {
         Ok(call::without_gil(py, plan)?.into_iter().map(row).collect())
     }
 
-    /// Deletes checkpoints given by step and identity; returns the steps.
+    /// Deletes checkpoints given by step and id; returns the steps.
     fn retire(&self, py: Python<'_>, doomed: Vec<(u64, String)>) -> PyResult<Vec<u64>> {
         call::without_gil(py, || self.now()?.retire(&doomed))
     }
 
-    /// Identity of what is at a step, where its manifest can be read.
+    /// The id of a step's checkpoint, if its manifest can be read.
     fn identity(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
         call::without_gil(py, || self.now()?.identity(step))
     }
 
-    /// Remembers that a checkpoint was read back whole and found right.
+    /// Records that a checkpoint was read back completely and is intact.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         call::without_gil(py, || self.now()?.mark_verified(step, checkpoint_id))
     }
 
-    /// Remembers that a checkpoint was found damaged.
+    /// Records that a checkpoint is damaged.
     fn mark_damaged(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         call::without_gil(py, || self.now()?.mark_damaged(step, checkpoint_id))
     }
 
-    /// Reads steps back that were not read for long; see `penstock.CheckpointStore.scrub`.
+    /// Reads back the steps whose last check is long ago; see `penstock.CheckpointStore.scrub`.
     #[pyo3(signature = (*, bytes_per_second, max_age_seconds, options, progress))]
     fn scrub<'py>(
         &self,
@@ -284,27 +286,27 @@ impl Store {
         report::of_scrub(py, &scrubbed)
     }
 
-    /// Sets a step aside, if it is known to be damaged; returns where it is then.
+    /// Moves a step to quarantine if it is known to be damaged; returns its new path.
     fn set_aside(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
         let path = call::without_gil(py, || self.now()?.set_aside(step))?;
         Ok(path.as_deref().map(text))
     }
 
-    /// As `set_aside`, for a save that is about to take the step's place: where nothing is there as
-    /// well, and after whoever reads it.
+    /// As `set_aside`, before a save of the step: moves a step that cannot be read as well, and
+    /// waits for its readers. `None` also if there is no such step.
     fn give_way(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
         let path = call::run(py, &None, |progress| self.now()?.give_way(step, progress))?;
         Ok(path.as_deref().map(text))
     }
 
-    /// What was set aside: steps and paths, in that order.
+    /// The steps in quarantine, with their paths, ascending.
     fn aside(&self, py: Python<'_>) -> PyResult<Vec<(u64, OsString)>> {
         let found = call::without_gil(py, || self.now()?.aside())?;
         let row = |aside: Aside| (aside.step, text(&aside.path));
         Ok(found.into_iter().map(row).collect())
     }
 
-    /// Removes all but the last of what was set aside; returns the paths.
+    /// Removes all but the last of the steps in quarantine; returns the paths.
     fn retire_aside(&self, py: Python<'_>) -> PyResult<Vec<OsString>> {
         let removed = call::without_gil(py, || self.now()?.retire_aside())?;
         Ok(removed.iter().map(|path| text(path)).collect())
@@ -320,7 +322,7 @@ impl Store {
         name.to_str().and_then(penstock_store::step_of)
     }
 
-    /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.
+    /// The results of reading back: step, id, seconds since 1970, whether it was damaged.
     fn marks(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, u64, bool)>> {
         let row = |mark: Mark| (mark.step, mark.id, mark.at_seconds, mark.is_damaged);
         let marks = call::without_gil(py, || self.now()?.marks())?;

@@ -1,4 +1,4 @@
-//! Tables whose rows are written anew.
+//! Tables whose rows can be updated.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::offload::Executor;
 use crate::owner::detached;
 use crate::tensor::{self, NativeArray, TensorTarget};
 
-/// Rows, bytes of one in files, bytes of its values, rows of a file.
+/// Number of rows, bytes of a row in its file, bytes of its values, rows of a piece.
 type NativeForm = (u64, u64, u64, u64);
 
 fn storage(py: Python<'_>, executor: &Executor, weight: u32, direct: &str) -> PyResult<Storage> {
@@ -35,7 +35,7 @@ fn closed() -> PyErr {
     PyValueError::new_err("the table is closed: open it again")
 }
 
-/// A table that is being made.
+/// A table that is being created.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct NewRowTable {
     inner: Mutex<Option<NewTable>>,
@@ -44,7 +44,7 @@ pub struct NewRowTable {
 
 #[pymethods]
 impl NewRowTable {
-    /// Begins a table in a directory; the note is JSON.
+    /// Begins a table in a directory; `note` is metadata in JSON.
     #[new]
     fn new(
         py: Python<'_>,
@@ -72,7 +72,7 @@ impl NewRowTable {
         })
     }
 
-    /// Appends rows, an array of whole ones, contiguous in memory.
+    /// Appends whole rows, given as a contiguous array.
     fn append(&self, py: Python<'_>, rows: NativeArray) -> PyResult<()> {
         let rows = tensor::contiguous(rows)?;
         if !rows.len().is_multiple_of(self.form.value_bytes) {
@@ -81,7 +81,7 @@ impl NewRowTable {
         self.with(py, |table| table.append(&rows))
     }
 
-    /// Commits it.
+    /// Commits the table.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let done = detached(py, || match self.take() {
             None => Ok(()),
@@ -90,7 +90,7 @@ impl NewRowTable {
         raised(py, done)
     }
 
-    /// Lets it go, committed or not.
+    /// Drops the table; without `finish` its files are removed.
     fn close(&self, py: Python<'_>) {
         detached(py, || drop(self.take()));
     }
@@ -120,7 +120,7 @@ impl NewRowTable {
     }
 }
 
-/// The form of a table, and the note of who has made it.
+/// The form of a table, and its creator's metadata in JSON.
 #[pyfunction]
 pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeForm, String)> {
     let (form, note) = raised(py, detached(py, || ChangingTable::look(&home)))?;
@@ -128,7 +128,7 @@ pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeF
     Ok((form, note.to_string()))
 }
 
-/// A table whose rows are written anew.
+/// A table whose rows can be updated.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowTable {
     inner: Mutex<Option<Arc<ChangingTable>>>,
@@ -174,7 +174,7 @@ impl RowTable {
         })
     }
 
-    /// Begins to gather the rows of integers, contiguous in memory, into bytes.
+    /// Begins to gather the rows of these ids, a contiguous array of integers, into bytes.
     fn look_up(
         &self,
         py: Python<'_>,
@@ -192,7 +192,7 @@ impl RowTable {
         raised(py, detached(py, begin)).map(RowBatch::new)
     }
 
-    /// Writes rows anew: an array of their values, contiguous in memory.
+    /// Updates rows, given as a contiguous array of their values.
     fn update(
         &self,
         py: Python<'_>,
@@ -213,13 +213,14 @@ impl RowTable {
         raised(py, detached(py, work))
     }
 
-    /// Makes durable all that was written.
+    /// Makes all updates durable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let table = self.table()?;
         raised(py, detached(py, || table.flush()))
     }
 
-    /// All rows as they are now; signals have their turn while others have them.
+    /// Takes a snapshot of all rows, waiting for other snapshots to end; handles signals
+    /// meanwhile.
     fn freeze(&self, py: Python<'_>) -> PyResult<FrozenTable> {
         let table = self.table()?;
         let frozen = call::wait(py, None, |turn| {
@@ -230,18 +231,18 @@ impl RowTable {
         })
     }
 
-    /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
+    /// Number of updated rows outside of pieces, and bytes of the logs that hold them.
     fn logged(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let table = self.table()?;
         raised(py, detached(py, || table.logged()))
     }
 
-    /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
+    /// The counters: rows, hits, shared, read rows, requests, read bytes, read again.
     fn counts(&self) -> PyResult<NativeCounts> {
         Ok(counted(self.table()?.counts()))
     }
 
-    /// Lets the table go, once nobody folds or reads all of it: what was not flushed is lost.
+    /// Closes the table once no compaction or snapshot is active; unflushed updates are lost.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let table = {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,7 +251,7 @@ impl RowTable {
         let Some(table) = table else {
             return Ok(());
         };
-        // However the wait ends the table goes, and its lock with the last who has some of it.
+        // The table is closed however the wait ends; its lock is released with the last reference.
         let waited = call::wait(py, None, |turn| {
             Ok(detached(py, || table.is_still(turn)).then_some(()))
         });
@@ -266,7 +267,7 @@ impl RowTable {
     }
 }
 
-/// All rows as they were at one moment.
+/// A snapshot of all rows.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct FrozenTable {
     inner: Mutex<Option<Frozen>>,
@@ -274,7 +275,7 @@ pub struct FrozenTable {
 
 #[pymethods]
 impl FrozenTable {
-    /// The rows of a piece, as they lie in files, into bytes.
+    /// Reads the rows of a piece into bytes, in the layout of its file.
     fn read(&self, py: Python<'_>, piece: u64, out: TensorTarget) -> PyResult<()> {
         let mut out = tensor::target(out)?.into_buf();
         let read = detached(py, || {
@@ -293,14 +294,14 @@ impl FrozenTable {
         }
     }
 
-    /// Puts rows that were written anew back into pieces: how many, of how many pieces, bytes of
-    /// these.
+    /// Compacts: moves updated rows into pieces; returns the number of rows, of pieces written,
+    /// and of their bytes.
     fn fold(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let Some(mut frozen) = self.take() else {
             return Err(closed());
         };
         loop {
-            // Each piece is committed on its own, so that a signal may come between two.
+            // Each piece is committed by itself, so a signal may interrupt between two.
             let more = detached(py, || frozen.fold_more());
             if let Some(folded) = raised(py, more)? {
                 detached(py, || drop(frozen));
@@ -310,7 +311,7 @@ impl FrozenTable {
         }
     }
 
-    /// Lets it go.
+    /// Releases the snapshot.
     fn close(&self, py: Python<'_>) {
         detached(py, || drop(self.take()));
     }

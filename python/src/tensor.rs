@@ -1,8 +1,8 @@
-//! Memory that Python owns, and memory that it is given.
+//! Memory that Python owns, and memory that is handed to Python.
 //!
 //! A tensor to save arrives as an address with a shape and strides, a tensor to fill as an address
-//! with a length; both come with the object that keeps the memory alive. The package computes them
-//! from live `torch` and NumPy objects, and holds on to those for the length of the call.
+//! with a length; both with the object that keeps the memory alive. The package computes them from
+//! live `torch` and NumPy objects, which it references for the length of the call.
 #![allow(unsafe_code)]
 
 pub(crate) mod device;
@@ -29,8 +29,8 @@ use device::{Followed, NativeDevice};
 /// `(global name, global shape, start)`.
 pub(crate) type NativeBox = (String, Vec<u64>, Vec<u64>);
 
-/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner, box, device)`; the host has
-/// it where there is no device.
+/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner, box, device)`;
+/// host memory if `device` is None.
 pub(crate) type TensorSource = (
     String,
     String,
@@ -43,10 +43,11 @@ pub(crate) type TensorSource = (
     Option<NativeDevice>,
 );
 
-/// `(address, bytes, owner)` of C-contiguous memory of the host to fill.
+/// `(address, bytes, owner)` of C-contiguous host memory to fill.
 pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
 
-/// `(shape, address, strides in bytes or None, bytes an item, owner, device)` of a device's memory to fill.
+/// `(shape, address, strides in bytes or None, bytes an item, owner, device)` of device memory to
+/// fill.
 type DeviceTarget = (
     Vec<usize>,
     usize,
@@ -56,7 +57,7 @@ type DeviceTarget = (
     NativeDevice,
 );
 
-/// Memory to fill with all of a tensor.
+/// Memory to fill with a whole tensor.
 #[derive(FromPyObject)]
 pub(crate) enum LoadTarget {
     #[pyo3(transparent)]
@@ -114,7 +115,8 @@ pub(crate) fn source(
         // this shape and item size, with the object itself as the owner.
         (None, None) => unsafe { HostRegion::contiguous(address, bytes, owner) }.into(),
         (None, Some(strides)) => {
-            // SAFETY: as above, with the strides of the same object: every item they reach is its own.
+            // SAFETY: as above, with the strides of the same object: every item that they reach is
+            // its own.
             unsafe { HostRegion::new(address, item_bytes, &sizes, strides, owner) }.into()
         }
     };
@@ -131,7 +133,7 @@ pub(crate) fn source(
     ))
 }
 
-/// The bytes of a source that the host has.
+/// The bytes of a source in host memory.
 pub(crate) fn on_host(py: Python<'_>, source: TensorSource) -> PyResult<HostRegion> {
     match self::source(py, source, &mut Followed::default())? {
         (_, Region::Host(region)) => Ok(region),
@@ -142,7 +144,7 @@ pub(crate) fn on_host(py: Python<'_>, source: TensorSource) -> PyResult<HostRegi
     }
 }
 
-/// What a tensor is of a global one.
+/// The box of a global tensor.
 pub(crate) fn region((tensor, shape, start): NativeBox) -> TensorBox {
     TensorBox {
         tensor,
@@ -151,7 +153,7 @@ pub(crate) fn region((tensor, shape, start): NativeBox) -> TensorBox {
     }
 }
 
-/// The memory of a target of a load.
+/// The memory of a load's target.
 pub(crate) fn load_target(
     py: Python<'_>,
     index: usize,
@@ -186,9 +188,9 @@ pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
     Ok(unsafe { HostRegionMut::new(address, bytes, Owner::of(owner)) })
 }
 
-/// The tensor's name or the entry's index, the first index of the box, its shape, the address of its
-/// first item in memory, strides in bytes or None, bytes an item of that memory, owner, device; the host has it
-/// where there is no device.
+/// The tensor's name or the entry's index, the first index of the box, its shape, the address of
+/// its first item in memory, strides in bytes or None, bytes an item of that memory, owner,
+/// device; host memory if `device` is None.
 pub(crate) type NativeFill = (
     NativeWhole,
     Vec<u64>,
@@ -218,8 +220,8 @@ impl From<NativeWhole> for Whole {
     }
 }
 
-/// The memory of a box that is wanted. Its items have the size that the memory's owner says, never
-/// what the file says: the engine refuses the box where the two differ.
+/// The memory for a requested box. The size of its items is the one that the memory's owner
+/// states, never that of the file: the engine refuses the box if the two differ.
 pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) -> PyResult<Fill> {
     let (of, start, shape, address, strides, item_bytes, owner, device) = fill;
     let of = Whole::from(of);
@@ -235,8 +237,8 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
             array.map(ArrayMut::from)
         }
         None => {
-            // SAFETY: as for `target`, with the strides and the item size of the same object: every item
-            // they reach is its own.
+            // SAFETY: as for `target`, with the strides and the item size of the same object:
+            // every item that they reach is its own.
             let array = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, owner) };
             array.map(ArrayMut::from)
         }
@@ -247,7 +249,7 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
 
 const TANGLED: &str = "items of the memory to fill lie in each other";
 
-/// What makes no sense of an array to fill, whatever is there.
+/// Checks that an array to fill is possible at all.
 fn check_array(
     shape: &[usize],
     address: usize,
@@ -270,13 +272,12 @@ fn check_array(
     Ok(())
 }
 
-/// Page-aligned memory that tensors live in; freed, or given back to where it is from, with the last
-/// of them.
+/// Page-aligned memory that tensors use; freed, or returned to its origin, with the last of them.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct HostBuffer {
     address: usize,
     len: usize,
-    /// Held for that long.
+    /// Keeps the memory for as long as the buffer exists.
     _memory: Box<dyn Send + Sync>,
 }
 
@@ -322,7 +323,7 @@ impl HostBuffer {
         self.len
     }
 
-    /// Gives out the memory, writable, as bytes.
+    /// Exports the memory as writable bytes.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
@@ -351,7 +352,7 @@ impl HostBuffer {
 /// Address of the first item, dimensions, strides in bytes or None, bytes an item, owner.
 pub(crate) type NativeArray = (usize, Vec<usize>, Option<Vec<isize>>, usize, Py<PyAny>);
 
-/// The bytes of an array, where they are a number that memory can have.
+/// The bytes of an array; an error if memory cannot have that many.
 fn checked_bytes(array: &NativeArray) -> PyResult<usize> {
     let (address, shape, strides, item_bytes, _) = array;
     let items = shape
@@ -401,7 +402,7 @@ pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
     })
 }
 
-/// An array of a device to fill.
+/// A device array to fill.
 pub(crate) fn device_landing(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceArrayMut> {
     checked_bytes(&array)?;
     let (address, shape, strides, item_bytes, owner) = array;
@@ -410,7 +411,7 @@ pub(crate) fn device_landing(lane: &Arc<Lane>, array: NativeArray) -> PyResult<D
         .ok_or_else(|| PyValueError::new_err("its items lie in each other"))
 }
 
-/// An array of a device to copy from.
+/// A device array to copy from.
 pub(crate) fn device_supply(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceRegion> {
     checked_bytes(&array)?;
     let (address, shape, strides, item_bytes, owner) = array;
@@ -419,7 +420,7 @@ pub(crate) fn device_supply(lane: &Arc<Lane>, array: NativeArray) -> PyResult<De
     Ok(region)
 }
 
-/// An array without gaps, in its order, to copy from.
+/// A contiguous array to copy from.
 pub(crate) fn contiguous(array: NativeArray) -> PyResult<HostRegion> {
     let bytes = checked_bytes(&array)?;
     let (address, _, strides, _, owner) = array;
@@ -430,7 +431,7 @@ pub(crate) fn contiguous(array: NativeArray) -> PyResult<HostRegion> {
     Ok(unsafe { HostRegion::contiguous(address, bytes, Owner::of(owner)) })
 }
 
-/// A copy of an array of `uint32` without gaps.
+/// A copy of a contiguous array of `uint32`.
 pub(crate) fn words(array: NativeArray) -> PyResult<Vec<u32>> {
     let region = contiguous(array)?;
     let mut bytes = vec![0; region.len() as usize];
@@ -447,8 +448,8 @@ pub(crate) fn supply(array: NativeArray) -> PyResult<Source> {
     Ok(match strides.filter(|_| bytes > 0) {
         None => {
             // SAFETY: the package passes the data pointer and size of a live, contiguous tensor or
-            // array, with the object as the owner. It is only read from here, so others may read
-            // it as well; whoever changes it meanwhile races in their own data.
+            // array, with the object as the owner. It is only read from here, so other threads may
+            // read it as well; a thread that modifies it meanwhile races in its own data.
             let region = unsafe { HostRegionMut::new(address, bytes, owner) };
             Source::Window(region.into_buf())
         }

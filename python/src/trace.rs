@@ -1,4 +1,4 @@
-//! Traces: where they go, and what Python has to add to them.
+//! Traces: their files, and the spans that Python adds.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::owner::detached;
 
-/// Begins a trace of this process; `order` is where it comes among others, `about` a JSON object.
-/// With `is_shared` others were given the path as well.
+/// Begins a trace of this process; `order` is its position among the processes, `about` a JSON
+/// object. With `is_shared`, other processes have the same path.
 #[pyfunction]
 #[pyo3(signature = (path, *, order, name, about, is_shared))]
 pub fn trace_start(
@@ -42,32 +42,32 @@ pub fn trace_stop(py: Python<'_>) -> PyResult<()> {
     stopped.map_err(|error| errors::raise(py, &error.into()))
 }
 
-/// Leaves the trace to the parent, in a child that was forked.
+/// Leaves the trace to the parent, in a forked child.
 #[pyfunction]
 pub fn trace_forget() {
     trace::forget();
 }
 
-/// Whether a trace runs.
+/// Whether a trace is running.
 #[pyfunction]
 pub fn trace_is_on() -> bool {
     trace::is_on()
 }
 
-/// Nanoseconds of the clock that spans are made of.
+/// Nanoseconds of the clock that spans use.
 #[pyfunction]
 pub fn trace_now() -> u64 {
     trace::now_ns()
 }
 
-/// Records what this thread has done since `start_ns`, until now if nothing else is said.
+/// Records what this thread has done from `start_ns` to `end_ns`, by default until now.
 #[pyfunction]
 #[pyo3(signature = (name, start_ns, detail=None, end_ns=None))]
 pub fn trace_span(name: String, start_ns: u64, detail: Option<OsString>, end_ns: Option<u64>) {
     trace::span_during(name, until(start_ns, end_ns), detail.map(printable));
 }
 
-/// Records what went on since `start_ns` in a row for a "stall" or for the "background".
+/// Records an interval in the row of a "stall" or of the "background", by default until now.
 #[pyfunction]
 #[pyo3(signature = (role, name, start_ns, detail=None, end_ns=None))]
 pub fn trace_beside(
@@ -87,7 +87,7 @@ fn until(start_ns: u64, end_ns: Option<u64>) -> Range<u64> {
     start_ns..end_ns.unwrap_or_else(trace::now_ns).max(start_ns)
 }
 
-/// Of a path, whatever bytes it is made of.
+/// A path as text; bytes that are not UTF-8 are replaced.
 fn printable(detail: OsString) -> String {
     detail.to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Memory of devices that Python owns.
+//! Device memory that Python owns.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use pyo3::prelude::*;
 
 use crate::owner::Owner;
 
-/// A device by its number, and the stream on which its memory is what it should be, by its handle.
+/// A device's number, and the handle of the stream on which its memory is valid.
 pub(crate) type NativeDevice = (u32, usize);
 
-/// Devices and streams of one call, a save or a load: what a stream has queued is waited for once.
+/// Devices and streams of one save or load, each of whose queued work is waited for once.
 #[derive(Default)]
 pub(crate) struct Followed {
     lanes: Vec<(NativeDevice, Arc<Lane>)>,
 }
 
 impl Followed {
-    /// The lane of a device, which sees what the stream has queued until now.
+    /// The copy streams of a device, which wait for the work queued on the caller's stream so far.
     pub(crate) fn lane(&mut self, device: NativeDevice) -> Result<Arc<Lane>> {
         if let Some((_, lane)) = self.lanes.iter().find(|(known, _)| *known == device) {
             return Ok(Arc::clone(lane));
@@ -32,7 +32,8 @@ impl Followed {
         Ok(lane)
     }
 
-    /// The lane of a device, which fills memory once the stream has done what it has queued until now.
+    /// The copy streams of a device, which fill memory after the work queued on the caller's
+    /// stream so far.
     pub(crate) fn lane_to_fill(&mut self, device: NativeDevice) -> Result<Arc<Lane>> {
         if let Some((_, lane)) = self.lanes.iter().find(|(known, _)| *known == device) {
             return Ok(Arc::clone(lane));
@@ -43,7 +44,7 @@ impl Followed {
         Ok(lane)
     }
 
-    /// All of the streams.
+    /// All callers' streams.
     pub(crate) fn streams(&self) -> Vec<Foreign> {
         let streams = self.lanes.iter();
         streams
@@ -52,13 +53,13 @@ impl Followed {
     }
 }
 
-/// Streams of callers, to be held up.
+/// Streams of callers that are to wait.
 pub(crate) fn streams(devices: Vec<NativeDevice>) -> Result<Vec<Foreign>> {
     let stream = |(ordinal, handle)| Ok(foreign(&*Lane::of(ordinal)?, handle));
     devices.into_iter().map(stream).collect()
 }
 
-/// Why devices cannot be reached, if they cannot.
+/// Why devices are unusable, if they are.
 #[pyfunction]
 pub fn cuda_problem() -> Option<String> {
     let problem = penstock_cuda::Driver::shared().err();
@@ -74,12 +75,13 @@ pub(super) fn region(
     strides: Option<&[isize]>,
     owner: Box<Owner>,
 ) -> DeviceRegion {
-    // SAFETY: the package passes the data pointer and the strides of a live tensor of this device, shape
-    // and item size, with the object itself as the owner, and the stream that its user works on.
+    // SAFETY: the package passes the data pointer and the strides of a live tensor of this device,
+    // shape and item size, with the object itself as the owner, and the stream that its user works
+    // on.
     unsafe { DeviceRegion::new(lane, address as u64, item_bytes, shape, strides, owner) }
 }
 
-/// The memory of a device that is to be filled.
+/// Device memory to fill.
 pub(super) fn array(
     lane: &Arc<Lane>,
     address: usize,
@@ -88,13 +90,14 @@ pub(super) fn array(
     strides: Option<&[isize]>,
     owner: Box<Owner>,
 ) -> Option<DeviceArrayMut> {
-    // SAFETY: the package passes the data pointer and the strides of a live, writable tensor of this
-    // device, shape and item size, with the object as the owner, and no two targets that share memory.
-    // What its user's stream has queued comes before, and what it gets when this has returned after.
+    // SAFETY: the package passes the data pointer and the strides of a live, writable tensor of
+    // this device, shape and item size, with the object as the owner, and no two targets that
+    // share memory. Work queued on its user's stream so far runs before the copies, and work
+    // queued after this call has returned runs after them.
     unsafe { DeviceArrayMut::new(lane, address as u64, item_bytes, shape, strides, owner) }
 }
 
-/// Has a kernel gather rows by a FIFO.
+/// Queues a kernel that gathers rows through a host queue.
 pub(crate) fn gather_by(
     fifo: &Fifo,
     device: NativeDevice,
@@ -104,13 +107,13 @@ pub(crate) fn gather_by(
     out: u64,
 ) -> Result<()> {
     let lane = Lane::of(device.0)?;
-    // SAFETY: the package passes the data pointers of live, contiguous tensors of this device, of so many
-    // ids and with room for their rows, and the stream that its user works on: what PyTorch gives their
-    // memory to later comes after it on that stream.
+    // SAFETY: the package passes the data pointers of live, contiguous tensors of this device, of
+    // `count` ids and with room for their rows, and the stream that its user works on: PyTorch
+    // orders every later use of their memory after the kernel on that stream.
     unsafe { fifo.gather(&foreign(&lane, device.1), ids, id_bytes, count, out) }
 }
 
-/// Waits until a stream has done what it has now.
+/// Waits until the work queued on a stream so far has completed.
 pub(crate) fn wait_for(device: NativeDevice) -> Result<()> {
     let lane = Lane::of(device.0)?;
     Ok(foreign(&lane, device.1).record()?.wait()?)
