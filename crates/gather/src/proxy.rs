@@ -113,7 +113,7 @@ impl Proxy {
     /// Returns the first failure since the last call, whose rows were not delivered.
     ///
     /// # Errors
-    /// That failure; on every call, the failure of the device or of the thread.
+    /// The failure of a request, once; the failure of the device or of the thread, on every call.
     pub fn check(&self) -> Result<()> {
         if let Some(error) = self.shared.failed().take() {
             return Err(error);

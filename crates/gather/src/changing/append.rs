@@ -106,7 +106,7 @@ impl Writer {
         self.reached.end
     }
 
-    /// Waits for the records in flight, whatever their result: the next process to open the table
+    /// Waits for the records in flight, whatever their result: the next opening of the table
     /// then finds all of them or none.
     pub(super) fn rest(&mut self) {
         for transfer in self.transfers.drain(..) {
