@@ -26,7 +26,7 @@ use crate::tensor::{self, NativeArray, landing, supply};
 /// A file, an offset in it, and an array.
 type NativeRequest = (Py<DataFile>, u64, NativeArray);
 
-/// The same with an array on a device.
+/// A file, an offset in it, and an array on a device.
 type NativeDeviceRequest = (Py<DataFile>, u64, NativeArray, NativeDevice);
 
 /// Bytes that pass through pinned memory at a time: a device copies them while the next are read.

@@ -13,11 +13,11 @@ pub const ALIGNMENT: u64 = 4096;
 pub enum Method {
     /// `pread` and `pwrite`, one at a time on each thread.
     Posix,
-    /// The same by a pool of threads, with many requests in flight but no ring.
+    /// `pread` and `pwrite` by a pool of threads, with many requests in flight but no ring.
     Threads,
     /// A ring on each thread.
     Uring,
-    /// The same, with registered buffers and files.
+    /// A ring on each thread, with registered buffers and files.
     UringRegistered,
     /// Requests by cuFile, one at a time on each thread; only with a device.
     Cufile,

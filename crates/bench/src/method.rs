@@ -39,7 +39,7 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
     Ok(worker.tally)
 }
 
-/// The same for bytes in device memory.
+/// Makes all requests of a worker whose bytes are in device memory.
 fn run_staged(
     mut worker: Worker<'_>,
     lane: &Arc<Lane>,

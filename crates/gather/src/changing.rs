@@ -56,7 +56,7 @@ pub use self::form::Form;
 pub use self::head::TABLE_HEAD;
 pub use self::storage::Storage;
 
-/// See the module's description.
+/// A table whose rows can be updated, opened exclusively.
 #[derive(Debug)]
 pub struct ChangingTable {
     core: Arc<Core>,
@@ -327,7 +327,7 @@ impl ChangingTable {
     /// opened it.
     ///
     /// # Panics
-    /// If the length of `out` is not that of as many values.
+    /// If the length of `out` is not `ids.len()` times the bytes of a row's values.
     pub fn look_up(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         let _span = trace::span("look up");
         self.core.look_up(ids, out)
@@ -341,7 +341,7 @@ impl ChangingTable {
     /// written, after which the table has to be opened again; until then [`Error::Failed`].
     ///
     /// # Panics
-    /// If the length of `rows` is not that of as many values.
+    /// If the length of `rows` is not `ids.len()` times the bytes of a row's values.
     pub fn update(&self, ids: &[u64], rows: &HostRegion) -> Result<()> {
         let _span = trace::span("update");
         let core = &self.core;

@@ -72,7 +72,7 @@ impl DeviceReader {
         &self.lane
     }
 
-    /// Why some of its memory could not be pinned, which slows copies, if so.
+    /// Why some of its memory could not be pinned, if so; copies are then slower.
     pub fn unpinned(&self) -> Option<String> {
         self.pool.unpinned()
     }
@@ -86,7 +86,7 @@ impl DeviceReader {
     /// fails.
     ///
     /// # Panics
-    /// If the length of `out` is not that of as many values, or it is on another device.
+    /// If `out` is not `ids.len()` times the bytes of a row's values, or is on another device.
     pub fn gather(
         &self,
         ids: Vec<u64>,

@@ -52,7 +52,7 @@ pub enum Policy {
     None,
 }
 
-/// See the module's description.
+/// The slots of cached rows, and their eviction order.
 #[derive(Debug)]
 pub struct Index {
     places: Vec<Place>,

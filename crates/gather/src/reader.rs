@@ -82,7 +82,7 @@ impl Reader {
     /// made the executor.
     ///
     /// # Panics
-    /// If the length of `out` is not that of as many values.
+    /// If the length of `out` is not `ids.len()` times the bytes of a row's values.
     pub fn gather(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         self.gather_foreseen(ids, out, None)
     }

@@ -63,7 +63,7 @@ impl Drop for Number {
     }
 }
 
-/// See the module's description.
+/// A table with everything that reads it, for a reader and its batches in flight.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) table: Table,

@@ -20,7 +20,7 @@ pub struct Segment {
     pub checks: Option<Arc<Checks>>,
 }
 
-/// See the module's description.
+/// Rows of equal size, stored in segments.
 #[derive(Debug)]
 pub struct Table {
     segments: Vec<Placed>,

@@ -31,8 +31,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// # Errors
-    /// A character that no header may contain, on which the client library would panic.
+    /// Refuses characters that no header may contain, on which the client library would panic.
     fn check(&self) -> io::Result<()> {
         let texts = [Some(&self.id), self.token.as_ref()];
         match texts
@@ -85,7 +84,7 @@ impl Credentials {
         self.provider_of(None)
     }
 
-    /// The same for a named account, where the provider has accounts.
+    /// A credential provider for a named account, if the provider has accounts.
     pub(crate) fn provider_of<C: OfKeys>(
         &self,
         account: Option<String>,
@@ -101,8 +100,8 @@ impl Credentials {
 
 /// A credential of the client library.
 pub(crate) trait OfKeys: fmt::Debug + Send + Sync + Sized + 'static {
-    /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for keys of another provider.
+    /// Makes a credential from keys; refuses keys of another provider with
+    /// [`io::ErrorKind::InvalidInput`].
     fn of(keys: Keys) -> io::Result<Self>;
 }
 

@@ -30,7 +30,7 @@ use crate::runtime;
 /// Bytes that a request must transfer for the caller's patience to start anew.
 const PROGRESS_BYTES_MIN: usize = 64 << 10;
 
-/// See the module's description.
+/// An engine whose operations are HTTP requests.
 pub(crate) struct Requests {
     kin: Kin,
     part_bytes: u64,

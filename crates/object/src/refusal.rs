@@ -15,7 +15,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use crate::meaning::{Body, NO_UPLOAD, is_passing, meaning};
 use crate::provider::Provider;
 
-/// See the module's description.
+/// An error of a store, in one sentence with its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     kind: io::ErrorKind,
@@ -246,7 +246,7 @@ impl Refusal {
         self.kind == io::ErrorKind::NotFound
     }
 
-    /// The same for a request that creates an object, where "not found" makes no sense.
+    /// Turns "not found" into an unintelligible response, for a request that creates an object.
     pub(crate) fn of_making(self) -> Refusal {
         match self.is_of_nothing() {
             true => Refusal::nonsense("there is no such object, which was to be made"),
@@ -260,7 +260,7 @@ impl Refusal {
         names_them && !self.is_of_changed_bytes() && !self.is_passing
     }
 
-    /// The same after several attempts.
+    /// Adds the number of attempts and their duration to the text.
     pub(crate) fn after(mut self, tries: u32, elapsed: Duration) -> Refusal {
         if tries > 1 {
             self.text = format!("{}, {tries} times in {} s", self.text, elapsed.as_secs());

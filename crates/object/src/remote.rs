@@ -55,7 +55,7 @@ const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 /// Variables for the source of a key; one that is set precedes any file.
 const KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
 
-/// The same for Google.
+/// Variables for the source of Google's key.
 const GOOGLE_KEYS: [&str; 7] = [
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",

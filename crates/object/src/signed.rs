@@ -106,7 +106,7 @@ impl Signed {
         self.ask_for(ask, Ok).await
     }
 
-    /// The same, until `read` can interpret the response.
+    /// Sends a request, retrying it until `read` can interpret the response.
     pub(crate) async fn ask_for<T>(
         &self,
         ask: &Ask<'_>,

@@ -22,8 +22,7 @@ use crate::runs::Merging;
 use crate::shared::{Counts, Number, Shared};
 use crate::table::{Segment, Table};
 
-/// See the module's description. Locks are taken in the order of the fields, the cache's lock
-/// last.
+/// State of a mutable table. Locks are taken in the order of the fields, the cache's lock last.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) home: PathBuf,

@@ -21,7 +21,7 @@ const MARKER: &str = "table.new";
 const FORMAT: &str = "penstock-table";
 const VERSION: u32 = 1;
 
-/// See the module's description.
+/// The manifest of a mutable table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Head {
     format: String,

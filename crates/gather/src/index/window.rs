@@ -20,7 +20,7 @@ const OVER: u32 = 1 << 31;
 /// Most uses known at a time: `OVER` leaves this many numbers.
 const USES_MAX: usize = OVER as usize - 1;
 
-/// See the module's description.
+/// The announced batches, and the next use of each of their keys.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// The chain of uses of each key.
@@ -54,7 +54,7 @@ struct Batch {
     first: u64,
     /// Slots of rows that it needs before any other batch, by their uses counted from `first`.
     due: BinaryHeap<(u32, Slot)>,
-    /// The same, not sorted yet: only batches that lose rows are sorted.
+    /// Further entries of `due`, not sorted yet: only batches that lose rows are sorted.
     fresh: Vec<(u32, Slot)>,
     has_ended: bool,
 }

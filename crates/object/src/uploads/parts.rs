@@ -117,8 +117,7 @@ impl Signed {
         }
     }
 
-    /// # Errors
-    /// The object is not made of the parts that were sent; it is removed then.
+    /// Fails, and removes the object, if it is not made of the parts that were sent.
     async fn check_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<()> {
         if self.has_made(key, bytes, whole).await? {
             return Ok(());
