@@ -1,4 +1,4 @@
-"""`Batches`: begins to gather rows, wherever they go: to memory of the host, or of a device."""
+"""`Batches`: starts gathers of rows into host or device memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Begins batches of one table.
+    """Starts gathers of one table's rows.
 
     Args:
-        reader: Reads them.
-        results: Makes memory for them.
-        check: Raises where a file has changed.
+        reader: Reads the rows.
+        results: Allocates memory for them.
+        check: Raises if a file of the table has changed.
     """
 
     def __init__(
@@ -46,20 +46,14 @@ class Batches:
         device: torch.device | None,
         foreseen: int | None,
     ) -> PendingRows:
-        """Begins one.
+        """Starts one gather.
 
         Args:
-            numbers: Of its rows.
-            shape: Of the result.
-            out: Memory for it; None for memory of its own.
-            device: Where that is to be; None for the host.
-            foreseen: What the cache knows the batch by, if it does.
-
-        Raises:
-            IndexError: There is no such row.
-            ValueError: ``out`` does not fit.
-            TypeError: ``out`` is neither a tensor nor an array.
-            DeviceError: The stream of the device is being captured, or its driver fails.
+            numbers: Ids of the rows.
+            shape: Shape of the result.
+            out: Memory for the result; None to allocate it.
+            device: Device of the result; None for the host.
+            foreseen: The cache's number for this batch, if it was foreseen.
         """
         is_ours = out is None
         if out is not None:
@@ -84,17 +78,18 @@ class Batches:
         )
 
         def hold() -> None:
-            # Of whoever asks for the rows, on the stream that it works on by then.
+            # Runs for the caller that asks for the rows, on the stream current at that time.
             (current,) = current_streams([place[0]])
             native.hold(current[1])
             if is_ours and current != place:
-                # It is the other one's, which gets it back when this one is done with it.
+                # The memory belongs to the stream that gathered; PyTorch reuses it after this one,
+                # too.
                 out.record_stream(dtypes.import_torch().cuda.current_stream(place[0]))
 
         return PendingRows(native, out, self._check, hold)
 
     def _on_host(self, numbers: Ids, rows: Any, foreseen: int | None, out: Any) -> PendingRows:
-        """One that comes to memory of the host; PyTorch copies it to ``out``, if there is one."""
+        """Gathers into host memory; PyTorch then copies it to ``out``, if that is given."""
         native = self._reader.gather(numbers.array, numbers.is_signed, target_of(rows), foreseen)
         if out is None:
             return PendingRows(native, rows, self._check, None)
@@ -103,7 +98,7 @@ class Batches:
         turn = threading.Lock()
 
         def copy() -> None:
-            # Once, whoever asks for it how often; who asks meanwhile waits for it.
+            # Copies once, however many callers ask; others wait meanwhile.
             with turn:
                 if waiting:
                     copy_elements(out, waiting[0])
@@ -113,14 +108,10 @@ class Batches:
 
 
 def on_host(value: Any, name: str = "ids") -> tuple[Any, torch.device | None]:
-    """What memory of the host has of ids or rows, and the device that they are on, if any other.
-
-    Raises:
-        DeviceError: The stream of the device is being captured: nothing can be copied from it.
-    """
+    """Ids or rows in host memory, and the device they came from; None for the host."""
     if not dtypes.is_tensor(value) or value.device.type == "cpu":
         return value, None
     if of_tensor(value, name).address:
-        # PyTorch's copy would break a capture.
+        # PyTorch's copy would break a stream capture: this raises first.
         open_place(value.device)
     return value.detach().to("cpu"), value.device

@@ -1,4 +1,4 @@
-"""`Cache`: rows that stay in memory, of all tables that share a budget."""
+"""`Cache`: a budget of memory in which tables keep rows."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ Policy = Literal["sieve", "s3fifo", "static", "none"]
 
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 _SLOT_BYTES = {"sieve": 64, "s3fifo": 128, "static": 64, "none": 64}
-"""What is known of a row that is there: its number, who uses it, when it goes; by S3-FIFO also
-which rows have gone of late."""
+"""Bookkeeping of one cached row: its number, its users, its place in the eviction order; with
+S3-FIFO also the rows evicted lately."""
 _SLOTS_MAX = (1 << 32) - 2
 
 
 class Cache:
     """Memory for rows of tables: ``penstock.features.open(…, cache=cache)``.
 
-    All tables of a process that share it have rows of the same size. What is known of each row
-    counts, so a row of 128 bytes takes 192. A row that is on its way for one batch is not read
-    again for another one. Rows that a stream knows to be needed stay, those needed last go first
-    (Belady); the policy says who goes of the others. Pickled, it arrives empty, with a budget of
-    its own: memory is of a process.
+    All tables that share a cache have rows of the same size. The budget includes 64 bytes of
+    bookkeeping for each row (128 with ``"s3fifo"``), so a row of 128 bytes takes 192. A row already
+    being read for one batch is not read again for another. Rows that a stream knows it will need
+    stay; when they do not all fit, the one needed last is evicted first (Belady). The policy
+    chooses
+    among all other rows. A pickled cache arrives empty in the other process, with the same budget.
 
     Args:
-        memory_bytes: For all of them.
-        policy: Which rows go when others come: ``"sieve"`` (Zhang et al., NSDI 2024) keeps those
-            that were used since it last looked at them, ``"s3fifo"`` (Yang et al., SOSP 2023) those
-            that were used again soon after they came; ``"static"`` keeps what is pinned
-            (`Features.pin`) and nothing else, ``"none"`` nothing.
+        memory_bytes: The budget, for all tables together.
+        policy: Which rows are evicted: ``"sieve"`` (Zhang et al., NSDI 2024) keeps rows used since
+            its hand last passed them; ``"s3fifo"`` (Yang et al., SOSP 2023) keeps rows used again
+            soon after they were read; ``"static"`` keeps only pinned rows (`Features.pin`);
+            ``"none"`` keeps nothing.
 
     Attributes:
-        memory_bytes: The same.
-        policy: The same.
+        memory_bytes: The budget in bytes.
+        policy: The eviction policy.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(self, memory_bytes: int, policy: Policy = "sieve") -> None:
@@ -56,12 +57,7 @@ class Cache:
         return Cache, (self.memory_bytes, self.policy)
 
     def _of(self, value_bytes: int, name: str) -> _native.RowCache:
-        """The memory, for a table whose rows have so many bytes; see `native_cache`.
-
-        Raises:
-            ValueError: It has no room for a row, or rows of another size.
-            StorageError: The system has no memory for it.
-        """
+        """The native cache for a table whose rows have that many bytes; see `native_cache`."""
         if self._process != os.getpid():
             raise ValueError("a cache is of the process that made it: make one in each")
         with self._lock:
@@ -83,26 +79,22 @@ class Cache:
 
 
 def check_cache(cache: Cache | None) -> None:
-    """Refuses what is no cache.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Raises `TypeError` unless ``cache`` is a `Cache` or None."""
     if not isinstance(cache, Cache | None):
         raise TypeError(f"cache={cache!r:.80}: must be a penstock.features.Cache or None")
 
 
 def native_cache(cache: Cache | None, value_bytes: int, name: str) -> _native.RowCache | None:
-    """The memory that a cache has for a table; None without one.
+    """The native cache that a table uses; None without a cache.
 
     Args:
         cache: The cache.
-        value_bytes: Of a row.
-        name: Of the table.
+        value_bytes: Bytes of a row.
+        name: Name of the table, for errors.
 
     Raises:
-        TypeError: It is something else.
-        ValueError: It has no room for a row, or rows of another size.
+        TypeError: ``cache`` is not a `Cache`.
+        ValueError: It has no room for a row, or holds rows of another size.
         StorageError: The system has no memory for it.
     """
     check_cache(cache)

@@ -1,4 +1,4 @@
-"""`KeptTables`: the tables of a checkpoint of Penstock, which is held as long as they are read."""
+"""`KeptTables`: the tables of a Penstock checkpoint, which is held open while they are read."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from penstock.checkpoint.loading.placed import PlacedTensor
 
 _PIECE_BYTES = 16 * CHUNK_BYTES
-"""Bytes that are read and compared at a time."""
+"""Bytes read and compared at a time."""
 
 
 class KeptTables:
-    """The tensors of a checkpoint; nobody removes its files before `release`.
+    """The tensors of a checkpoint, whose files nobody removes before `release`.
 
     Args:
-        path: The directory of a checkpoint, or of a store, whose newest complete step is taken.
-        stacklevel: Whom warnings are of, counted from whoever calls this.
+        path: The directory of a checkpoint, or of a store, whose newest complete step is used.
+        stacklevel: Stack level for warnings, counted from the caller.
 
     Attributes:
         path: The directory of the checkpoint.
-        tables: By name, without the checksums of others.
-        notes: What is known of tables beside.
+        tables: Tensors by name, without those that hold checksums of other tables.
+        notes: Metadata of tables written by Penstock, by name.
 
     Raises:
-        CheckpointNotFoundError: There is none.
+        CheckpointNotFoundError: There is no checkpoint.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: It is damaged.
-        PartialCheckpointError: It was salvaged, and something is missing.
+        CorruptCheckpointError: The checkpoint is damaged.
+        PartialCheckpointError: It was salvaged and lacks tensors.
     """
 
     def __init__(self, path: str, *, stacklevel: int) -> None:
@@ -56,7 +56,7 @@ class KeptTables:
                 tensors = {one.name: _table(one) for one in placed(self._checkpoint)}
                 self.notes = notes_of(self._checkpoint.metadata(), self.path)
         except BaseException:
-            # An exception keeps this frame, and must not keep the files from being deleted.
+            # A stored exception keeps this frame alive, which must not keep the files from removal.
             self.release()
             raise
         self._checks = {note.checks for note in self.notes.values()}
@@ -68,18 +68,14 @@ class KeptTables:
         self._checkpoint.release()
 
     def parts(self) -> dict[str, RowTensor]:
-        """Tensors that others are made of, such as the values of a sparse one, by name."""
+        """Tensors that are parts of other values, such as those of a sparse tensor, by name."""
         with self._checkpoint.reading():
             found = {one.name: _table(one) for one in placed(self._checkpoint, is_plain=True)}
         known = self.tables.keys() | self._checks
         return {name: one for name, one in found.items() if name not in known}
 
     def row_shape(self, key: str, table: RowTensor) -> tuple[int, ...]:
-        """The sizes of a row of a table, without padding.
-
-        Raises:
-            CorruptCheckpointError: Its note says more than a row has.
-        """
+        """The shape of a row of a table, without padding."""
         note = self.notes.get(key)
         if note is None:
             return table.shape[1:]
@@ -89,14 +85,14 @@ class KeptTables:
         return note.row_shape
 
     def checks(self, key: str, blocks: int) -> np.ndarray[Any, Any] | None:
-        """The checksum of each block of a table, compared with its own digest.
+        """The checksum of each block of a table, verified against its own digest.
 
         Args:
-            key: Of the table.
-            blocks: How many it has.
+            key: Name of the table.
+            blocks: The number of its blocks.
 
-        Raises:
-            CorruptCheckpointError: They are damaged, or of another table.
+        Returns:
+            The checksums; None if the table was written without them.
         """
         note = self.notes.get(key)
         if note is None or note.checks is None:
@@ -111,16 +107,12 @@ class KeptTables:
         return sums
 
     def check_digests(self, path: str, offset: int, nbytes: int) -> None:
-        """Reads a part of a file, and compares it with the digests of its chunks.
+        """Reads a range of a file and compares it with the digests of its chunks.
 
         Args:
             path: The file.
-            offset: Where the part begins, in bytes.
+            offset: Begin of the range, in bytes.
             nbytes: Its length.
-
-        Raises:
-            CorruptCheckpointError: It is not what was saved.
-            StorageError: It cannot be read.
         """
         end = offset + nbytes
         memory = bytearray(_PIECE_BYTES)
@@ -128,7 +120,7 @@ class KeptTables:
             with open(path, "rb") as file:
                 for at in range(offset // CHUNK_BYTES * CHUNK_BYTES, end, _PIECE_BYTES):
                     file.seek(at)
-                    # Whole chunks: a digest is of nothing less.
+                    # Reads whole chunks, as a digest covers a whole chunk.
                     last = min(at + _PIECE_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
                     count = file.readinto(memoryview(memory)[: last - at])
                     piece = of_array(np.frombuffer(memory, np.uint8, count), path)
@@ -155,7 +147,7 @@ def _table(one: PlacedTensor) -> RowTensor:
     runs = one.runs
     item_bytes = dtypes.ITEM_BYTES.get(one.dtype)
     if item_bytes is None:
-        # A type of NumPy, perhaps of a package that is not here; arrays are stored whole.
+        # A NumPy type, perhaps of a package not installed here; arrays are stored whole.
         item_bytes = sum(run.nbytes for run in runs or ()) // max(1, math.prod(one.shape))
     places = None if runs is None else tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
     return RowTensor(one.dtype, item_bytes, one.shape, places)

@@ -1,4 +1,4 @@
-"""`Columns`: what a row of a table is made of."""
+"""`Columns`: the layout of a table's row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A part of each row.
+    """One column: a part of each row.
 
     Attributes:
         name: Its name.
-        shape: Its sizes in one row.
-        dtype: Name of the type of its elements, as `docs/format.md` has them.
-        item_bytes: Of an element.
-        offset: Where in a row it begins, in bytes.
+        shape: Its shape in one row.
+        dtype: Name of its element type, as in `docs/format.md`.
+        item_bytes: Bytes of an element.
+        offset: Where it begins in a row, in bytes.
     """
 
     name: str
@@ -38,22 +38,22 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Of one row."""
+        """Bytes of the column in one row."""
         return math.prod(self.shape) * self.item_bytes
 
 
 class Columns:
-    """The parts of a row, one behind the other, each where its elements are aligned.
+    """The columns of a row, one after another, each at its type's alignment.
 
     Args:
-        columns: Their names, each with the sizes and the type of its elements.
+        columns: The shape and element type of each column, by name.
 
     Attributes:
-        nbytes: Of a row.
+        nbytes: Bytes of a row.
 
     Raises:
-        ValueError: There are none, or one has no elements or no name.
-        TypeError: One is not given as sizes and a type, or elements are no plain bytes.
+        ValueError: There are no columns, or one has no elements or no name.
+        TypeError: A column is not given as shape and type, or its elements are not plain bytes.
         UnsupportedStateError: Elements of a type cannot be stored.
     """
 
@@ -70,7 +70,7 @@ class Columns:
             if min(shape, default=0) < 0:
                 raise ValueError(f"columns: {name!r}: sizes {shape} are none")
             item_bytes = dtypes.ITEM_BYTES.get(kind, 0)
-            # What a snapshot could not have is not found out after training.
+            # Refuses here, not after training, a column that a snapshot could not store.
             Form.of(name, kind, item_bytes, shape, False)
             begin = -(-end // item_bytes) * item_bytes
             column = Column(name, shape, kind, item_bytes, begin)
@@ -103,11 +103,11 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they lie."""
+        """Names of the columns, in the order of a row."""
         return list(self._columns)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The same as the note of a table has it."""
+        """The columns as the table's metadata stores them."""
         return [
             {"name": column.name, "shape": list(column.shape), "dtype": column.dtype}
             for column in self
@@ -115,15 +115,15 @@ class Columns:
 
     @classmethod
     def from_json(cls, noted: list[dict[str, Any]]) -> Columns:
-        """Those of a table."""
+        """The columns that a table's metadata describes."""
         return cls({one["name"]: (tuple(one["shape"]), one["dtype"]) for one in noted})
 
     def view(self, buffer: Any, name: str) -> Any:
-        """One column of rows.
+        """A view of one column of some rows.
 
         Args:
-            buffer: Bytes of rows, those of each behind any other dimensions: a tensor or an array.
-            name: Of the column.
+            buffer: A tensor or array of bytes, those of a row in the last dimension.
+            name: Name of the column.
         """
         column = self._columns[name]
         part = buffer[..., column.offset : column.offset + column.nbytes]

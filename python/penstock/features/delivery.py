@@ -1,4 +1,4 @@
-"""`Delivery`: rows of a table that changes, on their way to a device."""
+"""`Delivery`: copies looked-up rows of a `Table` to a device."""
 
 from __future__ import annotations
 
@@ -21,31 +21,26 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """Rows that come to memory of the host, and go on to a device by one copy of PyTorch's.
+    """Rows read into host memory and then copied to a device by one PyTorch copy.
 
-    The copy is queued on the stream that is current where the rows are asked for first. Where
-    there is a driver, the memory is pinned, and no thread waits for the copy.
+    The copy is queued on the stream that is current when `finish` is first called. With a CUDA
+    driver the host memory is pinned, and no thread waits for the copy.
 
     Args:
-        columns: What a row is made of.
-        results: Makes memory where none can be pinned.
-        shape: Of the rows, in bytes.
-        device: Where they are to be.
+        columns: The layout of a row.
+        results: Allocates the memory where none can be pinned.
+        shape: Shape of the rows, in bytes.
+        device: Where the rows go.
 
     Attributes:
-        rows: The rows: those of the host until they are on the device.
-
-    Raises:
-        DeviceError: The stream of the device is being captured, its driver fails, or this is a
-            fork of a process that has used it.
-        StorageError: The system has no memory for them.
+        rows: The rows: on the host until `finish` has queued the copy, then on the device.
     """
 
     def __init__(
         self, columns: Columns, results: Results, shape: Sequence[int], device: torch.device
     ) -> None:
         place = open_place(device)
-        # A device without a number is the one that is current here.
+        # A device without an index is PyTorch's current device.
         self._device = device if place is None else dtypes.import_torch().device("cuda", place[0])
         self._host: Any = None if place is None else pinned(shape, dtypes.import_torch().uint8)
         self._is_pinned = self._host is not None
@@ -56,13 +51,12 @@ class Delivery:
         self._copied: tuple[Place, _native.Moment] | None = None
 
     def finish(self) -> None:
-        """Has the current stream get the rows, which the host has by now.
+        """Queues the copy to the device, and makes the current stream wait for it.
 
-        Raises:
-            DeviceError: The stream is being captured, or the driver fails.
+        Call it once the rows are in host memory; it may be called again, from other streams.
         """
         place = open_place(self._device)
-        # Once, whoever asks for it how often.
+        # Copies once, however many callers ask.
         with self._turn:
             if self._host is not None:
                 self._copy(place)
@@ -70,16 +64,16 @@ class Delivery:
             if self._copied is None or self._copied[0] == place:
                 return
             if place is None:
-                # The current stream is one that nobody can tell to wait.
+                # The native module has no handle of the current stream, so the host waits.
                 self._copied[1].wait()
                 return
             self._copied[1].before_work(place)
-            # It is the other one's, which gets it back when this one is done with it.
+            # The memory belongs to the stream of the copy; PyTorch reuses it after this one, too.
             current = dtypes.import_torch().cuda.current_stream(place[0])
             self.rows.buffer.record_stream(current)
 
     def _copy(self, place: Place | None) -> None:
-        # Of pinned memory PyTorch itself knows when it is copied.
+        # PyTorch itself keeps pinned memory until a queued copy has read it.
         is_queued = self._is_pinned and place is not None
         arrived = self._host.to(device=self._device, non_blocking=is_queued)
         if place is not None:

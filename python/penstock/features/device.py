@@ -1,4 +1,4 @@
-"""`DeviceFeatures`: rows of a table, asked for by kernels of a GPU."""
+"""`DeviceFeatures`: rows of a table, gathered by kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ID_BYTES = {"int32": 4, "int64": 8}
 
 
 def cuda_header() -> str:
-    """What kernels of your own ask for rows with: CUDA C++, for NVRTC and nvcc, from sm_70 on.
+    """CUDA C++ source for your own kernels that ask for rows; for NVRTC and nvcc, sm_70 or later.
 
-    Its first lines say how; docs/gpu.md has a kernel. What it calls ``fifo`` is
-    `DeviceFeatures.address`.
+    The header's first lines explain its use, and docs/gpu.md shows a kernel. Its parameter
+    ``fifo`` is `DeviceFeatures.address`.
 
     Example:
         >>> import penstock.features
@@ -42,20 +42,21 @@ def cuda_header() -> str:
 
 
 class DeviceFeatures:
-    """Rows of a table for ids that are on a GPU; `Features.on_device` makes it.
+    """Gathers rows for ids that are on a GPU; made by `Features.on_device`.
 
-    A kernel posts the ids to memory that the host reaches, a thread there has the rows read, and
-    the kernel copies them to the result. So the host neither waits for the ids nor for the rows: a
-    gather is queued on the stream like any other kernel.
+    A kernel posts the ids to memory that the host can read, a host thread has the rows read, and
+    the
+    kernel copies them to the result. So a gather is queued on the stream like any other kernel: the
+    calling thread waits neither for the ids nor for the rows.
 
-    Any thread may use it. Closed, or dropped, it waits until all is done that it was asked for;
-    kernels of your own that wait for rows then end without them.
+    Any thread may use it. `close`, or dropping the object, waits until every queued gather is done;
+    kernels of your own that still wait for rows then end without them.
 
     Attributes:
-        ordinal: Which device.
-        address: Where kernels of your own find it: what `cuda_header` calls ``fifo``.
-        post_rows: Ids of one post, at most.
-        slots: Posts that can be under way.
+        ordinal: The CUDA device number.
+        address: Address of the queue for your own kernels, the ``fifo`` of `cuda_header`.
+        post_rows: Most ids in one post.
+        slots: Posts that can be in flight at a time.
     """
 
     def __init__(
@@ -72,26 +73,28 @@ class DeviceFeatures:
         self._check_open = check_open
         self.ordinal = ordinal
         self.address, self.post_rows, self.slots = native.fifo()
-        # What was queued is waited for without the GIL, also where nobody closes it.
+        # Waits for queued work without the GIL, also when the object is dropped without `close`.
         weakref.finalize(self, _dropped, native).atexit = False
 
     def gather(self, ids: Any, out: Any = None) -> Any:
         """Queues a gather on the current stream of the device.
 
         Args:
-            ids: A contiguous tensor of ``int32`` or ``int64`` on the device, of any shape. What it
-                has when its turn has come counts, as with any kernel.
-            out: A contiguous tensor on the device for the rows, of the shape of ``ids`` and of a
-                row, and of the table's type.
+            ids: A contiguous ``int32`` or ``int64`` tensor on the device, of any shape. The kernel
+                reads its values when the stream reaches it, as with any kernel.
+            out: A contiguous tensor on the device for the rows: the shape of ``ids`` followed by
+                that
+                of a row, of the table's type.
 
         Returns:
-            ``out``, or a new tensor. It has its rows when the stream is done with it; whether there
-            were any for these ids, `check` says.
+            ``out``, or a new tensor. It holds the rows once the stream has passed the gather;
+            `check`
+            raises if some could not be read.
 
         Raises:
             TypeError: The ids are no such tensor.
-            ValueError: ``out`` does not fit, or this is closed.
-            DeviceError: The stream is captured into a graph, or the driver refuses.
+            ValueError: ``out`` does not fit, or this object is closed.
+            DeviceError: The stream is being captured into a graph, or the driver refuses.
         """
         native = self._open()
         if not dtypes.is_tensor(ids):
@@ -114,18 +117,18 @@ class DeviceFeatures:
         return out
 
     def check(self) -> None:
-        """Raises the first thing that went wrong since this was called last.
+        """Raises the first error since the last call of `check`.
 
-        What kernels have asked for until now is known of once they are done, as after
+        Errors of a gather are known once its kernel is done, for instance after
         ``torch.cuda.synchronize()``.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: An id has no row.
             TransferError: Bytes could not be read.
             CorruptCheckpointError: A file has changed, or bytes are not those that were written.
             StorageError: A kernel has posted more ids than `post_rows`.
             DeviceError: The device has failed.
-            ValueError: This is closed.
+            ValueError: This object is closed.
         """
         native = self._open()
         with self._naming():
@@ -134,13 +137,14 @@ class DeviceFeatures:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Has kernels of your own be served: those that the current stream gets while this is open.
+        """Serves your own kernels: those queued on the current stream while the context is open.
 
-        At its end it waits for that stream. Others are yours to wait for before. A thread looks out
-        for posts meanwhile, also where none come.
+        Leaving the context waits for that stream; wait for other streams yourself before. A thread
+        polls
+        for posts meanwhile, even if none come.
 
         Raises:
-            ValueError: This is closed.
+            ValueError: This object is closed.
             DeviceError: The device has failed.
         """
         serving = self._open().serve()
@@ -150,10 +154,12 @@ class DeviceFeatures:
             serving.end(*current_streams([self.ordinal]))
 
     def close(self) -> None:
-        """Waits until all is done that was queued, and ends it. Once more it does nothing.
+        """Waits until all queued gathers are done, and releases the device memory.
+
+        A second call does nothing.
 
         Raises:
-            IndexError: As `check`, of what it has not told yet; it is closed all the same.
+            IndexError: As `check`, for an error not raised yet; the object is closed all the same.
             TransferError: Likewise.
             CorruptCheckpointError: Likewise.
             DeviceError: Likewise.
@@ -170,7 +176,7 @@ class DeviceFeatures:
         try:
             self.close()
         except Exception:
-            # What has happened before says more.
+            # The exception that left the block matters more.
             if kind is None:
                 raise
 
@@ -207,12 +213,7 @@ class DeviceFeatures:
             )
 
     def _place(self, tensor: Any, name: str) -> _native._Device:
-        """Its device and stream.
-
-        Raises:
-            ValueError: It is on another device.
-            DeviceError: The current stream is one that the native module does not reach.
-        """
+        """The tensor's device and its current stream."""
         device = tensor.device
         if device.type != "cuda" or device.index not in (None, self.ordinal):
             raise ValueError(f"{name}: on {device}: needed is one on cuda:{self.ordinal}")
@@ -222,18 +223,13 @@ class DeviceFeatures:
 
 
 def _dropped(native: _native.RowProxy) -> None:
-    """Ends one that nobody has any more, and has nobody to tell what went wrong."""
+    """Closes a dropped object; nobody is left to receive its errors."""
     with contextlib.suppress(Exception):
         native.close()
 
 
 def ordinal_of(device: Any) -> int:
-    """The number of a CUDA device.
-
-    Raises:
-        DeviceError: There is no driver for it.
-        ValueError: It is no CUDA device.
-    """
+    """The number of a CUDA device."""
     problem = _native.cuda_problem()
     if problem is not None:
         raise DeviceError(f"{device}: {problem}", code=None)

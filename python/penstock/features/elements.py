@@ -1,4 +1,4 @@
-"""What the elements of a table are, whatever a caller calls that."""
+"""Names and sizes of the element types of tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.tensors import dtypes
 
 
 def name_of(dtype: Any) -> str:
-    """The name of a type, as `docs/format.md` has them.
+    """The name of an element type, as in `docs/format.md`.
 
     Args:
-        dtype: A `torch.dtype`, what NumPy takes for a type, or such a name.
+        dtype: A `torch.dtype`, anything NumPy accepts as a dtype, or such a name.
 
     Raises:
-        TypeError: It is none, or its elements are no plain bytes.
+        TypeError: It is no type, or its elements are not plain bytes.
     """
     if isinstance(dtype, str) and dtype in dtypes.ITEM_BYTES:
         return dtype
@@ -39,9 +39,9 @@ def item_bytes_of(name: str) -> int:
     """Bytes of an element.
 
     Args:
-        name: Of a type.
+        name: Name of the element type.
 
     Raises:
-        MissingDependencyError: It takes a package that is not installed.
+        MissingDependencyError: The type needs a package that is not installed.
     """
     return dtypes.ITEM_BYTES.get(name) or dtypes.numpy_dtype(name).itemsize

@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 WINDOW = Number(0, 1 << 20, "batches", is_open=False)
 _PIN_BYTES = 16 << 20
 _AHEAD_ROWS = 4096
-"""So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
-device stays full from one to the next."""
+"""A stream starts gathers this many rows ahead of the batch it waits for, which keeps the device's
+queue full from one batch to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesStats:
-    """What was done with a table since it was opened.
+    """Counters of a table since it was opened.
 
     Attributes:
-        rows: That were asked for.
-        hits: Of them, those that were in the cache.
-        shared: Of them, those that were on their way for another batch.
-        read_rows: That were read: of those of a batch that are neither, each once.
-        requests: That read them.
-        read_bytes: That those have read, with what lies between rows.
-        useful_bytes: Of the rows that were read.
-        read_again: Rows that were read once more, as what came was damaged, or did not come with
-            another batch's request.
-        device_bytes: Of rows, those that GPUs have copied from pinned memory by themselves; 0 where
-            PyTorch has copied them.
-        is_checked: Whether what is read is compared with checksums.
+        rows: Rows requested.
+        hits: Rows of these found in the cache.
+        shared: Rows of these that were already being read for another batch.
+        read_rows: Rows read from storage; a batch reads a row once.
+        requests: Read requests.
+        read_bytes: Bytes read from storage, with the gaps between rows.
+        useful_bytes: Bytes of the rows read.
+        read_again: Rows read a second time, because the first read returned damaged bytes or
+            another batch's request for the row failed.
+        device_bytes: Bytes of rows that GPUs copied from pinned memory by themselves; 0 where
+            PyTorch copied them.
+        is_checked: Whether rows read are compared with checksums.
         engine: ``"uring"`` or ``"threads"``.
-        direct: Whether reads go past the page cache.
-        fallbacks: Ways that were left open and cannot be gone, each with its reason.
+        direct: Whether reads bypass the page cache.
+        fallbacks: Faster ways that could not be used, each with its reason.
     """
 
     rows: int
@@ -81,43 +81,47 @@ class FeaturesStats:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the rows that were in memory or on their way."""
+        """The share of requested rows that were in memory or already being read."""
         return (self.hits + self.shared) / self.rows if self.rows else 0.0
 
     @property
     def amplification(self) -> float:
-        """Bytes read for each byte that was needed."""
+        """Bytes read for each useful byte."""
         return self.read_bytes / self.useful_bytes if self.useful_bytes else 0.0
 
 
 class Features:
-    """Rows of a table that need not fit into memory; `penstock.features.open` makes it.
+    """Rows of a table that need not fit into memory; made by `penstock.features.open`.
 
-    Any thread may gather. What is gathered is read past the page cache where the file system allows
-    it, each row once for a batch, with requests that take neighbours together where reading what
-    lies between them takes less time than another request.
+    Any thread may gather. A batch reads each row once, past the page cache where the file system
+    allows it; one request covers neighbouring rows where reading the gap between them takes less
+    time than another request.
 
-    Pickled, as for a process that is spawned, it is opened anew where it arrives: same files, same
-    settings, an empty cache of the same budget. A fork of this process is told to open it itself.
+    A pickled table, as for a spawned process, is opened again where it is unpickled: same files,
+    same
+    settings, an empty cache of the same budget. In a fork of the process every call raises: open
+    the
+    table there.
 
     Args:
-        source: Where the rows lie.
-        cache: Has rows stay in memory; None for none.
-        gap_bytes: What the device reads in the time of a request: bytes between rows are read where
-            that saves an eighth of the batch's time.
-        run_bytes_max: Of a request, at most; 256 KiB. A row that is longer is one all the same.
-        io: Settings of the workers; see `penstock.offload.TensorIO`.
+        source: The table's files.
+        cache: Keeps rows in memory; None for no cache.
+        gap_bytes: Bytes that the device reads in the time of one request: gaps between rows are
+            read
+            where that saves an eighth of the batch's time.
+        run_bytes_max: Most bytes of a request; 256 KiB. A longer row is one request all the same.
+        io: Settings of the I/O workers; see `penstock.offload.TensorIO`.
 
     Attributes:
-        source: The same.
-        shape: Number of rows, and the shape of one.
-        dtype: The name of their type.
+        source: The table's files.
+        shape: Number of rows, followed by the shape of a row.
+        dtype: Name of the element type.
 
     Raises:
-        StorageError: A file cannot be opened, or the engine that was asked for cannot run.
-        CorruptCheckpointError: A file has changed since its rows were found.
+        StorageError: A file cannot be opened, or the requested engine cannot run.
+        CorruptCheckpointError: A file has changed since the table was found.
         UnsupportedStateError: A row is longer than a request.
-        ValueError: A value is out of range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -185,7 +189,7 @@ class Features:
         return self.gather(ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Files and workers are of a process: what arrives in another one opens them there.
+        # Files and workers belong to a process: another one opens its own.
         self._check_open()
         return _opened_again, (self.source, self._cache, self._gap_bytes, self._io)
 
@@ -194,44 +198,47 @@ class Features:
         return f"<Features {self.source.path!r} {self.dtype}{list(self.shape)}{state}>"
 
     def gather(self, ids: Any, out: Any = None, *, device: Any = None) -> Any:
-        """The rows of some ids, in their order, each as often as it is asked for.
+        """Returns the rows of some ids, in the order of the ids; an id may occur repeatedly.
 
-        Rows for a GPU are packed in pinned memory of the host, and copied from there by the GPU
-        once the work is done that the current stream had at the call. The current stream waits for
-        the copy, this thread does not.
+        Rows for a GPU are packed in pinned host memory, and the GPU copies them from there after
+        the work
+        that was queued on the current stream at the call. The current stream waits for the copy,
+        this
+        thread does not.
 
         Args:
-            ids: Integers of any type: a tensor, an array or a sequence, of any shape. Those of a
-                tensor of a device are copied to the host first, for which this waits.
-            out: Memory for them: a contiguous tensor of any device or an array, of the shape of
-                ``ids`` and of a row, and of the table's type.
-            device: Where a tensor for them is to be, as PyTorch names it; without it, and without
-                ``out``, where ``ids`` are.
+            ids: Integers of any type and shape: a tensor, an array or a sequence. Ids on a device
+                are
+                copied to the host first, for which this waits.
+            out: Memory for the rows: an array, or a contiguous tensor of any device; the shape of
+                ``ids`` followed by that of a row, of the table's type.
+            device: Where to put a tensor of the rows, as PyTorch names devices. Default: the device
+                of
+                ``out`` if given, else that of ``ids``.
 
         Returns:
-            ``out``; else a tensor where ``ids`` is one or ``device`` is given, and an array
-            elsewhere.
+            ``out`` if given; else a tensor if ``ids`` is one or ``device`` is given, else an array.
 
         Raises:
-            IndexError: There is no such row; says which and where.
+            IndexError: An id has no row; names the id and its position.
             TransferError: Bytes cannot be read.
             CorruptCheckpointError: A file has changed, or bytes are not those that were written.
             DeviceError: The stream of the device is being captured, its driver fails, or this is a
                 fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: ``out`` does not fit, there is no such device, or this is closed.
+            ValueError: ``out`` does not fit, there is no such device, or the table is closed.
         """
         return self.gather_async(ids, out, device=device).result()
 
     def gather_async(self, ids: Any, out: Any = None, *, device: Any = None) -> PendingRows:
-        """Begins to gather rows; see `gather`. The result must not be used before it is done.
+        """Starts to gather rows; see `gather`. The result must not be used before it is done.
 
         Raises:
-            IndexError: There is no such row; says which and where.
+            IndexError: An id has no row; names the id and its position.
             DeviceError: The stream of the device is being captured, its driver fails, or this is a
                 fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: ``out`` does not fit, there is no such device, or this is closed.
+            ValueError: ``out`` does not fit, there is no such device, or the table is closed.
         """
         ids, where = on_host(ids)
         return self._begun(ids_of(ids), out, _wanted(device, out, where))
@@ -249,20 +256,20 @@ class Features:
             return self._batches.begin(numbers, shape, out, device, foreseen)
 
     def pin(self, ids: Any) -> int:
-        """Reads rows into the cache, where they stay until this is closed.
+        """Reads rows into the cache and keeps them there until the table is closed.
 
         Args:
-            ids: Integers, as `gather` takes them; the most important first, as `rank` gives them:
-                what there is no room for is left out.
+            ids: Integers, as `gather` takes them, the most important first, as `rank` returns them:
+                rows that do not fit are left out.
 
         Returns:
-            How many rows of the cache stay now, of all tables.
+            The number of pinned rows in the cache, of all its tables.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: An id has no row.
             TypeError: The ids are no integers.
-            ValueError: There is no cache, or this is closed.
-            StorageError: They cannot be read.
+            ValueError: There is no cache, or the table is closed.
+            StorageError: The rows cannot be read.
         """
         self._check_open()
         numbers = ids_of(on_host(ids)[0])
@@ -296,19 +303,21 @@ class Features:
     def stream(
         self, batches: Iterable[Any], *, window: int = 8, device: Any = None
     ) -> Iterator[tuple[Any, Any]]:
-        """The rows of batch after batch, the next ones asked for before one is waited for.
+        """Yields the rows of batch after batch, starting to read later ones in advance.
 
         Args:
-            batches: Ids of each.
-            window: How many batches are taken beyond those that are asked for, so that the cache
-                knows which rows they need. Their ids take memory: some 45 bytes each.
-            device: Where the rows are to be; see `gather`.
+            batches: An iterable of the ids of each batch.
+            window: Batches taken from ``batches`` beyond those being read, so that the cache knows
+                which
+                rows they need. Their ids take memory: some 45 bytes each.
+            device: Where the rows go; see `gather`.
 
         Yields:
-            The ids of a batch as they came, of arrays, tensors and lists a copy, and its rows.
-            Batches are asked for ahead by some thousands of rows, and at least one. What
-            ``batches`` raises, or `gather`, ends it, behind the batches before; a note says which
-            one it was.
+            The ids of a batch (of arrays, tensors and lists a copy) and its rows. At least one
+            batch, and
+            some thousands of rows, are read ahead. An error raised by ``batches`` or by a gather is
+            raised
+            after all batches before it, with a note that names the batch.
 
         Raises:
             ValueError: ``window`` is negative, or there is no such device.
@@ -329,8 +338,8 @@ class Features:
                 rows += count
                 while len(begun) > 1 and (
                     rows - begun[0][2] >= _AHEAD_ROWS
-                    # To ask for more keeps no queue full, and has results leave the processor's
-                    # caches before anybody has looked at them.
+                    # Starting more would keep no queue full, and would push finished results out of
+                    # the processor's caches before the caller has read them.
                     or (begun[-1][1].done() and begun[0][1].done())
                 ):
                     ids, pending, count = begun.popleft()
@@ -341,26 +350,27 @@ class Features:
                 yield ids, pending.result()
             coming.end()
         finally:
-            # What was begun goes on by itself, and holds its memory for so long.
+            # Started gathers finish by themselves, and hold their memory until then.
             for _, foreseen, _ in known:
                 foreseen.forget()
 
     def foresee(self, ids: Any) -> ForeseenRows:
-        """Tells the cache of rows that will be gathered, behind all that it was told of before.
+        """Announces rows to the cache that will be gathered, after all those announced before.
 
-        They stay if there is room; of those that it knows the ones needed last go first (Belady).
-        `stream` does it by itself.
+        The cache keeps announced rows while there is room; among them it evicts the row needed last
+        first
+        (Belady). `stream` does this by itself.
 
         Args:
-            ids: As `gather` takes them; they must not change meanwhile.
+            ids: As `gather` takes them; they must not change before the gather.
 
         Returns:
-            What gathers them, and forgets them where nobody does.
+            An object that gathers the rows; dropping it withdraws the announcement.
 
         Raises:
-            IndexError: There is no such row; says which and where.
+            IndexError: An id has no row; names the id and its position.
             TypeError: The ids are no integers.
-            ValueError: This is closed.
+            ValueError: The table is closed.
 
         Example:
             >>> import numpy as np, penstock.features as features, tempfile
@@ -389,20 +399,20 @@ class Features:
     def on_device(
         self, device: Any = "cuda", *, staging_bytes: int = STAGING_BYTES
     ) -> DeviceFeatures:
-        """Has kernels of a GPU ask for rows: for ids that are on it.
+        """Lets kernels of a GPU gather rows, for ids that are on the GPU.
 
         Args:
             device: A CUDA device, as PyTorch names it.
-            staging_bytes: Pinned memory that rows are read into, about so much; what is under way
-                at a time is no more than that.
+            staging_bytes: Approximate size of the pinned memory into which rows are read; it bounds
+                the
+                rows in flight.
 
         Returns:
-            What gathers there, until it or this is closed.
+            An object that gathers on the device, until it or this table is closed.
 
         Raises:
-            DeviceError: There is no driver, it is too old for the kernels, or lets no memory be
-                pinned.
-            ValueError: It is no CUDA device, a value is out of range, or this is closed.
+            DeviceError: There is no driver, it is too old for the kernels, or it cannot pin memory.
+            ValueError: It is no CUDA device, a value is out of range, or the table is closed.
         """
         self._check_open()
         STAGING.check("staging_bytes", staging_bytes)
@@ -413,7 +423,7 @@ class Features:
         return served
 
     def stats(self) -> FeaturesStats:
-        """What was done since it was opened."""
+        """Counters of the table since it was opened."""
         rows, hits, shared, read_rows, requests, read_bytes, again = self._reader.counts()
         device_bytes, unpinned = self._reader.device_copies()
         fallbacks = self._fallbacks
@@ -436,7 +446,7 @@ class Features:
         )
 
     def close(self) -> None:
-        """Lets the files and workers go, once what is under way has ended."""
+        """Waits for gathers in flight, then closes the files and releases the workers."""
         io, self._io = self._io, None
         if io is None:
             return
@@ -464,7 +474,7 @@ class Features:
 
 
 def _wanted(device: Any, out: Any, where: torch.device | None) -> torch.device | None:
-    """Where the rows of a batch are to be: there, where ``out`` is, or where their ids are."""
+    """The device of a batch's rows: ``device``, else that of ``out``, else that of the ids."""
     if device is None and out is None:
         return where
     return device_of(device)

@@ -1,4 +1,4 @@
-"""`FileWatch`: whether the files of a table still have the rows that it was opened with."""
+"""`FileWatch`: detects that files of an open table were changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FileWatch:
-    """Compares the files of a table with their marks, and a checkpoint's with its digests.
+    """Compares the files of a table with their marks, and those of a checkpoint with its digests.
 
     Args:
         source: The table.
@@ -27,10 +27,10 @@ class FileWatch:
         self._differing: set[str] = set()
 
     def check(self) -> None:
-        """Refuses files that somebody has written to, or put others in their place.
+        """Raises `CorruptCheckpointError` if a file was written to, replaced or removed.
 
         Raises:
-            CorruptCheckpointError: One has changed.
+            CorruptCheckpointError: A file has changed.
             StorageError: A file cannot be compared with its digests.
         """
         source = self._source
@@ -38,7 +38,7 @@ class FileWatch:
             change, _ = self._marks.look(path)
             if change is Change.NONE:
                 continue
-            # Rows that have checksums are compared with them whenever they are read.
+            # Rows with checksums are compared with these at each read.
             if change is Change.TOUCHED and (source.checks is not None or self._is_whole(path)):
                 continue
             directory, file = os.path.split(path)
@@ -51,15 +51,15 @@ class FileWatch:
             )
 
     def _is_whole(self, path: str) -> bool:
-        """Whether digests say that a file which was touched has the rows that were saved.
+        """Whether a touched file still has the saved rows, by its digests.
 
-        Exports and retention give and take names of a checkpoint's files, in any process.
+        Exports and retention link and unlink files of a checkpoint, from any process.
         """
         if self._source.kept is None:
             return False
         with self._comparing:
             if path in self._differing:
-                # The cache may have rows from then, whatever the file has by now.
+                # The cache may hold rows read while it differed, even if the file is whole again.
                 return False
             change, mark = self._marks.look(path)
             if change is Change.TOUCHED:

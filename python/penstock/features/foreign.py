@@ -1,6 +1,6 @@
-"""Tables in files of others: safetensors, NumPy's ``.npy``, and files without a header.
+"""Tables in files of other programs: safetensors, NumPy's ``.npy``, and files without a header.
 
-A header is compared with the size of its file before anything is believed; nothing else is read.
+A header is compared with the size of its file before it is believed; no rows are read.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _INDEX_BYTES_MAX = 100_000_000
 
 
 _NO_NPY = (ValueError, TypeError, SyntaxError, TokenError, MemoryError, RecursionError)
-"""What comes of a header that is parsed as Python is, and makes no sense."""
+"""Errors raised by a malformed header, which NumPy parses as a Python literal."""
 
 
 def is_npy(path: str) -> bool:
-    """Whether a file begins as those of `numpy.save` do."""
+    """Whether a file begins as `numpy.save` writes it."""
     with open(path, "rb") as file:
         return file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
 
 
 def is_safetensors(path: str) -> bool:
-    """Whether a file is called, or begins, as safetensors do: a length, and a JSON object."""
+    """Whether a file is named ``.safetensors``, or begins with a length and a JSON object."""
     if path.endswith(".safetensors"):
         return True
     with open(path, "rb") as file:
@@ -53,27 +53,16 @@ def is_safetensors(path: str) -> bool:
 
 
 def of_safetensors(path: str) -> dict[str, RowTensor]:
-    """All tensors of a file by their names.
-
-    Raises:
-        CorruptCheckpointError: It is not what its header says.
-        StorageError: It cannot be read.
-    """
+    """All tensors of a safetensors file, by name."""
     return _tables(header_of(Path(path)).tensors)
 
 
 def of_directory(path: str, key: str | None) -> dict[str, RowTensor]:
-    """The tensors of a directory of safetensors files by their names.
+    """The tensors of a directory of safetensors files, by name.
 
     Args:
-        path: The directory. Where it has an index, that says which files are looked at.
-        key: The tensor that is asked for: an index tells the only file that has it.
-
-    Raises:
-        CheckpointNotFoundError: There are none.
-        CorruptCheckpointError: A file is not what its header or the index says, or a tensor is in
-            two.
-        StorageError: A file cannot be read.
+        path: The directory. If it has one index, only files that the index lists are read.
+        key: The requested tensor: with an index, only the file that holds it is read.
     """
     indices = sorted(Path(path).glob(f"*{_INDEX}"))
     if len(indices) != 1:
@@ -96,11 +85,11 @@ def of_directory(path: str, key: str | None) -> dict[str, RowTensor]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """In which file of its directory each tensor is, as an index says."""
+    """The file of each tensor, from an index of a directory of safetensors files."""
     try:
         with path.open("rb") as file:
             places = json.loads(file.read(_INDEX_BYTES_MAX))["weight_map"]
-        # Names alone: an index cannot point elsewhere.
+        # Plain file names only: an index must not point outside its directory.
         is_plain = all(name and os.path.basename(name) == name for name in places.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_plain = False
@@ -133,16 +122,12 @@ def of_npy(path: str, dtype: str | None) -> RowTensor:
 
     Args:
         path: The file.
-        dtype: What its elements are, where NumPy has no name for that and calls them void.
-
-    Raises:
-        CorruptCheckpointError: It is not what its header says.
-        UnsupportedStateError: Its rows do not lie together, or have no plain elements.
+        dtype: Type of the elements, for types that NumPy stores as void for want of a name.
     """
     with open(path, "rb") as file:
         try:
             version = npy.read_magic(file)
-            # Version 3 has UTF-8 in the names of fields, which no table has.
+            # Version 3 allows UTF-8 in field names, which a table's array does not have.
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             if version not in ((1, 0), (2, 0), (3, 0)):
                 raise ValueError(f"its version is {version[0]}.{version[1]}")
@@ -180,15 +165,12 @@ def _npy_dtype(path: str, kind: np.dtype[Any], given: str | None) -> str:
 
 
 def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> RowTensor:
-    """A file that is rows and nothing else.
+    """A file of rows without a header.
 
     Args:
         path: The file.
-        shape: Of the table; None for as many rows as there are.
-        dtype: Name of the type.
-
-    Raises:
-        StateMismatchError: It has another size.
+        shape: Shape of the table; None in the first place for as many rows as the file has.
+        dtype: Name of the element type.
     """
     nbytes = os.stat(path).st_size
     item_bytes = item_bytes_of(dtype)

@@ -1,4 +1,4 @@
-"""Ids of rows, as the native module takes them."""
+"""Ids of rows in the form that the native module takes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class Ids(NamedTuple):
-    """Numbers of rows.
+    """Ids of rows.
 
     Attributes:
-        shape: Of the array that they came in.
-        is_torch: Whether that is a tensor of PyTorch.
-        dtype: Their type, as NumPy has it.
-        is_signed: Whether they can be negative.
-        values: They themselves, contiguous.
-        array: Their memory.
+        shape: Shape of the caller's ids.
+        is_torch: Whether the caller passed a PyTorch tensor.
+        dtype: NumPy type of the ids.
+        is_signed: Whether the type is signed.
+        values: The ids as a contiguous array.
+        array: Address, shape, strides, item size and owner of their memory.
     """
 
     shape: tuple[int, ...]
@@ -33,19 +33,14 @@ class Ids(NamedTuple):
 
 
 def ids_of(value: Any) -> Ids:
-    """What a caller passes as ids.
-
-    Raises:
-        TypeError: They are no integers.
-        IndexError: One is too large or too small for any table.
-    """
+    """Converts a caller's ids; raises on anything but integers."""
     is_torch = dtypes.is_tensor(value)
     is_array = is_torch or isinstance(value, np.ndarray)
     if is_torch and value.device.type != "cpu":
         raise TypeError(f"ids: a tensor on {value.device}: use one of the host, as of .cpu()")
     found = to_array(value, "ids")
     if found.size == 0 and not is_array:
-        # A list of nothing is of floating-point numbers, by itself.
+        # NumPy makes an empty list an array of floats.
         found = found.astype(np.int64)
     if found.dtype.kind in "Of" and not is_array:
         found = _of_python(value, found)
@@ -54,21 +49,18 @@ def ids_of(value: Any) -> Ids:
     shape, dtype = found.shape, found.dtype
     if not (found.flags.c_contiguous and dtype.isnative):
         found = np.ascontiguousarray(found, dtype.newbyteorder("="))
-    # Five times as fast as by `ctypes`.
+    # Five times as fast as `ctypes.data`.
     address: int = found.__array_interface__["data"][0]
     array = address, (found.size,), None, found.itemsize, found
     return Ids(shape, is_torch, dtype, dtype.kind == "i", found, array)
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    """Numbers of a caller as an array.
+    """A caller's numbers as an array.
 
     Args:
         value: A tensor of the host, an array or a sequence.
-        name: The name of the argument.
-
-    Raises:
-        TypeError: NumPy has no array of it.
+        name: Name of the argument, for errors.
     """
     try:
         return value.detach().numpy() if dtypes.is_tensor(value) else np.asarray(value)
@@ -81,7 +73,7 @@ def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _of_python(value: Any, found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Integers of Python that NumPy has no type for: too large ones, or takes for other numbers."""
+    """Integers that NumPy took for objects or floats, as ``uint64``; raises on ids out of range."""
     objects = np.asarray(value, dtype=object)
     if not objects.size or not all(type(one) is int for one in objects.flat):
         return found

@@ -1,4 +1,4 @@
-"""`Coming`: the batches of a stream, as they are taken ahead."""
+"""`Coming`: takes the batches of a stream ahead of their use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_MORE = object()
 
 
 class Coming:
-    """Batches as they are taken, and what ends them."""
+    """Takes batches from an iterable, and keeps the error that ends it."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         if not isinstance(batches, Iterable):
@@ -36,14 +36,14 @@ class Coming:
     def next(
         self, foreseen: Callable[[Ids, torch.device | None], ForeseenRows]
     ) -> tuple[Any, ForeseenRows, int] | None:
-        """The next one, as the cache knows of it; None where there is none, or an error."""
+        """The next batch: its ids, their announcement to the cache, its rows; None at the end."""
         if self._error is not None:
             return None
         try:
             taken: Any = next(self._source, _NO_MORE)
             if taken is _NO_MORE:
                 return None
-            # Whoever makes batches may fill the same memory again.
+            # A copy, as the producer of batches may fill the same memory again.
             ids = copy.deepcopy(taken) if isinstance(taken, (np.ndarray, list)) else taken
             if dtypes.is_tensor(taken):
                 ids = taken.detach().clone()
@@ -58,6 +58,6 @@ class Coming:
         return found
 
     def end(self) -> None:
-        """Raises what has ended them before their end."""
+        """Raises the error that ended the batches early, if any."""
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""`open`: a table of rows, whoever has written it."""
+"""`open`: opens a table of any supported format."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ def open(
     gap_bytes: int | None = None,
     io: TensorIO | None = None,
 ) -> Features:
-    """Opens a table, to read rows of it by id.
+    """Opens a table, to read its rows by id.
 
-    Rows are everything behind the first dimension.
+    A row is everything behind the tensor's first dimension.
 
     Args:
-        path: The directory of a checkpoint of Penstock, or of a store, whose newest complete step
-            is taken; a safetensors file, or a directory of them, with an index or without; a
-            ``.npy`` file; or a file that is rows and nothing else.
-        key: Name of the tensor, where there are several.
-        shape: Its sizes, for a file without a header; None in the place of the first for as many
-            rows as there are. Elsewhere they have to be what is stored.
-        dtype: Its type, likewise.
-        cache: Has rows stay in memory; see `Cache`.
-        check: Whether what is read is compared with checksums, where there are any.
-        gap_bytes: What the device reads in the time of a request, 16 KiB: bytes between rows are
-            read where that saves an eighth of the batch's time. 0 for never.
-        io: Settings of the workers, as `penstock.offload.TensorIO` takes them.
+        path: The directory of a Penstock checkpoint, or of a store, whose newest complete step is
+            used; a safetensors file, or a directory of them, with or without an index; a ``.npy``
+            file; or a file of rows without a header.
+        key: Name of the tensor, if there are several.
+        shape: Shape of the table, required for a file without a header; None in the first place for
+            as many rows as there are. For other files it must be the stored shape.
+        dtype: Type of the elements, likewise.
+        cache: Keeps rows in memory; see `Cache`.
+        check: Whether rows are compared with checksums, where the table has them.
+        gap_bytes: Bytes that the device reads in the time of one request, 16 KiB: gaps between rows
+            are read where that saves an eighth of the batch's time. 0 never reads gaps.
+        io: Settings of the I/O workers, as `penstock.offload.TensorIO` takes them.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: A file is not what its header says, or damaged.
-        StateMismatchError: There is no such table, or another shape, type or size.
-        UnsupportedStateError: The rows do not lie together, have no bytes, or are longer than a
-            request.
-        StorageError: A file cannot be read, or the engine that was asked for cannot run.
-        ValueError: A value is out of range, or the cache has rows of another size.
+        CorruptCheckpointError: A file contradicts its header, or is damaged.
+        StateMismatchError: There is no such table, or it has another shape, type or size.
+        UnsupportedStateError: Rows are not contiguous in their files, have no bytes, or are longer
+            than a request.
+        StorageError: A file cannot be read, or the requested engine cannot run.
+        ValueError: An argument is out of range, or the cache has rows of another size.
 
     Example:
         >>> import numpy as np, penstock.features, tempfile

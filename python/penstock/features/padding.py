@@ -1,4 +1,4 @@
-"""How many bytes a row takes in a file, so that few blocks of the device are read for it. Pure."""
+"""Chooses the padded length of a row, so that reading it touches few blocks. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from penstock.features.table_metadata import BLOCK_BYTES
 Align: TypeAlias = Literal["auto"] | bool
 
 _GAIN_MIN = 0.1
-"""What has to be saved, of the bytes that are read and those that are kept, for a row to be padded:
-readers that know nothing of it see more columns."""
+"""Share of blocks read times bytes stored that padding must save; readers that do not know about
+padding see additional columns."""
 
 
 def row_bytes_for(value_bytes: int, item_bytes: int, align: Align) -> int:
-    """Bytes that a row takes.
+    """Bytes that a row takes in its file.
 
     Args:
-        value_bytes: Of its elements.
-        item_bytes: Of one of them.
-        align: Whether rows straddle as few blocks as they can, whatever that takes (True), or where
-            it saves more than it takes (``"auto"``), or are as long as they are (False).
+        value_bytes: Bytes of its elements.
+        item_bytes: Bytes of one element.
+        align: Whether rows are padded to straddle as few blocks as possible: always (True), never
+            (False), or where it saves more than it costs (``"auto"``).
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: ``align`` is none of these.
     """
     if align not in ("auto", True, False):
         raise ValueError(f"align={align!r}: must be 'auto', True or False")
@@ -38,20 +38,20 @@ def row_bytes_for(value_bytes: int, item_bytes: int, align: Align) -> int:
 
 
 def blocks_per_row(row_bytes: int) -> float:
-    """Blocks that have some of a row, on average, of rows that begin with a block and have no gaps.
+    """Average number of blocks that hold part of a row, if rows are stored from a block on.
 
-    Rows begin at all multiples, within a block, of what the length has in common with it.
+    Within blocks, rows begin at all multiples of the greatest common divisor of row and block.
     """
     return 1 + (row_bytes - math.gcd(row_bytes, BLOCK_BYTES)) / BLOCK_BYTES
 
 
 def _cost(row_bytes: int) -> float:
-    """Blocks that are read times bytes that are kept: a tenth more of either weighs the same."""
+    """Blocks read times bytes stored: a tenth more of either costs the same."""
     return blocks_per_row(row_bytes) * row_bytes
 
 
 def _longer(value_bytes: int, item_bytes: int) -> list[int]:
-    """Longer rows that may straddle fewer blocks."""
+    """Candidates for a padded length that may straddle fewer blocks."""
     if value_bytes <= BLOCK_BYTES:
         lengths = [1 << (value_bytes - 1).bit_length()]
     else:

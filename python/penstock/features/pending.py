@@ -1,4 +1,4 @@
-"""`PendingRows`: rows that are being gathered."""
+"""`PendingRows`: a gather in progress."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class PendingRows:
-    """Rows that are being gathered. It may be dropped: they come, and hold on to their memory.
+    """Rows that are being gathered. It may be dropped: the reads finish, and hold their memory.
 
-    Rows that go to a device are there for what the stream gets that is current when `result` is
-    called: it waits for their copy, the host does not. Without `result` nothing waits for it.
+    For rows on a device, `result` makes the stream that is current at its call wait for their copy;
+    the
+    host does not wait for the copy. Without `result` no stream waits for it.
 
-    It can be awaited too, which is `result`.
+    ``await`` does the same as `result`.
 
     Attributes:
         rows: The result, not to be used before it is done.
@@ -40,14 +41,14 @@ class PendingRows:
         self.rows = rows
 
     def done(self) -> bool:
-        """Whether nothing of it is under way; never so in a fork of the process that reads."""
+        """Whether all reads have ended; always False in a fork of the process that reads."""
         return self._native.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits until all rows are there, or on their way to a device.
+        """Waits until all rows are read, or their copy to a device is queued.
 
         Args:
-            timeout: For how many seconds at most; for ever without.
+            timeout: Most seconds to wait; None to wait for ever.
 
         Returns:
             The rows.
@@ -55,19 +56,19 @@ class PendingRows:
         Raises:
             TransferError: Bytes cannot be read.
             CorruptCheckpointError: A file has changed, or bytes are not those that were written.
-            TimeoutError: They are not there in time; they come later.
+            TimeoutError: The rows were not read in time; the reads go on.
             DeviceError: The stream of the device is being captured, or its driver fails.
             PenstockError: This process is a fork of the one that reads.
         """
         try:
             is_there = self._native.wait(timeout)
         except TransferError:
-            # What a file was cut to, or replaced by, says why more than where the read ended.
+            # A truncated or replaced file explains the failure better than the read's end does.
             self._check()
             raise
         if not is_there:
             raise TimeoutError(f"the rows are not there after {timeout} s")
-        # Behind the reads: what a file was before says nothing of what came.
+        # After the reads, as a check before them says nothing about the bytes read.
         self._check()
         if self._finish is not None:
             self._finish()

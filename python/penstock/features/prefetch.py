@@ -1,4 +1,4 @@
-"""`ForeseenRows`: rows that will be gathered, of which the cache knows."""
+"""`ForeseenRows`: rows announced to the cache, to be gathered later."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
 
 class ForeseenRows:
-    """Rows that will be gathered: the cache keeps them before others, and knows when they go.
+    """Rows announced to the cache: it keeps them before others, and knows when they are needed.
 
-    They are gathered once, in the order in which they were foreseen. What is dropped is forgotten.
+    Gather announced rows once each, in the order of their announcements. Dropping the object
+    withdraws
+    the announcement.
     """
 
     __slots__ = ("__weakref__", "_begin", "_forget")
@@ -25,7 +27,7 @@ class ForeseenRows:
         self._forget = forget
 
     def gather_async(self, out: Any = None, *, device: Any = None) -> PendingRows:
-        """Begins to gather them; see `Features.gather_async`.
+        """Starts to gather the rows; see `Features.gather_async`.
 
         Raises:
             ValueError: ``out`` does not fit, the table is closed, or they were gathered or
@@ -41,7 +43,7 @@ class ForeseenRows:
             raise
 
     def forget(self) -> None:
-        """They will not be gathered. May be called again, and in any case."""
+        """Withdraws the announcement. May be called at any time, also repeatedly."""
         if self._begin is not None:
             self._begin = None
             self._forget()

@@ -1,4 +1,4 @@
-"""`publish`: files of tables become a checkpoint."""
+"""`publish`: turns files of tables into a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _RANK = 0
 _SHARD = 99
-"""The number under which the first file of rows is written. In the checkpoint it has another name,
-that of the first shard or the next ones."""
+"""Shard number of the first file of rows while it is written; the commit gives the files the names
+of the first shards."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -38,25 +38,20 @@ def publish(
     options: Options,
     needed_bytes: int | None,
 ) -> tuple[str, tuple[Fallback, ...]]:
-    """Has files of tables written, and commits them as a checkpoint, durably.
+    """Lets a function write files of tables, and commits them as a checkpoint, durably.
 
     Args:
-        where: Its directory.
+        where: The checkpoint's directory.
         keys: Names of the tables.
-        fill: Writes their files, where it is told for each table, and says what the checkpoint
-            holds: tensors of those files, and others.
-        metadata: As it is stored.
+        fill: Writes the file of each table to the path given for its key, and returns the state of
+            the checkpoint: tensors of those files, and others.
+        metadata: The metadata as it is stored.
         overwrite: Replace a complete checkpoint that is there.
-        options: How bytes move.
-        needed_bytes: What the rows take; None where that is not known.
+        options: Settings of the I/O.
+        needed_bytes: Bytes of the rows; None if unknown.
 
     Returns:
-        Identity of the checkpoint, and what was left behind.
-
-    Raises:
-        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
-            directory is a store.
-        StorageError: The operating system failed an operation.
+        The checkpoint's identity, and what could not be deleted.
     """
     job_options = to_native(options)
     check_no_store(where)
@@ -78,7 +73,7 @@ def publish(
             raise _full(where, error, needed_bytes) from error
         raise
     finally:
-        # What is committed has a second name of its own.
+        # Committed files have a second link, under their final name.
         for place in places.values():
             with contextlib.suppress(OSError):
                 os.unlink(place)

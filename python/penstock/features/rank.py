@@ -1,4 +1,4 @@
-"""`rank`: which rows of a graph's nodes will be asked for most."""
+"""`rank`: orders a graph's nodes by how often their rows are likely to be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODES = Number(0, (1 << 63) - 1, "nodes", is_open=False)
 _ROUNDS = Number(1, (1 << 63) - 1, "rounds", is_open=False)
 
 _EDGES_AT_ONCE = 1 << 24
-"""Edges whose scores are in memory together: 256 MiB of them."""
+"""Edges whose scores are computed at a time: 256 MiB of them."""
 
 
 def rank(
@@ -32,31 +32,32 @@ def rank(
     damping: float = 0.85,
     rounds: int = 20,
 ) -> _Array:
-    """Ids of nodes, those first whose rows are likely to be asked for most: a hot set to pin.
+    """Returns ids of nodes, those likely to be read most often first: a hot set to pin.
 
-    The graph is as neighbour samplers take it, in compressed columns: ``row[colptr[v] :
-    colptr[v + 1]]`` are the nodes that node ``v`` samples from. Arrays are of NumPy or PyTorch, in
-    host memory. Whole types of nodes need no rank: pin ``range(rows)`` of theirs.
+    The graph has the form that neighbour samplers take, compressed columns: node ``v`` samples from
+    the nodes ``row[colptr[v] : colptr[v + 1]]``. Arrays are of NumPy or PyTorch, in host memory. To
+    pin all nodes of a type no rank is needed: pin ``range(rows)``.
 
     Args:
-        by: ``"degree"``: of how many nodes a node is a neighbour. ``"reverse_pagerank"``: how
-            often walks against the edges, as samplers take them, come to a node, as GIDS ranks
-            what it keeps in memory (Park et al., VLDB 2024). ``"counts"``: how often each was asked
-            for, as counted in an epoch.
-        colptr: Where the neighbours of each node begin in ``row``, and their number at the end.
+        by: ``"degree"``: the number of nodes that have a node as neighbour. ``"reverse_pagerank"``:
+            how often random walks against the edges, the way samplers go, visit a node, as GIDS
+            ranks the nodes it keeps in memory (Park et al., VLDB 2024). ``"counts"``: how often
+            each
+            node was read, as counted in an epoch.
+        colptr: Begin of each node's neighbours in ``row``, followed by the length of ``row``.
         row: The neighbours.
-        counts: Of each node, for ``"counts"``.
-        nodes: How many nodes there are to rank, where ``row`` has those of another type than
-            ``colptr``, which ``"degree"`` allows; as a rule as many as ``colptr`` has.
-        top: How many ids to return; None for all.
-        damping: The share of walks that goes on at each step of ``"reverse_pagerank"``.
-        rounds: Steps of them.
+        counts: The count of each node, for ``"counts"``.
+        nodes: Number of nodes to rank with ``"degree"``, where ``row`` holds nodes of another type
+            than ``colptr``. Default: the nodes of ``colptr``.
+        top: The number of ids to return; None for all.
+        damping: The share of walks that continue at each step of ``"reverse_pagerank"``.
+        rounds: The number of steps.
 
     Returns:
-        Ids of type ``int64``; of those that are equal the smaller one comes first.
+        Ids of type ``int64``; of equal nodes the smaller id comes first.
 
     Raises:
-        TypeError: An array is missing or has no integers.
+        TypeError: An array is missing or does not hold integers.
         ValueError: The arrays are no graph, or a number is out of range.
 
     Example:
@@ -121,13 +122,13 @@ def _check(starts: _Array, sources: _Array, nodes: int) -> None:
 
 
 def _reverse_pagerank(starts: _Array, sources: _Array, damping: float, rounds: int) -> _Array:
-    """How likely each node is, after so many steps; all together 1."""
+    """The probability of each node after ``rounds`` steps; they add up to 1."""
     nodes = len(starts) - 1
     neighbours = (starts[1:] - starts[:-1]).astype(np.int64)
     has_none = neighbours == 0
     likely = np.full(nodes, 1 / max(nodes, 1))
     for _ in range(rounds):
-        # Who has no neighbour goes anywhere, and so does who is not to go on.
+        # A walk at a node without neighbours jumps anywhere, as does one that is not damped.
         anywhere = damping * likely[has_none].sum() + 1 - damping
         to_each = damping * likely / np.maximum(neighbours, 1)
         likely = np.full(nodes, anywhere / max(nodes, 1))
@@ -141,7 +142,7 @@ def _reverse_pagerank(starts: _Array, sources: _Array, damping: float, rounds: i
 
 
 def _pieces(starts: _Array) -> list[tuple[int, int]]:
-    """Nodes in ranges whose edges are few enough, one node at least."""
+    """Ranges of nodes with at most `_EDGES_AT_ONCE` edges each; one node at least."""
     pieces, first, nodes = [], 0, len(starts) - 1
     while first < nodes:
         limit = int(starts[first]) + _EDGES_AT_ONCE
@@ -152,7 +153,7 @@ def _pieces(starts: _Array) -> list[tuple[int, int]]:
 
 
 def _best(scores: _Array, top: int | None) -> _Array:
-    """Where the largest are, the largest first."""
+    """Positions of the largest scores, the largest first."""
     if np.isnan(scores).any():
         raise ValueError("counts: not a number")
     if top is None or top >= len(scores):
@@ -160,10 +161,10 @@ def _best(scores: _Array, top: int | None) -> _Array:
     elif top == 0:
         ids = np.arange(0)
     else:
-        # To sort all of them would take most of the time.
+        # Partitioning first: sorting all scores would take most of the time.
         least = np.partition(scores, len(scores) - top)[len(scores) - top]
         more, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
         ids = np.sort(np.concatenate([more, equal[: top - len(more)]]))
-    # Backwards twice: a stable order from the largest that leaves unsigned numbers as they are.
+    # Reversed twice: a stable descending order that does not negate unsigned numbers.
     found: _Array = ids[::-1][np.argsort(scores[ids][::-1], kind="stable")][::-1]
     return np.ascontiguousarray(found, np.int64)

@@ -1,4 +1,4 @@
-"""What requests for rows have, at most, and what they rather read than leave out."""
+"""Limits of requests that read rows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ from penstock.errors import UnsupportedStateError
 
 GAP = Number(0, 1 << 30, "bytes", is_open=False)
 GAP_BYTES = 16 << 10
-"""What a fast drive reads in the time of a request: 2 GB/s by 120,000 of them a second."""
+"""Bytes that a fast drive reads in the time of one request: 2 GB/s at 120,000 requests a second."""
 RUN_BYTES_MAX = 256 << 10
-"""Requests of more are not faster, and keep what else is to be read waiting."""
+"""Longer requests are not faster, and delay other reads."""
 _PAGE_BYTES = 4096
 
 
 def check_length(name: str, row_bytes: int, block_bytes: int, remedy: str = "") -> None:
-    """That a row, with the blocks that it begins and ends in, fits into a request.
+    """Raises `UnsupportedStateError` unless a row and its partial blocks fit into one request.
 
     Args:
-        name: Of the table.
-        row_bytes: What a row takes.
-        block_bytes: What a request moves.
-        remedy: What else can be done than to have larger ones.
-
-    Raises:
-        UnsupportedStateError: It does not.
+        name: Name of the table, for the error.
+        row_bytes: Bytes of a row.
+        block_bytes: Bytes that one request moves.
+        remedy: A remedy beside larger requests, for the error.
     """
     longest = block_bytes - 2 * _PAGE_BYTES
     if row_bytes > longest:

@@ -1,4 +1,4 @@
-"""Memory that rows are gathered into."""
+"""Memory for gathered rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 _KEPT_BYTES = 1 << 30
-"""What is kept of results that nobody has any more, at most."""
+"""Most memory of dropped results that is kept for reuse."""
 _KEPT_FROM_BYTES = 64 << 10
-"""Smaller ones are left to the system: they have no page faults to save."""
+"""Smaller results are left to the allocator: they have no page faults to save."""
 
 
 class Results:
-    """Makes results, whose memory is kept for the next ones when they are gone.
+    """Allocates results, and reuses the memory of dropped ones.
 
-    Page-aligned, so that storage reaches it, and without the page faults that fresh memory has.
+    The memory is page-aligned, as direct reads need it, and reuse saves the page faults of fresh
+    memory.
 
     Args:
-        dtype: The name of the type of an element.
-        item_bytes: What one takes.
+        dtype: Name of the element type.
+        item_bytes: Bytes of an element.
     """
 
     def __init__(self, dtype: str, item_bytes: int) -> None:
@@ -39,12 +40,7 @@ class Results:
         self._stock = _native.Stock(_KEPT_BYTES, False)
 
     def empty(self, shape: Sequence[int], *, is_torch: bool) -> Any:
-        """A tensor, or an array, of undefined content.
-
-        Raises:
-            StorageError: The system has no memory for it.
-            MissingDependencyError: NumPy has no such type.
-        """
+        """A tensor or an array with undefined content."""
         sizes = tuple(shape)
         count = math.prod(sizes)
         nbytes = count * self._item_bytes
@@ -61,11 +57,7 @@ class Results:
         return elements.reshape(sizes)
 
     def _array_kind(self) -> np.dtype[Any]:
-        """The type of arrays.
-
-        Raises:
-            MissingDependencyError: NumPy has none.
-        """
+        """The NumPy type of arrays; raises `MissingDependencyError` if NumPy has none."""
         try:
             return dtypes.numpy_dtype(self._dtype)
         except MissingDependencyError:
@@ -78,20 +70,21 @@ class Results:
             ) from None
 
     def empty_on(self, shape: Sequence[int], device: torch.device) -> Any:
-        """A tensor of a device, of undefined content."""
+        """A tensor on a device, with undefined content."""
         kind = dtypes.torch_dtype(self._dtype)
         return dtypes.import_torch().empty(tuple(shape), dtype=kind, device=device)
 
     def check(self, out: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
-        """Whether a caller's own memory can have the rows.
+        """Raises unless a caller's memory can hold the rows.
 
         Args:
             out: The memory.
-            shape: Of the rows.
-            device: Where it has to be; None for anywhere.
+            shape: Shape of the rows.
+            device: Required device; None for any.
 
         Raises:
-            ValueError: It has another shape or type, or is not contiguous or read-only.
+            ValueError: It has another shape or type, is on another device, or is not contiguous or
+                not writable.
             TypeError: It is neither a tensor nor an array.
         """
         where = "that may be written to"
@@ -118,23 +111,23 @@ class Results:
             )
 
     def _take(self, nbytes: int) -> _native.HostBuffer:
-        # Batches of graphs are all of different sizes: an eighth more serves the next one as well.
+        # Batches of graphs differ in size: rounding up by an eighth lets the next one reuse this.
         step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
         rounded = -(-nbytes // step) * step
         try:
             return self._stock.take(rounded)
         except StorageError:
-            # Callers hold more than is kept: what they get beyond is theirs alone.
+            # Callers hold more than the cache may: further results get memory of their own.
             return _native.reserve(nbytes, 0)
 
 
 def _is_on(found: torch.device, wanted: torch.device) -> bool:
-    """Whether a device is the one that is wanted, of which no number need be said."""
+    """Whether a device is the requested one, which may be given without an index."""
     return str(wanted) in (found.type, str(found))
 
 
 def target_of(result: Any) -> tuple[int, int, Any]:
-    """The memory of a result: address, bytes, and who holds it."""
+    """The memory of a result: its address, its bytes, and the object that owns it."""
     if isinstance(result, np.ndarray):
         return result.__array_interface__["data"][0], result.nbytes, result
     return result.data_ptr(), result.nbytes, (result, result.untyped_storage())

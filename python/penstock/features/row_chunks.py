@@ -1,4 +1,4 @@
-"""`RowChunks`: what callers pass as the rows of a table, as bytes one behind the other."""
+"""`RowChunks`: rows passed by a caller, as consecutive bytes."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PART_BYTES = 4 << 20
-"""Of rows that are copied on the way: they are in the processor's cache when that is done again."""
+"""Bytes of rows copied at a time: still in the processor's cache when they are copied again."""
 
 _BYTES_MAX = 1 << 60
 
 
 class RowChunks:
-    """Rows of one shape and type, which come in chunks.
+    """Rows of one shape and type, which arrive in chunks.
 
     Args:
-        rows: An array or tensor of all, or an iterable of such of some.
-        shape: The number of rows, None where that is not known, and the sizes of a row; without,
-            as the first chunk has them.
-        dtype: The type of the elements; without, that of the first chunk.
+        rows: An array or tensor of all rows, or an iterable of arrays or tensors of some.
+        shape: The number of rows (None if unknown) and the shape of a row; None to take the shape
+            of the first chunk.
+        dtype: The element type; None to take that of the first chunk.
 
     Attributes:
-        dtype: Name of the type.
-        item_bytes: Of an element.
-        row_shape: The sizes of a row.
-        count: How many rows there will be; None where that is not known.
-        rows: How many have come.
+        dtype: Name of the element type.
+        item_bytes: Bytes of an element.
+        row_shape: The shape of a row.
+        count: The expected number of rows; None if unknown.
+        rows: Rows received so far.
 
     Raises:
-        ValueError: There is no row that could tell shape and type, or the shape is none.
-        TypeError: The rows are none, or of another type.
+        ValueError: There are no rows to take shape and type from, or the shape is invalid.
+        TypeError: The rows are no arrays, or of another type.
         UnsupportedStateError: Elements of their type cannot be stored.
     """
 
@@ -78,18 +78,18 @@ class RowChunks:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of the elements of a row."""
+        """Bytes of the elements of a row, without padding."""
         return int(math.prod(self.row_shape) * self.item_bytes)
 
     def parts(self, row_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
-        """All rows as bytes, in arrays that are good until the next one is asked for.
+        """Yields all rows as arrays of bytes, each valid until the next one is requested.
 
         Args:
-            row_bytes: What a row takes: what is behind its elements is zeros.
+            row_bytes: Bytes of a padded row; padding is zeros.
 
         Raises:
-            ValueError: They are not as many as there had to be, or of another shape.
-            TypeError: They are of another type.
+            ValueError: The number of rows is not the expected one, or a chunk has another shape.
+            TypeError: A chunk has another type.
         """
         for index, chunk in enumerate(self._all()):
             self._check(chunk, index)
@@ -171,11 +171,11 @@ def _lies_together(chunk: Any) -> bool:
 
 
 def _bytes_of(chunk: Any) -> np.ndarray[Any, Any]:
-    """The elements of a chunk, in their order."""
+    """The elements of a chunk in row-major order, as bytes."""
     if isinstance(chunk, np.ndarray):
         return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
     plain = chunk.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    # One that has no memory to be read is refused with its reason.
+    # Refuses a tensor without readable memory, with the reason.
     of_tensor(plain, "rows")
     flat: np.ndarray[Any, Any] = byte_view(plain).numpy()
     return flat

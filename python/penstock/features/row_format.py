@@ -1,4 +1,4 @@
-"""`Form`: what the tensor of a table is in its file."""
+"""`Form`: the tensor of a table as its file stores it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KEY_CHARS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the tensor of a table is in its file.
+    """The tensor of a table as its file stores it.
 
     Attributes:
         key: Its name.
         dtype: A `torch.dtype`.
-        dtype_name: Its name, as `docs/format.md` has it.
-        row_bytes: What a row takes.
-        row_shape: The sizes of a row, with its padding.
+        dtype_name: Name of the type, as in `docs/format.md`.
+        row_bytes: Bytes of a row with its padding.
+        row_shape: The shape of a row with its padding.
     """
 
     key: str
@@ -47,18 +47,18 @@ class Form:
         shape: tuple[int, ...],
         align: Align,
     ) -> Form:
-        """That of rows.
+        """The form in which rows of some shape and type are stored.
 
         Args:
             key: Name of the tensor.
-            dtype: Name of the type of its elements, as `docs/format.md` has them.
-            item_bytes: Of an element.
-            shape: The sizes of a row.
+            dtype: Name of the element type, as in `docs/format.md`.
+            item_bytes: Bytes of an element.
+            shape: The shape of a row.
             align: Whether rows are padded; see `row_bytes_for`.
 
         Raises:
-            ValueError: The name is none that can be stored.
-            TypeError: It is no text.
+            ValueError: The name cannot be stored.
+            TypeError: The name is no text.
             UnsupportedStateError: Elements of the type cannot be stored.
         """
         if not isinstance(key, str):
@@ -77,21 +77,18 @@ class Form:
         return cls(key, dtypes.torch_dtype(dtype), dtype, row_bytes, row_shape)
 
     def file(self, path: str, io: TensorIO, rows: int | None) -> TableFile:
-        """A file for it.
+        """Creates a file for the table.
 
         Args:
-            path: The file, which is made.
+            path: The file to create.
             io: Writes it.
-            rows: How many there are; None where that is not known.
-
-        Raises:
-            StorageError: There is no room for it, or the system refuses it.
+            rows: The number of rows; None if unknown.
         """
         nbytes = None if rows is None else rows * self.row_bytes
         return TableFile(path, io, self.key, self.dtype_name, 1 + len(self.row_shape), nbytes)
 
     def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
-        """The tensor of a file that is finished, as a state has it."""
+        """The tensor of a finished file, as an entry of a state."""
         held = DigestedFile(ReservedFile(file.path, file.nbytes), file.chunks, io, _no_target)
         return FileTensor(held, file.begin, self.key, self.dtype, (rows, *self.row_shape))
 

@@ -1,4 +1,4 @@
-"""`RowTensor`: a tensor of a file or of several, as far as its rows are concerned."""
+"""`RowTensor`: where the rows of a tensor are, in one file or several."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from penstock.io.extents import Run
 
 _SIZE_MAX = (1 << 48) - 1
-"""Of any dimension: caches number rows with so many bits."""
+"""Largest dimension: caches number rows with 48 bits."""
 
 
 class RowTensor(NamedTuple):
     """A tensor whose first dimension counts rows.
 
     Attributes:
-        dtype: Name of its type, as `docs/format.md` has them.
-        item_bytes: Of an element.
-        shape: Its sizes.
-        runs: Where all of its bytes lie, in their order; None where they are scattered.
+        dtype: Name of its element type, as in `docs/format.md`.
+        item_bytes: Bytes of an element.
+        shape: Its shape.
+        runs: The file ranges that hold its bytes, in order; None if no few ranges do.
     """
 
     dtype: str
@@ -42,13 +42,13 @@ class RowTensor(NamedTuple):
 
 
 def sizes_of(shape: Sequence[int | None]) -> tuple[int | None, ...]:
-    """The shape of a table as a caller has given it.
+    """Validates the shape of a table that a caller has given.
 
     Args:
-        shape: The number of rows, or None where that is not known, and the sizes of a row.
+        shape: The number of rows (None if unknown), followed by the shape of a row.
 
     Raises:
-        ValueError: It is none.
+        ValueError: A size is negative, too large or missing.
         TypeError: It is no sequence of integers.
     """
     try:

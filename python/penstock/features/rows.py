@@ -1,4 +1,4 @@
-"""`Rows`: rows of a table in memory, by column."""
+"""`Rows`: rows of a table in memory, accessed by column."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Rows(Mapping[str, Any]):
-    """Rows of a table: each column as a view on the memory that all share.
+    """Rows of a table: a mapping from each column's name to a view of their common memory.
 
-    What is written into the views is in the rows, which `Table.update` takes as they are.
+    Writing to a view changes the rows; `Table.update` then stores them.
 
     Attributes:
-        columns: What a row is made of.
-        buffer: The bytes of all, ``uint8``, those of a row in the last dimension.
+        columns: The layout of a row.
+        buffer: The bytes of all rows, ``uint8``, those of a row in the last dimension.
     """
 
     __slots__ = ("buffer", "columns")
@@ -53,19 +53,20 @@ class Rows(Mapping[str, Any]):
 def packed(
     columns: Columns, shape: tuple[int, ...], values: Mapping[str, Any], *, is_whole: bool = True
 ) -> Rows:
-    """Rows of what callers have of each column.
+    """Packs a caller's values of each column into rows.
 
     Args:
-        columns: What a row is made of.
-        shape: Of the ids.
-        values: A tensor or an array for each column, of the shape of the ids and of its own.
-        is_whole: Whether there has to be one for each; else what is missing is zero.
+        columns: The layout of a row.
+        shape: Shape of the ids.
+        values: A tensor or an array for each column: the shape of the ids followed by that of the
+            column.
+        is_whole: Whether every column is required; else missing columns are zero.
 
     Raises:
-        ValueError: A column is missing, is none of the table's, or has another shape or type.
-        TypeError: One is neither a tensor nor an array, or they are in no mapping.
-        UnsupportedStateError: One is sparse, nested, quantized or without data.
-        DeviceError: One is of a device whose stream is being captured.
+        ValueError: A column is missing, unknown, or has another shape or type.
+        TypeError: A value is neither a tensor nor an array, or ``values`` is no mapping.
+        UnsupportedStateError: A value is sparse, nested, quantized or without data.
+        DeviceError: A value is on a device whose stream is being captured.
     """
     if not isinstance(values, Mapping):
         raise TypeError(
@@ -101,7 +102,7 @@ def packed(
                 f" {column.dtype} of shape {wanted}"
             )
         if 0 in wanted:
-            # PyTorch cannot view the strides of no elements as another type.
+            # PyTorch cannot view a tensor without elements as another type.
             continue
         if is_torch:
             target = columns.view(torch.from_numpy(rows.buffer), column.name)

@@ -1,4 +1,4 @@
-"""`write_snapshot`: all rows of a table that changes, as a checkpoint."""
+"""`write_snapshot`: writes all rows of a `Table` as a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReport:
-    """What was written.
+    """The result of `Table.snapshot`.
 
     Attributes:
         path: The checkpoint's directory.
-        checkpoint_id: Identity of this very checkpoint.
-        rows: How many there are.
-        columns: Names of the tensors.
-        bytes: Of the rows in their files.
+        checkpoint_id: Unique identity of the checkpoint.
+        rows: The number of rows.
+        columns: Names of the tensors, one for each column.
+        bytes: Bytes of the rows in their files.
         seconds: Wall time of the whole call.
-        fallbacks: What was tried first and why it was not used.
+        fallbacks: Faster ways that could not be used, each with its reason.
     """
 
     path: str
@@ -59,23 +59,17 @@ def write_snapshot(
     options: Options | None,
     progress: bool | Progress,
 ) -> SnapshotReport:
-    """Writes rows, piece by piece, with a tensor for each column.
+    """Writes all rows, piece by piece, as one tensor for each column.
 
     Args:
         where: The checkpoint's directory.
-        columns: What a row is made of.
-        sizes: How many rows there are, bytes that one takes where they are read, rows of a piece.
-        read: Reads the rows of a piece into memory, by the number of the piece.
-        metadata: A note of plain JSON.
+        columns: The layout of a row.
+        sizes: The number of rows, bytes of a row as it is read, rows of a piece.
+        read: Reads the rows of a piece, given its number, into memory.
+        metadata: Plain JSON to store with the checkpoint.
         overwrite: Replace a complete checkpoint that is there.
-        options: How bytes move.
-        progress: Whether and how it is shown.
-
-    Raises:
-        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-        StorageError: The operating system failed an operation.
-        CorruptCheckpointError: Bytes are not those that were written.
-        ValueError: The metadata has a member of ours.
+        options: Settings of the I/O.
+        progress: Whether and how progress is shown.
     """
     began = time.perf_counter()
     rows, row_bytes, piece_rows = sizes

@@ -1,4 +1,4 @@
-"""`find`: where the rows of a table lie, whoever has written it."""
+"""`find`: locates the rows of a table of any supported format."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Rows that lie together in one file.
+    """Consecutive rows in one file.
 
     Attributes:
         path: The file.
-        offset: Where in it the first of them begins, in bytes.
-        first_row: Which one that is.
-        rows: How many there are.
-        mark: What the file was when it was looked at.
+        offset: Where the first of them begins in the file, in bytes.
+        first_row: The number of that row in the table.
+        rows: The number of rows.
+        mark: Identity of the file when the table was found.
     """
 
     path: str
@@ -61,21 +61,21 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the rows of a table lie.
+    """The files and layout of a table.
 
     Attributes:
-        path: Where it was looked for: a file, or a directory.
+        path: The file or directory in which the table was found.
         key: Its name there; empty for a file that is one table.
-        dtype: Name of the type of its elements, as `docs/format.md` has them.
-        row_shape: The sizes of a row.
-        row_bytes: What a row takes in its file.
-        rows: How many there are.
-        segments: Of all rows, in their order.
-        checks: CRC-32C of each 4,096 bytes of each segment in turn, the last ones of a segment may
-            be fewer; None where nobody has stored them, or nobody asked.
-        padding_bytes: How many of `row_bytes`, the last ones, are no part of the row.
-        kept: The checkpoint that it is of, which nobody removes before `release`; None for files
-            of others.
+        dtype: Name of its element type, as in `docs/format.md`.
+        row_shape: The shape of a row.
+        row_bytes: Bytes of a row in its file.
+        rows: The number of rows.
+        segments: Where all rows are, in their order.
+        checks: CRC-32C of each 4,096 bytes of each segment in turn; the last block of a segment may
+            be shorter. None if no checksums are stored or requested.
+        padding_bytes: How many of `row_bytes`, at the end, are padding.
+        kept: The checkpoint that holds the table, not removed before `release`; None for files of
+            other formats.
     """
 
     path: str
@@ -90,12 +90,12 @@ class Source:
     kept: KeptTables | None = field(default=None, compare=False, repr=False)
 
     def release(self) -> None:
-        """Lets the files of a checkpoint be removed."""
+        """Allows the files of the checkpoint to be removed."""
         if self.kept is not None:
             self.kept.release()
 
     def check_digests(self, path: str) -> None:
-        """Compares all rows that lie in one file of a checkpoint with the checkpoint's digests.
+        """Compares all rows in one file of a checkpoint with the checkpoint's digests.
 
         Raises:
             CorruptCheckpointError: They are not what was saved.
@@ -109,7 +109,7 @@ class Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.kept is not None:
-            # Whoever reads a checkpoint holds it, each process for itself.
+            # Each process that reads a checkpoint takes its own lease on it.
             return _found_again, (self.kept.path, self.key, self.checks is not None, self.segments)
         return _made_again, ({one.name: getattr(self, one.name) for one in fields(self)},)
 
@@ -121,7 +121,7 @@ def _made_again(values: dict[str, Any]) -> Source:
 def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]) -> Source:
     source = find(path, key, check=check)
     if source.segments == segments:
-        # Marks of the process that found them: what happened since then counts.
+        # Keeps the marks of the process that found the table: changes since then count.
         return replace(source, segments=segments)
     source.release()
     raise CorruptCheckpointError(
@@ -133,13 +133,13 @@ def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]
 
 
 class _Wanted(NamedTuple):
-    """What a caller says of the table.
+    """The caller's description of the table.
 
     Attributes:
         path: Where it is.
-        key: What it is called.
-        shape: Its sizes; None in the place of the first for any number of rows.
-        dtype: Name of its type.
+        key: Its name, if given.
+        shape: Its shape, if given; None in the first place for any number of rows.
+        dtype: Name of its element type, if given.
     """
 
     path: str
@@ -157,23 +157,15 @@ def find(
     check: bool = True,
     stacklevel: int = 1,
 ) -> Source:
-    """Finds a table, and compares what is said of it with its files; reads no row.
+    """Finds a table and compares the caller's description with its files; reads no rows.
 
     Args:
-        path: As `penstock.features.open` takes it, like all that follows.
+        path: As `penstock.features.open` takes it, like the next three.
         key: Name of the tensor.
-        shape: Its sizes.
-        dtype: Its type.
-        check: Whether the checksums of its blocks are read, where there are any.
-        stacklevel: Whom warnings are of, counted from whoever calls this.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.
-        IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: A file is not what its header says, or damaged.
-        StateMismatchError: There is no such table, or another shape, type or size.
-        UnsupportedStateError: The rows do not lie together, or have no bytes.
-        StorageError: A file cannot be read.
+        shape: Its shape.
+        dtype: Its element type.
+        check: Whether the checksums of its blocks are read, if there are any.
+        stacklevel: Stack level for warnings, counted from the caller.
     """
     if not isinstance(key, str | None):
         raise TypeError(f"key={key!r:.80}: must be the name of a tensor, or None")
@@ -209,8 +201,8 @@ def find(
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a directory is a checkpoint or a store, or was to become a checkpoint."""
-    # Shards of a save that never finished look like files of safetensors, and are not whole.
+    """Whether a directory is a checkpoint or a store, or an unfinished save of one."""
+    # Shards of an unfinished save look like safetensors files, but may lack bytes.
     return is_penstock(path) or any(map(_is_shard, os.listdir(path)))
 
 
@@ -218,7 +210,7 @@ def _is_shard(name: str) -> bool:
     return rank_of(name) is not None
 
 
-# Where it lies.
+# Locating the tensor.
 
 
 def _in_checkpoint(wanted: _Wanted, *, check: bool, stacklevel: int) -> Source:
@@ -268,10 +260,10 @@ def _of_one(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> Source:
 
 
 def _chosen(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> str:
-    """The name of the tensor that is asked for, or the only one that is a table."""
+    """The name of the requested tensor, or of the only one that is a table."""
     path, key = wanted.path, wanted.key
     if key is not None:
-        # A key as it is in the state, where names have it with backslashes.
+        # Accepts a key as in the state, too; stored names escape it with backslashes.
         for name in (key, escaped(key)):
             if name in tables:
                 return name
@@ -303,7 +295,7 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN_MAX])) + more
 
 
-# What it is.
+# Describing the table.
 
 
 def _source(wanted: _Wanted, key: str, table: RowTensor, kept: KeptTables | None = None) -> Source:
@@ -336,7 +328,7 @@ def _source(wanted: _Wanted, key: str, table: RowTensor, kept: KeptTables | None
 
 
 def _check_said(wanted: _Wanted, name: str, shape: tuple[int, ...], dtype: str) -> None:
-    """That it is what the caller says."""
+    """Raises `StateMismatchError` unless the table is as the caller describes it."""
     said = wanted.shape
     if said is not None and said not in (shape, (None, *shape[1:])):
         raise StateMismatchError(
@@ -394,7 +386,7 @@ def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
 
 
 def _joined(runs: Sequence[Run]) -> list[Run]:
-    """Runs, those of them as one that lie one behind the other."""
+    """Merges adjacent file ranges."""
     starts = [0, *(index for index, pair in enumerate(pairwise(runs), 1) if not _follows(*pair))]
     groups = [runs[first:last] for first, last in pairwise([*starts, len(runs)])]
     return [

@@ -1,4 +1,4 @@
-"""`Table`: rows that are written anew, with the state of their optimizer."""
+"""`Table`: rows that can be updated, together with their optimizer's state."""
 
 from __future__ import annotations
 
@@ -49,44 +49,46 @@ _LOG = Number(64 << 10, 1 << 42, "bytes", is_open=False)
 _FOLD = Number(0, (1 << 63) - 1, "bytes", is_open=False)
 _LOG_BYTES = 256 << 20
 _FRAME_BYTES = 4 << 20
-"""What is written at once: requests of more are not faster."""
+"""Bytes written at a time: larger requests are not faster."""
 _FOLD_BYTES_MIN = 1 << 30
 _PIECE_BYTES_MIN = 64 << 20
 _PIECES_MAX = 256
 _BYTES_MAX = 1 << 60
 _STEP_BYTES = 8
 _PREFETCHES = 4
-"""So many are under way at a time, at most."""
+"""Most prefetches in flight."""
 
 
 class Table:
-    """A table of embeddings on storage, whose rows are read by id and written anew.
+    """A table of embeddings on storage, whose rows are read by id and updated.
 
-    A row has columns, such as a weight and what its optimizer knows of it. What is written goes to
-    the end of a log, many rows to a request, and is found there; from time to time it is put back
-    among the other rows. `Table.create` makes a table, and this opens it: one process has it at a
-    time, once. Any thread may use it.
+    A row has columns, such as a weight and its optimizer's state. Updates are appended to a log,
+    many
+    rows to a request, and read from there; from time to time a fold moves them from the log to the
+    table's files. `Table.create` makes a table, this class opens it: one process can have it open
+    at a
+    time, and only once. Any thread may use it.
 
     Args:
-        path: Its directory.
-        cache: Has rows stay in memory; also those that are written. Its policy says which.
-        fold_bytes: When logs have so many bytes at a `flush`, a thread folds them. ``"auto"`` for
-            half of what the rows take, and a GiB at least; None for never.
-        log_bytes: Of a log. Its space is reserved when it is begun.
-        gap_bytes: Between rows, what is rather read than left out.
-        io: Settings of the workers; see `penstock.offload.TensorIO`.
+        path: The table's directory.
+        cache: Keeps rows in memory, also updated ones; its policy chooses which.
+        fold_bytes: A `flush` that finds more bytes than this in the logs starts a thread that folds
+            them. ``"auto"``: half the bytes of all rows, but at least 1 GiB; None: never.
+        log_bytes: Bytes of a log file; its space is reserved when it is begun.
+        gap_bytes: Largest gap between two rows that is read rather than skipped.
+        io: Settings of the I/O workers; see `penstock.offload.TensorIO`.
 
     Attributes:
-        path: The same.
-        columns: The sizes and the type of each column, by its name.
+        path: The table's directory, as an absolute path.
+        columns: The shape and the type of each column, by its name.
 
     Raises:
         CheckpointNotFoundError: There is no table.
         StorageError: A file cannot be read; or the table is open, here or in another process.
         CorruptCheckpointError: A file is not what was written.
-        FormatVersionError: The table takes a newer Penstock.
+        FormatVersionError: The table needs a newer Penstock.
         UnsupportedStateError: A row is longer than a request.
-        ValueError: A value is out of range, or the cache has rows of another size.
+        ValueError: An argument is out of range, or the cache has rows of another size.
 
     Example:
         >>> import numpy as np, penstock.features, tempfile
@@ -112,7 +114,7 @@ class Table:
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
     ) -> None:
-        # Whatever the working directory is later on.
+        # Absolute, as the working directory may change later.
         self.path = os.path.abspath(decode_local_path(path))
         _check_settings(fold_bytes, log_bytes, gap_bytes)
         check_cache(cache)
@@ -161,16 +163,17 @@ class Table:
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
     ) -> Table:
-        """Makes a table, durably, and opens it.
+        """Creates a table, durably, and opens it.
 
         Args:
-            path: Its directory, which is made, its parents too.
-            rows: How many there are.
-            columns: Names, each with the sizes and the type of its elements in a row, as
+            path: Its directory, which is created, with its parents.
+            rows: The number of rows.
+            columns: The shape and the type of each column in a row, by name, as
                 ``{"weight": (128, "float32"), "momentum": ((), "float32")}``.
-            init: What the rows are at first: mappings with some rows of each column, one behind the
-                other. What is not given is zero, and takes no space before it is written.
-            cache: As for `Table`, and so are the others.
+            init: Initial rows: mappings from columns to some rows each, in order. Values that are
+                not
+                given are zero, and take no space until they are written.
+            cache: As for `Table`.
             fold_bytes: Likewise.
             log_bytes: Likewise.
             gap_bytes: Likewise.
@@ -178,22 +181,22 @@ class Table:
 
         Raises:
             CheckpointExistsError: A table is there.
-            StorageError: The system refuses it, or somebody is at work there.
+            StorageError: The system refuses it, or another process works there.
             UnsupportedStateError: A row is longer than a request.
-            ValueError: A value is out of range, or ``init`` has too many rows, or other columns.
-            TypeError: A column is not given as sizes and a type, or is of another one.
+            ValueError: An argument is out of range, or ``init`` has too many rows or other columns.
+            TypeError: A column is not given as shape and type, or ``init`` has another type.
         """
         where = os.path.abspath(decode_local_path(path))
         count = _ROWS.whole("rows", rows)
         made = Columns(columns)
-        # All that may be refused is, before anything is made.
+        # Refuses all bad arguments before anything is created.
         _check_settings(fold_bytes, log_bytes, gap_bytes)
         native_cache(cache, made.nbytes, os.path.basename(where))
         row_bytes = row_bytes_for(made.nbytes, _STEP_BYTES, "auto")
         row_bytes = -(-row_bytes // _STEP_BYTES) * _STEP_BYTES
         if count * row_bytes > _BYTES_MAX:
             raise ValueError(f"rows={count}: rows of {row_bytes} bytes are more than a table has")
-        # A descriptor each, and a piece twice in memory at a fold.
+        # At most 256 pieces, as each takes a descriptor; a fold holds a piece twice in memory.
         piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
         form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
         os.makedirs(os.path.dirname(where), exist_ok=True)
@@ -225,24 +228,25 @@ class Table:
         return f"<Table {self.path!r} {self._rows} rows of {', '.join(self.columns)}{state}>"
 
     def lookup(self, ids: Any, *, device: Any = None) -> Rows:
-        """The rows of some ids as they are now, in their order, each as often as it is asked for.
+        """Returns the current rows of some ids, in their order; an id may occur repeatedly.
 
-        Rows for a GPU are read into pinned memory of the host, and copied by the stream that is
-        current when they are there. The current stream has them, this thread does not wait for the
-        copy.
+        Rows for a GPU are read into pinned host memory, then copied on the current stream. The
+        current
+        stream waits for the copy, this thread does not.
 
         Args:
-            ids: Integers of any type: a tensor, an array or a sequence, of any shape. Those of a
-                tensor of a device are copied to the host first, for which this waits.
-            device: Where the rows are to be, as PyTorch names it; without it, where ``ids`` are.
+            ids: Integers of any type and shape: a tensor, an array or a sequence. Ids on a device
+                are
+                copied to the host first, for which this waits.
+            device: Where to put the rows, as PyTorch names devices. Default: the device of ``ids``.
 
         Returns:
-            A mapping of each column to a view: tensors where ``ids`` is one or ``device`` is given,
-            else arrays. They are the caller's: what is written into them is in the table after an
-            `update`.
+            A mapping from each column to a view: tensors if ``ids`` is one or ``device`` is given,
+            else
+            arrays. The memory belongs to the caller: pass the rows to `update` to store changes.
 
         Raises:
-            IndexError: There is no such row; says which and where.
+            IndexError: An id has no row; names the id and its position.
             TransferError: Bytes cannot be read.
             CorruptCheckpointError: Bytes are not those that were written.
             DeviceError: The stream of the device is being captured, its driver fails, or this is a
@@ -255,10 +259,10 @@ class Table:
         return rows
 
     def lookup_async(self, ids: Any, *, device: Any = None) -> PendingRows:
-        """Begins to look rows up; see `lookup`. They are as they were at the call, or later.
+        """Starts to look rows up; see `lookup`. Returns rows as of the call, or newer.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: An id has no row.
             DeviceError: The stream of the device is being captured, its driver fails, or this is a
                 fork of a process that has used it.
             TypeError: The ids are no integers.
@@ -284,12 +288,12 @@ class Table:
         return PendingRows(batch, rows, _nothing, finish)
 
     def prefetch(self, ids: Any) -> None:
-        """Begins to read rows into the cache, for a `lookup` that comes later.
+        """Starts to read rows into the cache, for a later `lookup`.
 
-        What goes wrong with it the lookup will tell. Wherever ids are, rows stay on the host.
+        A read error is raised by that lookup. The rows stay in host memory, wherever ``ids`` are.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: An id has no row.
             DeviceError: The ids are on a device whose stream is being captured.
             TypeError: The ids are no integers.
             ValueError: The table has no cache, or is closed.
@@ -305,24 +309,24 @@ class Table:
                 self._prefetches.append(self._begun(ids_of(on_host(ids)[0]), None))
 
     def update(self, ids: Any, rows: Mapping[str, Any]) -> None:
-        """Writes rows anew; who looks them up from now on finds them. `flush` makes them durable.
+        """Replaces rows; later lookups return the new ones. `flush` makes them durable.
 
-        Of an id that comes twice the last row counts.
+        If an id occurs twice, its last row is stored.
 
         Args:
             ids: Integers, as `lookup` takes them.
-            rows: What `lookup` has given, or a mapping of every column to a tensor or an array, of
-                the shape of the ids and of its own. What is on a device is copied to the host, for
-                which this waits.
+            rows: The result of a `lookup`, or a mapping from every column to a tensor or an array:
+                the
+                shape of the ids followed by that of the column. Values on a device are copied to
+                the
+                host, for which this waits.
 
         Raises:
-            IndexError: There is no such row; nothing was written.
+            IndexError: An id has no row; nothing was written.
             ValueError: A column is missing, or has another shape or type; or the table is closed.
             TypeError: The ids are no integers, or a column is neither a tensor nor an array.
-            DeviceError: What is on a device cannot be copied from there, as its stream is being
-                captured.
-            StorageError: The log cannot be written. The table has to be opened again; what was
-                flushed is there.
+            DeviceError: Values cannot be copied from a device, as its stream is being captured.
+            StorageError: The log cannot be written. Open the table again; flushed rows are in it.
             PenstockError: This process is a fork of the one that opened the table.
         """
         numbers = ids_of(on_host(ids)[0])
@@ -341,11 +345,11 @@ class Table:
             raise self._named(error, numbers) from None
 
     def flush(self) -> None:
-        """Makes durable what was written: when this returns, a power cut cannot take it.
+        """Makes all updates durable: after this returns, they survive a power cut.
 
         Raises:
-            StorageError: It cannot be written. The table has to be opened again; what was flushed
-                before is there.
+            StorageError: The log cannot be written. Open the table again; rows flushed before are
+                in it.
             ValueError: The table is closed.
             PenstockError: This process is a fork of the one that opened the table.
         """
@@ -356,15 +360,16 @@ class Table:
                 self._fold_soon()
 
     def fold(self) -> FoldReport:
-        """Puts rows of logs back among the others, and removes the logs.
+        """Moves rows from the logs into the table's files, and removes the logs.
 
-        Files of 64 MiB that have such rows are written anew, one by one. Rows may be looked up and
-        written meanwhile.
+        Rewrites, one by one, the files (of 64 MiB or more) that have such rows. Lookups and updates
+        may go
+        on meanwhile.
 
         Raises:
             StorageError: A file cannot be written; the logs stay.
-            KeyboardInterrupt: What was put back by then is.
-            PenstockError: This thread folds the table, or reads all of it, already.
+            KeyboardInterrupt: Files rewritten by then stay rewritten.
+            PenstockError: This thread is already folding the table or reading all of it.
             CorruptCheckpointError: Bytes are not those that were written.
             ValueError: The table is closed.
         """
@@ -380,25 +385,26 @@ class Table:
         options: Options | None = None,
         progress: bool | Progress = False,
     ) -> SnapshotReport:
-        """Writes all rows as they are now into a checkpoint, with a tensor for each column.
+        """Writes all current rows into a checkpoint, as one tensor for each column.
 
-        It is one as any other: `penstock.load`, `penstock.verify` and `penstock.features.open` read
-        it. It flushes first. Rows may be looked up and written meanwhile; a fold waits.
+        `penstock.load`, `penstock.verify` and `penstock.features.open` read it like any checkpoint.
+        It
+        flushes first. Lookups and updates may go on meanwhile; a fold waits.
 
         Args:
             path: The checkpoint's directory.
-            metadata: A note of plain JSON, readable with `penstock.inspect`.
+            metadata: Plain JSON to store with it, readable with `penstock.inspect`.
             overwrite: Replace a complete checkpoint at the path.
-            options: How bytes move; None for ``Options()``.
+            options: Settings of the I/O; None for ``Options()``.
             progress: True for a bar on standard error, or a function called with the bytes done and
                 the bytes in all.
 
         Raises:
-            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or a
-                table.
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
+                directory is a table.
             StorageError: The operating system failed an operation: disk full, read-only, …
             CorruptCheckpointError: Bytes are not those that were written.
-            PenstockError: This thread folds the table, or reads all of it, already.
+            PenstockError: This thread is already folding the table or reading all of it.
             ValueError: The table is closed.
         """
         frozen = self._native.freeze()
@@ -417,7 +423,7 @@ class Table:
             frozen.close()
 
     def stats(self) -> TableStats:
-        """What was done since it was opened, and what its logs have."""
+        """Counters of the table since it was opened, and the size of its logs."""
         rows, hits, shared, read_rows, requests, read_bytes, _ = self._native.counts()
         logged_rows, log_bytes = self._native.logged()
         return TableStats(
@@ -432,11 +438,11 @@ class Table:
         )
 
     def close(self) -> None:
-        """Flushes, waits for a fold or a snapshot under way, and lets the table go.
+        """Flushes, waits for a fold or a snapshot in progress, and closes the table.
 
         Raises:
-            StorageError: What was written cannot be made durable; the table is closed all the same.
-            KeyboardInterrupt: It is closed as well; who opens it next waits for the fold to end.
+            StorageError: Updates cannot be made durable; the table is closed all the same.
+            KeyboardInterrupt: The table is closed, too; the next one to open it waits for the fold.
         """
         io, self._io = self._io, None
         if io is None:
@@ -473,9 +479,9 @@ class Table:
             self._fold_at = self._fold_bytes or 0
         except (PenstockError, ValueError) as error:
             if self._io is None:
-                # The table was closed meanwhile: its logs are folded when it is opened next.
+                # The table was closed meanwhile: the next one to open it folds its logs.
                 return
-            # Not again before there is more to gain: what failed may do so each time.
+            # Waits for twice the logs: a fold that failed may fail each time.
             self._fold_at = 2 * log_bytes
             problem = f"{self.path}: rows of logs stay there: {error}"
             warnings.warn(problem, PenstockWarning, stacklevel=2)
@@ -491,7 +497,7 @@ def _check_settings(
 
 
 def _nothing() -> None:
-    """What is to be looked at behind reads of files that nobody else may change."""
+    """The check after a lookup: none, as no other program may change the table's files."""
 
 
 def _noted(path: str, note: str, value_bytes: int) -> Columns:

@@ -1,4 +1,4 @@
-"""`TableFile`: a shard of rows, written past the page cache and digested on the way."""
+"""`TableFile`: a shard of rows, written past the page cache and digested meanwhile."""
 
 from __future__ import annotations
 
@@ -33,34 +33,31 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 16 << 20
 _PIECES = 4
-"""One is filled while the others are digested and written."""
+"""One piece is filled while the others are digested and written."""
 _LENGTH_BYTES = 8
 _METADATA = {"format": "pt", "penstock": "1"}
 _COUNT_MAX = (1 << 63) - 1
 
 
 class TableFile:
-    """A safetensors file with one tensor, whose rows come one behind the other.
+    """A safetensors file with one tensor, whose rows are appended.
 
-    The header goes into room that is left for it, when the number of rows is known.
+    Room is left for the header, which is written once the number of rows is known.
 
     Args:
-        path: The file, which is made.
-        io: Writes.
-        label: What the header calls the tensor.
-        dtype: Of its elements, as `docs/format.md` calls it; safetensors has a name for it.
-        dims: How many dimensions it has.
-        nbytes: Of all rows; None where that is not known. Else their space is reserved.
+        path: The file to create.
+        io: Writes it.
+        label: Name of the tensor in the header.
+        dtype: Its element type, as in `docs/format.md`; safetensors has a name for it.
+        dims: The number of its dimensions.
+        nbytes: Bytes of all rows, whose space is then reserved; None if unknown.
 
     Attributes:
         path: The file.
-        begin: Where in it the rows begin: with a block.
-        nbytes: Of the file, as far as it is filled.
+        begin: Where the rows begin in it, in bytes: a multiple of a block.
+        nbytes: Bytes of the file so far.
         is_direct: Whether the page cache is bypassed.
-        chunks: CRC-64/NVME of each `CHUNK_BYTES` of it, once it is finished.
-
-    Raises:
-        StorageError: There is no room for it, or the system refuses it.
+        chunks: CRC-64/NVME of each `CHUNK_BYTES` of the file, once it is finished.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class TableFile:
         self.chunks: list[int] = []
         self._label = label
         self._dtype = dtype
-        # No header is longer than one with as many rows and bytes as there may be.
+        # Room for the longest header: that of the largest number of rows and bytes.
         self.begin = _LENGTH_BYTES
         longest = len(self._header((_COUNT_MAX,) * dims, _COUNT_MAX))
         self.begin = -(-longest // BLOCK_BYTES) * BLOCK_BYTES
@@ -92,13 +89,10 @@ class TableFile:
         self._fallbacks: dict[Fallback, None] = {}
 
     def append(self, part: np.ndarray[Any, Any]) -> None:
-        """Adds bytes of rows behind those that are there.
+        """Appends bytes of rows, which are copied.
 
         Args:
-            part: They are copied.
-
-        Raises:
-            StorageError: What was added before cannot be written.
+            part: The bytes.
         """
         at = 0
         while at < part.size:
@@ -113,13 +107,10 @@ class TableFile:
                 self._pass_on()
 
     def finish(self, shape: tuple[int, ...]) -> None:
-        """Writes the header, and makes all of it survive a power cut.
+        """Waits for all writes, writes the header, and makes the file durable.
 
         Args:
-            shape: Of the tensor.
-
-        Raises:
-            StorageError: It cannot be written.
+            shape: Shape of the tensor.
         """
         self._pass_on()
         while self._under_way:
@@ -134,23 +125,23 @@ class TableFile:
         sync(self.path)
 
     def close(self) -> None:
-        """Lets it go, when nothing is under way any more."""
+        """Waits for writes in flight, and closes the file."""
         self._threads.shutdown(cancel_futures=True)
         self._under_way.clear()
         self._file.close()
 
     @property
     def checks(self) -> np.ndarray[Any, Any]:
-        """CRC-32C of each block of the rows, once it is finished."""
+        """CRC-32C of each block of the rows, once the file is finished."""
         return np.frombuffer(self._checks, np.uint32)
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """What was tried first, and why it was not used."""
+        """Faster ways that could not be used, each with its reason."""
         return tuple(self._fallbacks)
 
     def _pass_on(self) -> None:
-        """Has what is filled digested and written by a thread."""
+        """Hands the filled piece to a thread that digests and writes it."""
         while self._under_way and self._under_way[0].done():
             self._take(self._under_way.popleft())
         piece, self._piece = self._piece, None
@@ -178,7 +169,8 @@ class TableFile:
         try:
             digests, checks, report = written.result()
         except StorageError as error:
-            # Its frames would keep the file open, and so its space, as long as somebody keeps it.
+            # A traceback's frames would keep the file open, and its space taken, while somebody
+            # keeps it.
             raise error.with_traceback(None) from None
         self.chunks += digests
         self._checks += checks

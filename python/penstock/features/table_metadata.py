@@ -1,4 +1,4 @@
-"""`Note`: what the metadata of a checkpoint says of a table; `docs/gather.md` specifies it."""
+"""`Note`: the metadata of a table in a checkpoint; specified by `docs/gather.md`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock.errors import CorruptCheckpointError
 from penstock.io.arguments import encode_metadata
 
 MEMBER = "penstock.features"
-"""The member of the metadata: an object with a note for each table by its key."""
+"""The member of the checkpoint's metadata that holds a note for each table, by key."""
 BLOCK_BYTES = 4096
-"""Bytes of a table that have a checksum of their own."""
+"""Bytes of a table that share one checksum."""
 _DIGEST = "crc32c"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a table beside its tensor.
+    """The metadata of a table, beside its tensor.
 
     Attributes:
-        row_shape: The sizes of a row; elements behind those are padding.
-        checks: Name of the tensor with the checksum of each of its blocks; None for none.
+        row_shape: The shape of a row; elements behind it are padding.
+        checks: Name of the tensor with the checksum of each block; None for none.
     """
 
     row_shape: tuple[int, ...]
@@ -31,11 +31,11 @@ class Note:
 
     @classmethod
     def of(cls, key: str, row_shape: tuple[int, ...]) -> Note:
-        """That of a table which is written with its checksums."""
+        """The note of a table written with checksums."""
         return cls(row_shape, checks_name(key))
 
     def to_json(self) -> dict[str, Any]:
-        """The same as the metadata has it."""
+        """The note as the checkpoint's metadata stores it."""
         return {
             "row_shape": list(self.row_shape),
             "checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES},
@@ -43,10 +43,10 @@ class Note:
 
 
 def with_notes(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
-    """A caller's metadata with the notes of tables, as a checkpoint stores it.
+    """A caller's metadata with the notes of tables added, as a checkpoint stores it.
 
     Raises:
-        TypeError: It is no mapping.
+        TypeError: The metadata is no mapping.
         ValueError: It has the member of the notes.
         UnsupportedStateError: It is no plain JSON.
     """
@@ -58,16 +58,12 @@ def with_notes(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> 
 
 
 def checks_name(key: str) -> str:
-    """What the tensor is called that has the checksums of a table."""
+    """Name of the tensor that holds the checksums of a table."""
     return f"{key}.{_DIGEST}"
 
 
 def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:
-    """The notes of all tables of a checkpoint, by the names of their leaves.
-
-    Raises:
-        CorruptCheckpointError: One makes no sense.
-    """
+    """The notes of all tables of a checkpoint, by the names of their leaves."""
     notes = metadata.get(MEMBER, {})
     if not isinstance(notes, dict):
         raise _senseless(path, MEMBER)
@@ -79,7 +75,7 @@ def _note(path: str, key: str, note: Any) -> Note:
         row_shape, checks = note["row_shape"], note.get("checks")
         if not all(type(size) is int and size >= 0 for size in row_shape):
             raise _senseless(path, key)
-        # Checksums of another kind are of a newer writer, and as good as none.
+        # A newer writer may use other checksums; they are ignored, as if there were none.
         is_known = checks is not None and (
             (checks["digest"], checks["block_bytes"]) == (_DIGEST, BLOCK_BYTES)
         )

@@ -1,4 +1,4 @@
-"""What tables that change tell of what was done."""
+"""Counters and results of a `Table`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStats:
-    """What was done with a table since it was opened, and what its logs have.
+    """Counters of a `Table` since it was opened, and the size of its logs.
 
     Attributes:
-        rows: That were asked for.
-        hits: Of them, those that were in memory.
-        shared: Of them, those that were on their way for another batch.
-        read_rows: That were read.
-        requests: That read them.
-        read_bytes: That those have read, with what lies between rows.
-        logged_rows: Rows that were written anew and are in logs.
-        log_bytes: Of these logs.
+        rows: Rows requested.
+        hits: Rows of these found in the cache.
+        shared: Rows of these that were already being read for another batch.
+        read_rows: Rows read from storage.
+        requests: Read requests.
+        read_bytes: Bytes read from storage, with the gaps between rows.
+        logged_rows: Updated rows in the logs.
+        log_bytes: Bytes of the logs.
     """
 
     rows: int
@@ -32,12 +32,12 @@ class TableStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldReport:
-    """What a fold did.
+    """The result of `Table.fold`.
 
     Attributes:
-        rows: That were put back.
-        pieces: Files that were written for it.
-        bytes: Of these.
+        rows: Rows moved from the logs into the table's files.
+        pieces: Files rewritten.
+        bytes: Bytes of these files.
     """
 
     rows: int

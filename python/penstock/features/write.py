@@ -1,4 +1,4 @@
-"""`write`: rows into a checkpoint, without the table in memory."""
+"""`write`: writes rows into a checkpoint, without holding the table in memory."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteReport:
-    """What was written and how.
+    """The result of `write`.
 
     Attributes:
         path: The checkpoint's directory.
         key: The table's name in it.
-        checkpoint_id: Identity of this very checkpoint.
-        rows: How many there are.
-        row_shape: The sizes of one.
-        row_bytes: What one takes in the file.
-        padding_bytes: How many of these, the last ones, are no part of it.
-        bytes: Of the rows in the file.
+        checkpoint_id: Unique identity of the checkpoint.
+        rows: The number of rows.
+        row_shape: The shape of a row.
+        row_bytes: Bytes of a row in the file.
+        padding_bytes: How many of these, at the end, are padding.
+        bytes: Bytes of all rows in the file.
         seconds: Wall time of the whole call.
         direct_io: Whether the page cache was bypassed.
-        fallbacks: What was tried first and why it was not used.
+        fallbacks: Faster ways that could not be used, each with its reason.
     """
 
     path: str
@@ -69,31 +69,32 @@ def write(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> WriteReport:
-    """Writes a table into a checkpoint of its own; when this returns, a power cut cannot take it.
+    """Writes a table into a checkpoint of its own; when this returns, it survives a power cut.
 
-    Rows go past the page cache at the speed of the device, through 64 MiB of memory, and so does a
-    table that is larger than memory. On the way each 4,096 bytes get a checksum, which is compared
-    whenever a row is read. Until all is there, there is no checkpoint; one that is replaced stays
-    until then. One process writes a table, however many ranks there are.
+    Rows are written past the page cache at the speed of the device, through 64 MiB of memory, so a
+    table may be larger than memory. Each 4,096 bytes get a checksum, with which a row is compared
+    whenever it is read. The checkpoint appears once all rows are written; a checkpoint that it
+    replaces
+    stays until then. One process writes a table, however many ranks there are.
 
     Args:
-        path: The checkpoint's directory; made if missing, its parents too.
-        rows: An array or a tensor, whose first dimension counts rows; or an iterable of such, each
-            some of the rows. What it gives may be changed when the next one is asked for.
-        key: What the table is called.
-        shape: The number of rows, or None where that is not known, and the sizes of a row; without,
-            as the first chunk has them. Where the number is known, space is reserved before the
-            first row is asked for.
-        dtype: The type of the elements; without, that of the first chunk. Nothing is converted.
-        align: Whether rows are padded, so that fewer blocks of 4,096 bytes have some of each:
-            ``"auto"`` where that saves at least a tenth of what reads take, in blocks, times what
-            rows take, in bytes; True wherever it saves a block; False never. Whoever reads the
-            checkpoint as a state finds the padding as further columns of zeros.
-        metadata: A note of plain JSON, readable with `penstock.inspect`.
+        path: The checkpoint's directory; created if missing, with its parents.
+        rows: An array or a tensor, whose first dimension counts rows; or an iterable of arrays or
+            tensors of some rows each, which may be changed once the next one is requested.
+        key: Name of the table.
+        shape: The number of rows (None if unknown), followed by the shape of a row. Default: the
+            shape of the first chunk. If the number is known, space is reserved before the first row
+            is requested.
+        dtype: The element type; default: that of the first chunk. Nothing is converted.
+        align: Whether rows are padded, so that each touches fewer blocks of 4,096 bytes:
+            ``"auto"`` where that saves at least a tenth of blocks read times bytes stored; True
+            wherever it saves a block; False never. A load of the checkpoint as a state returns the
+            padding as additional columns of zeros.
+        metadata: Plain JSON to store with it, readable with `penstock.inspect`.
         overwrite: Replace a complete checkpoint at the path.
-        options: How bytes move; None for ``Options()``.
+        options: Settings of the I/O; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
-            the bytes in all, as far as that is known.
+            the bytes in all, as far as they are known.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
@@ -101,8 +102,9 @@ def write(
         UnsupportedStateError: Elements of the type cannot be stored, the metadata is no JSON, or
             the rows are a sparse, nested or quantized tensor, or one without data.
         StorageError: The operating system failed an operation: disk full, read-only, …
-        ValueError: The rows are not what was said, or an argument is out of range.
-        TypeError: They are no arrays, or not all of one type; or an argument is of another type.
+        ValueError: The rows contradict ``shape``, or an argument is out of range.
+        TypeError: The rows are no arrays, or not all of one type; or an argument is of another
+            type.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -155,7 +157,7 @@ def write(
 def _filled(
     place: str, io: TensorIO, form: Form, chunks: RowChunks, progress: bool | Progress
 ) -> TableFile:
-    """The file with all rows, which survives a power cut."""
+    """Writes a file with all rows, durably."""
     nbytes = None if chunks.count is None else chunks.count * form.row_bytes
     with (
         closing(form.file(place, io, chunks.count)) as file,
