@@ -25,8 +25,8 @@ class Cache:
     bookkeeping for each row (128 with ``"s3fifo"``), so a row of 128 bytes takes 192. A row already
     being read for one batch is not read again for another. Rows that a stream knows it will need
     stay; when they do not all fit, the one needed last is evicted first (Belady). The policy
-    chooses
-    among all other rows. A pickled cache arrives empty in the other process, with the same budget.
+    chooses among all other rows. A pickled cache arrives empty in the other process, with the same
+    budget.
 
     Args:
         memory_bytes: The budget, for all tables together.

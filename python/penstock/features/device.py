@@ -30,8 +30,8 @@ _ID_BYTES = {"int32": 4, "int64": 8}
 def cuda_header() -> str:
     """CUDA C++ source for your own kernels that ask for rows; for NVRTC and nvcc, sm_70 or later.
 
-    The header's first lines explain its use, and docs/gpu.md shows a kernel. Its parameter
-    ``fifo`` is `DeviceFeatures.address`.
+    The header's first lines explain its use, and docs/gpu.md shows a kernel. Its parameter ``fifo``
+    is `DeviceFeatures.address`.
 
     Example:
         >>> import penstock.features
@@ -45,9 +45,8 @@ class DeviceFeatures:
     """Gathers rows for ids that are on a GPU; made by `Features.on_device`.
 
     A kernel posts the ids to memory that the host can read, a host thread has the rows read, and
-    the
-    kernel copies them to the result. So a gather is queued on the stream like any other kernel: the
-    calling thread waits neither for the ids nor for the rows.
+    the kernel copies them to the result. So a gather is queued on the stream like any other kernel:
+    the calling thread waits neither for the ids nor for the rows.
 
     Any thread may use it. `close`, or dropping the object, waits until every queued gather is done;
     kernels of your own that still wait for rows then end without them.
@@ -83,13 +82,11 @@ class DeviceFeatures:
             ids: A contiguous ``int32`` or ``int64`` tensor on the device, of any shape. The kernel
                 reads its values when the stream reaches it, as with any kernel.
             out: A contiguous tensor on the device for the rows: the shape of ``ids`` followed by
-                that
-                of a row, of the table's type.
+                that of a row, of the table's type.
 
         Returns:
             ``out``, or a new tensor. It holds the rows once the stream has passed the gather;
-            `check`
-            raises if some could not be read.
+            `check` raises if some could not be read.
 
         Raises:
             TypeError: The ids are no such tensor.
@@ -140,8 +137,7 @@ class DeviceFeatures:
         """Serves your own kernels: those queued on the current stream while the context is open.
 
         Leaving the context waits for that stream; wait for other streams yourself before. A thread
-        polls
-        for posts meanwhile, even if none come.
+        polls for posts meanwhile, even if none come.
 
         Raises:
             ValueError: This object is closed.

@@ -98,17 +98,14 @@ class Features:
     time than another request.
 
     A pickled table, as for a spawned process, is opened again where it is unpickled: same files,
-    same
-    settings, an empty cache of the same budget. In a fork of the process every call raises: open
-    the
-    table there.
+    same settings, an empty cache of the same budget. In a fork of the process every call raises:
+    open the table there.
 
     Args:
         source: The table's files.
         cache: Keeps rows in memory; None for no cache.
         gap_bytes: Bytes that the device reads in the time of one request: gaps between rows are
-            read
-            where that saves an eighth of the batch's time.
+            read where that saves an eighth of the batch's time.
         run_bytes_max: Most bytes of a request; 256 KiB. A longer row is one request all the same.
         io: Settings of the I/O workers; see `penstock.offload.TensorIO`.
 
@@ -201,20 +198,16 @@ class Features:
         """Returns the rows of some ids, in the order of the ids; an id may occur repeatedly.
 
         Rows for a GPU are packed in pinned host memory, and the GPU copies them from there after
-        the work
-        that was queued on the current stream at the call. The current stream waits for the copy,
-        this
-        thread does not.
+        the work that was queued on the current stream at the call. The current stream waits for the
+        copy, this thread does not.
 
         Args:
             ids: Integers of any type and shape: a tensor, an array or a sequence. Ids on a device
-                are
-                copied to the host first, for which this waits.
+                are copied to the host first, for which this waits.
             out: Memory for the rows: an array, or a contiguous tensor of any device; the shape of
                 ``ids`` followed by that of a row, of the table's type.
             device: Where to put a tensor of the rows, as PyTorch names devices. Default: the device
-                of
-                ``out`` if given, else that of ``ids``.
+                of ``out`` if given, else that of ``ids``.
 
         Returns:
             ``out`` if given; else a tensor if ``ids`` is one or ``device`` is given, else an array.
@@ -308,16 +301,13 @@ class Features:
         Args:
             batches: An iterable of the ids of each batch.
             window: Batches taken from ``batches`` beyond those being read, so that the cache knows
-                which
-                rows they need. Their ids take memory: some 45 bytes each.
+                which rows they need. Their ids take memory: some 45 bytes each.
             device: Where the rows go; see `gather`.
 
         Yields:
             The ids of a batch (of arrays, tensors and lists a copy) and its rows. At least one
-            batch, and
-            some thousands of rows, are read ahead. An error raised by ``batches`` or by a gather is
-            raised
-            after all batches before it, with a note that names the batch.
+            batch, and some thousands of rows, are read ahead. An error raised by ``batches`` or by
+            a gather is raised after all batches before it, with a note that names the batch.
 
         Raises:
             ValueError: ``window`` is negative, or there is no such device.
@@ -358,8 +348,7 @@ class Features:
         """Announces rows to the cache that will be gathered, after all those announced before.
 
         The cache keeps announced rows while there is room; among them it evicts the row needed last
-        first
-        (Belady). `stream` does this by itself.
+        first (Belady). `stream` does this by itself.
 
         Args:
             ids: As `gather` takes them; they must not change before the gather.
@@ -404,8 +393,7 @@ class Features:
         Args:
             device: A CUDA device, as PyTorch names it.
             staging_bytes: Approximate size of the pinned memory into which rows are read; it bounds
-                the
-                rows in flight.
+                the rows in flight.
 
         Returns:
             An object that gathers on the device, until it or this table is closed.

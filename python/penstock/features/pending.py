@@ -17,8 +17,7 @@ class PendingRows:
     """Rows that are being gathered. It may be dropped: the reads finish, and hold their memory.
 
     For rows on a device, `result` makes the stream that is current at its call wait for their copy;
-    the
-    host does not wait for the copy. Without `result` no stream waits for it.
+    the host does not wait for the copy. Without `result` no stream waits for it.
 
     ``await`` does the same as `result`.
 

@@ -14,8 +14,7 @@ class ForeseenRows:
     """Rows announced to the cache: it keeps them before others, and knows when they are needed.
 
     Gather announced rows once each, in the order of their announcements. Dropping the object
-    withdraws
-    the announcement.
+    withdraws the announcement.
     """
 
     __slots__ = ("__weakref__", "_begin", "_forget")

@@ -63,11 +63,9 @@ class Table:
     """A table of embeddings on storage, whose rows are read by id and updated.
 
     A row has columns, such as a weight and its optimizer's state. Updates are appended to a log,
-    many
-    rows to a request, and read from there; from time to time a fold moves them from the log to the
-    table's files. `Table.create` makes a table, this class opens it: one process can have it open
-    at a
-    time, and only once. Any thread may use it.
+    many rows to a request, and read from there; from time to time a fold moves them from the log to
+    the table's files. `Table.create` makes a table, this class opens it: one process can have it
+    open at a time, and only once. Any thread may use it.
 
     Args:
         path: The table's directory.
@@ -168,11 +166,10 @@ class Table:
         Args:
             path: Its directory, which is created, with its parents.
             rows: The number of rows.
-            columns: The shape and the type of each column in a row, by name, as
-                ``{"weight": (128, "float32"), "momentum": ((), "float32")}``.
+            columns: The shape and the type of each column in a row, by name, as ``{"weight": (128,
+                "float32"), "momentum": ((), "float32")}``.
             init: Initial rows: mappings from columns to some rows each, in order. Values that are
-                not
-                given are zero, and take no space until they are written.
+                not given are zero, and take no space until they are written.
             cache: As for `Table`.
             fold_bytes: Likewise.
             log_bytes: Likewise.
@@ -231,19 +228,17 @@ class Table:
         """Returns the current rows of some ids, in their order; an id may occur repeatedly.
 
         Rows for a GPU are read into pinned host memory, then copied on the current stream. The
-        current
-        stream waits for the copy, this thread does not.
+        current stream waits for the copy, this thread does not.
 
         Args:
             ids: Integers of any type and shape: a tensor, an array or a sequence. Ids on a device
-                are
-                copied to the host first, for which this waits.
+                are copied to the host first, for which this waits.
             device: Where to put the rows, as PyTorch names devices. Default: the device of ``ids``.
 
         Returns:
             A mapping from each column to a view: tensors if ``ids`` is one or ``device`` is given,
-            else
-            arrays. The memory belongs to the caller: pass the rows to `update` to store changes.
+            else arrays. The memory belongs to the caller: pass the rows to `update` to store
+            changes.
 
         Raises:
             IndexError: An id has no row; names the id and its position.
@@ -363,8 +358,7 @@ class Table:
         """Moves rows from the logs into the table's files, and removes the logs.
 
         Rewrites, one by one, the files (of 64 MiB or more) that have such rows. Lookups and updates
-        may go
-        on meanwhile.
+        may go on meanwhile.
 
         Raises:
             StorageError: A file cannot be written; the logs stay.
@@ -388,8 +382,7 @@ class Table:
         """Writes all current rows into a checkpoint, as one tensor for each column.
 
         `penstock.load`, `penstock.verify` and `penstock.features.open` read it like any checkpoint.
-        It
-        flushes first. Lookups and updates may go on meanwhile; a fold waits.
+        It flushes first. Lookups and updates may go on meanwhile; a fold waits.
 
         Args:
             path: The checkpoint's directory.

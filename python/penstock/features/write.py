@@ -74,8 +74,7 @@ def write(
     Rows are written past the page cache at the speed of the device, through 64 MiB of memory, so a
     table may be larger than memory. Each 4,096 bytes get a checksum, with which a row is compared
     whenever it is read. The checkpoint appears once all rows are written; a checkpoint that it
-    replaces
-    stays until then. One process writes a table, however many ranks there are.
+    replaces stays until then. One process writes a table, however many ranks there are.
 
     Args:
         path: The checkpoint's directory; created if missing, with its parents.
@@ -93,8 +92,8 @@ def write(
         metadata: Plain JSON to store with it, readable with `penstock.inspect`.
         overwrite: Replace a complete checkpoint at the path.
         options: Settings of the I/O; None for ``Options()``.
-        progress: True for a bar on standard error, or a function called with the bytes done and
-            the bytes in all, as far as they are known.
+        progress: True for a bar on standard error, or a function called with the bytes done and the
+            bytes in all, as far as they are known.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # They are optimizers of PyTorch, which is not imported before somebody asks for one.
+    # They import PyTorch, which is not imported before one of them is used.
     _HOME_OF = {"AdamW": "optim.adamw", "SGD": "optim.sgd"}
 
     def __getattr__(name: str) -> object:

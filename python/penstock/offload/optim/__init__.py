@@ -1,1 +1,1 @@
-"""Optimizers whose state lies in files: where it lies, how it passes, how it lasts."""
+"""Optimizers whose state is kept in files: its layout, its updates, its durability."""

@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 class AdamW(StoredOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` with its moments on storage: the bits of ``fused=True`` on the CPU.
 
-    A step has the moments pass through a bounded amount of memory, read ahead and written behind,
-    into a new generation of files; it ends when that is on stable storage. A checkpoint by
-    `penstock.save` links them, so it writes next to nothing of them. The directory takes twice
-    what the moments have, and once more for each checkpoint.
+    A step streams the moments through a bounded amount of memory, reading ahead and writing behind,
+    into a new generation of files; it returns once that is on stable storage. A checkpoint by
+    `penstock.save` links these files, so it writes almost no bytes for them. The directory takes
+    twice the size of the moments, and the same again for each checkpoint.
 
     Args:
         params: As for `torch.optim.AdamW`: contiguous, on any device.
-        lr: The rate.
-        betas: Of the two moments.
+        lr: The learning rate.
+        betas: Decay rates of the two moments.
         eps: Added to the denominator.
-        weight_decay: Decoupled.
-        amsgrad: Whether the largest second moment counts, which is a third one to keep.
-        directory: For the files; each rank takes a directory in it. What an earlier run has left
-            there is kept until the first step, or `load_state_dict`.
-        memory_bytes: What of the moments is in memory at a time.
-        masters: Whether parameters of float16 and bfloat16 have moments in float32, and copies in
-            float32, which are updated, in the files as well.
-        maximize: Whether the objective is to grow.
+        weight_decay: Decoupled weight decay.
+        amsgrad: Whether to use the maximum of the second moment, which is stored as a third moment.
+        directory: Directory of the files; each rank uses a subdirectory. Files of an earlier run
+            are kept until the first step or `load_state_dict`.
+        memory_bytes: Most bytes of moments in memory at a time.
+        masters: Whether float16 and bfloat16 parameters have float32 moments, and float32 copies
+            (masters) that are updated and kept in files, too.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        UnsupportedStateError: A parameter is not contiguous, or of another type.
+        UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
-        ValueError: The memory is too little, or a number out of range.
+        ValueError: The memory is too small, or a number is out of range.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
 
     def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
         beta1, beta2 = group["betas"]
-        # Of its own: a parameter that is cut is updated several times in a step.
+        # Own counts: a parameter cut into windows is updated several times in a step.
         steps = torch.tensor(shares.counts, dtype=torch.float32, device="cpu").unbind()
         adamw(
             shares.values,

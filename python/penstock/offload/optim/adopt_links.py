@@ -1,7 +1,7 @@
-"""`relinked`: files of a generation, taken over as they are.
+"""`relinked`: takes over the files of a generation as they are.
 
-Where they are laid out as the files of a state, they get names there, and none of their bytes is
-written again. All are read and compared with their digests.
+Files whose layout is that of the state's files are linked there, without writing their bytes again.
+All are read and compared with their digests.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _READ_BYTES = 16 << 20
 
 
 class _Own(NamedTuple):
-    """A file of a generation that may be one of a state.
+    """A file of a generation that may become one of a state.
 
     Attributes:
-        name: In the directory of the generation.
-        header: What it begins with then.
-        nbytes: How long it is.
+        name: Its name in the directory of the generation.
+        header: The header that it must begin with.
+        nbytes: Its length.
     """
 
     name: str
@@ -48,15 +48,15 @@ def relinked(
 
     Args:
         source: The generation.
-        stored: The state that its files come to.
-        numbers: The parameters that it has moments of.
+        stored: The state that takes the files over.
+        numbers: Numbers of the parameters whose moments it has.
 
     Returns:
-        What has come; None where something is laid out otherwise, or cannot be linked, so that it
-        has to be copied.
+        The files as an import; None if they have another layout or cannot be linked, so that their
+        content has to be copied.
 
     Raises:
-        CorruptCheckpointError: It is damaged.
+        CorruptCheckpointError: The generation is damaged.
         TransferError: It cannot be read.
     """
     plan = _plan(source, stored, numbers)
@@ -77,13 +77,13 @@ def relinked(
 def _plan(
     source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
 ) -> dict[Segment, list[_Own]] | None:
-    """Which files make up the segments; None where some do not."""
+    """The files that make up the segments; None if some are laid out otherwise."""
     rows = {row[0]: row for row in source.native.tensors()}
     sizes = dict(source.native.files())
     segments: dict[Segment, list[int]] = {}
     for number in numbers:
         segments.setdefault(stored.segment_of(number), []).append(number)
-    # What this state has no place for is not to be left out in silence.
+    # Moments that this state has no place for must not be dropped silently.
     if len(rows) != sum(len(one.moments) * len(some) for one, some in segments.items()):
         return None
     plan: dict[Segment, list[_Own]] = {}
@@ -100,7 +100,7 @@ def _plan(
 def _file_of(
     rows: Mapping[str, Row], segment: Segment, numbers: list[int], moment: str
 ) -> str | None:
-    """The file in which a moment of all lies where it does in one of the segment."""
+    """The one file that holds a moment of all parameters at the segment's offsets; else None."""
     names = set()
     for number in numbers:
         index = segment.index_of(number)
@@ -115,7 +115,7 @@ def _file_of(
 
 
 def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -> list[int] | None:
-    """The digests of a file, which are those that the generation has; None for another header."""
+    """Verifies a file; returns the digests of its chunks, or None if it has another header."""
     chunks: list[int] = []
     head = b""
     for start, memory in _read_ahead(one, path, stored):
@@ -123,7 +123,7 @@ def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -
         try:
             source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
         except CorruptCheckpointError:
-            # What differs may have been damaged on its way.
+            # The bytes may have been damaged in transit: read them once more.
             stored.passage.reads.read(memory, path, start).result()
             source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
         if start < len(one.header):
@@ -133,7 +133,7 @@ def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -
 
 
 def _read_ahead(one: _Own, path: str, stored: StoredState) -> Iterator[tuple[int, Any]]:
-    """A file, piece by piece: where each begins, and its bytes, while the next one is read."""
+    """Yields the offset and the bytes of each piece of a file, while the next one is read."""
     torch = dtypes.import_torch()
     size = min(_READ_BYTES, one.nbytes)
     memories = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
@@ -150,6 +150,6 @@ def _read_ahead(one: _Own, path: str, stored: StoredState) -> Iterator[tuple[int
         if index + 1 < len(pieces):
             following, ahead = pieces[index + 1]
             reading = stored.passage.reads.read(ahead, path, following)
-            # Whoever waits for it hears what went wrong; perhaps nobody does.
+            # Its error is raised by `result` in the next round, unless the caller has stopped.
             reading.is_seen = True
         yield start, memory

@@ -1,4 +1,4 @@
-"""Entries of ``optimizer.state`` that a caller has changed: counts, and moments put there."""
+"""Entries of ``optimizer.state`` that a caller has changed: step counts and assigned moments."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ STEP = "step"
 
 
 def steps_made(number: int, state: Mapping[str, Any]) -> float | None:
-    """The number of steps that a parameter has made; None where it has no state yet.
-
-    Raises:
-        StateMismatchError: The count is no number.
-    """
+    """The number of steps that a parameter has made; None while it has no state."""
     step = state.get(STEP)
     if step is None:
         return None
@@ -43,21 +39,22 @@ def steps_made(number: int, state: Mapping[str, Any]) -> float | None:
 
 
 def assigned_moments(entry: Entry, state: Mapping[str, Any], *, is_kept: bool) -> dict[str, Any]:
-    """Moments that a caller has put into the state of a parameter.
+    """Moments that a caller has assigned in the state of a parameter.
 
-    Moments lie in files, so ``optimizer.state`` holds none of them unless the caller assigns one.
+    Moments are kept in files, so ``optimizer.state`` holds none of them unless the caller assigns
+    one.
 
     Args:
         entry: The parameter.
         state: Its entry of ``optimizer.state``.
-        is_kept: Whether files have its moments, so that some may be missing.
+        is_kept: Whether files have its moments, so that not all need be assigned.
 
     Returns:
         The values on this rank, by the names of the moments.
 
     Raises:
-        StateMismatchError: A value is no moment of the optimizer, or has another shape or type. Or
-            one is missing.
+        StateMismatchError: A value is no moment of the optimizer, or has another shape or type; or
+            a moment is missing.
     """
     found = {}
     for name, value in state.items():
@@ -96,7 +93,7 @@ def assigned_moments(entry: Entry, state: Mapping[str, Any], *, is_kept: bool) -
 
 
 def count_step(live: Iterable[Live]) -> None:
-    """Counts a step of each parameter that has made one; assigned moments are in files now."""
+    """Counts a step of each parameter that made one, and drops assigned moments, now in files."""
     counted = []
     for one in live:
         made = one.made or 0.0
@@ -112,5 +109,5 @@ def count_step(live: Iterable[Live]) -> None:
 
 
 def count(steps: Any) -> Any:
-    """How many steps were made, as the fused kernels take it, whatever the defaults are."""
+    """A count of steps as the fused kernels take it: float32 on the CPU, whatever the defaults."""
     return torch.as_tensor(steps, dtype=torch.float32, device="cpu").clone()

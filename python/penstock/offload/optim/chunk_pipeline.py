@@ -1,4 +1,4 @@
-"""`Passage`: the state passes through memory, a window at a time, read ahead and written behind."""
+"""`Passage`: streams state through memory by windows, read ahead and written behind."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 _WINDOW_BYTES_MAX = 16 << 20
 _SLOTS = 6
-"""Windows in memory at a time, if there is room: some are read, one is worked on, some written."""
+"""Windows in memory at a time, if they fit: some are read, one is updated, some are written."""
 SLOTS_MIN = 3
 _PREPARED = 2
-"""So many windows are made ready: the next one while one is worked on."""
+"""Windows that are prepared: one is worked on, and the next one."""
 
 _Prepared = TypeVar("_Prepared")
 
 
 @dataclass(eq=False)
 class Task:
-    """A segment that passes.
+    """A segment to update.
 
     Attributes:
         segment: Its layout.
-        sources: Its files; None where it had none yet.
-        targets: The files that it is written to.
-        chunks: The digests of those, once it has passed.
+        sources: Its current files; None if it has none yet.
+        targets: The files to write.
+        chunks: Digests of the written files, filled during `Passage.run`.
     """
 
     segment: Segment
@@ -59,8 +59,8 @@ class _Slot:
 
     Attributes:
         memory: All of it.
-        parts: That of each moment of a window.
-        reading: What fills it; None where there is nothing to read.
+        parts: The part of each moment.
+        reading: The read that fills it; None if the segment has no files yet.
     """
 
     memory: Any
@@ -69,10 +69,10 @@ class _Slot:
 
 
 class Passage:
-    """Has segments pass through a bounded amount of memory.
+    """Streams segments through a bounded amount of memory.
 
     Args:
-        memory_bytes: How much.
+        memory_bytes: Most bytes in memory.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -80,13 +80,13 @@ class Passage:
         self.writes = TensorIO()
         self._memory_bytes = memory_bytes
         self._arena: Any = None
-        # Each in the order of the windows: one is read and compared, the next one updated, and the
-        # one before digested and written, at the same time.
+        # Each thread takes windows in order: one window is read and verified, the next one updated,
+        # and the one before digested and written, at the same time.
         self._before = ThreadPoolExecutor(1, "penstock-read")
         self._behind = ThreadPoolExecutor(1, "penstock-write")
 
     def close(self) -> None:
-        """Lets threads and memory go; files that somebody holds can still be read."""
+        """Releases threads and memory; files that are still held can be read."""
         self._before.shutdown()
         self._behind.shutdown()
         self.writes.close()
@@ -98,18 +98,18 @@ class Passage:
         prepare: Callable[[Task, Window, list[Any]], _Prepared],
         work: Callable[[_Prepared], None],
     ) -> None:
-        """Has segments pass; what was written is not yet synced.
+        """Streams segments through memory; what is written is not yet synced.
 
         Args:
-            tasks: What passes, in this order.
-            prepare: Makes a window ready for the work, while its moments come and others before it
-                are worked on; the tensors of bytes are for those of the files in their order.
-            work: Changes the moments of a window in place, once they are there.
+            tasks: The segments, in this order.
+            prepare: Prepares a window, while its moments are read and windows before it are worked
+                on; gets the bytes of each of its files, in their order.
+            work: Changes the moments of a prepared window in place, once they are read.
 
         Raises:
-            ValueError: There is too little memory.
-            TransferError: Something cannot be read or written.
-            CorruptCheckpointError: What was read is not what was written.
+            ValueError: The memory is too small.
+            TransferError: A read or a write failed.
+            CorruptCheckpointError: Bytes read are not those that were written.
         """
         windows, slots = self._cut(tasks)
         reads: deque[tuple[Task, Window, _Slot, Future[None]]] = deque()
@@ -120,7 +120,7 @@ class Passage:
         try:
             while True:
                 while writes and (_has_ended(writes[0][1]) or not (slots or reads)):
-                    # It stays among them until it has ended, however this is interrupted.
+                    # It stays in `writes` until it has ended, even if an interrupt comes meanwhile.
                     slot, writing = writes[0]
                     writing.result().result()
                     slots.append(slot)
@@ -157,10 +157,10 @@ class Passage:
             raise
 
     def _cut(self, tasks: list[Task]) -> tuple[list[tuple[Task, Window]], list[_Slot]]:
-        """The windows of all, and memory for some at a time.
+        """The windows of all tasks, and slots of memory for some at a time.
 
         Raises:
-            ValueError: There is too little memory.
+            ValueError: The memory is too small.
         """
         torch = dtypes.import_torch()
         files = max(len(task.targets) for task in tasks)
@@ -180,7 +180,7 @@ class Passage:
         whole = count * slot_bytes
         if self._arena is None or self._arena.numel() < whole:
             self._arena = None
-            # Threads change it too, which have no inference mode.
+            # Threads without inference mode change it, too.
             with torch.inference_mode(False):
                 self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
         return found, [
@@ -189,7 +189,7 @@ class Passage:
         ]
 
     def _begin(self, task: Task, window: Window, slot: _Slot) -> Future[None]:
-        """Begins to read a window, and to compare it with its digests."""
+        """Starts to read a window, and queues its verification."""
         nbytes = window.end - window.begin
         stride = _whole(nbytes)
         slot.parts = [
@@ -203,12 +203,12 @@ class Passage:
                 for part, source in zip(slot.parts, task.sources, strict=True)
             ]
             slot.reading = self.reads.read_all(requests)
-            # Whoever waits for the window hears what went wrong; perhaps nobody does.
+            # `_finish` raises its error; without a caller nobody needs the window.
             slot.reading.is_seen = True
         return self._before.submit(self._finish, task, window, slot)
 
     def _finish(self, task: Task, window: Window, slot: _Slot) -> None:
-        """Has the state of a window there."""
+        """Waits for a window's state, verifies it, and sets the header; new state is zeros."""
         torch = dtypes.import_torch()
         if slot.reading is None or task.sources is None:
             for part in slot.parts:
@@ -228,7 +228,7 @@ class Passage:
     def _read_again(
         self, task: Task, window: Window, index: int, part: Any, wanted: Sequence[int]
     ) -> None:
-        """What differs may have been damaged on its way."""
+        """Reads a part again, as it may have been damaged in transit; raises if it differs."""
         path = task.sources[index].path if task.sources else ""
         self.reads.read(part, path, window.begin).result()
         if wrong := differing(chunk_digests(part), wanted):
@@ -253,7 +253,7 @@ def _has_ended(writing: Future[Transfer]) -> bool:
 
 
 def _wait(one: Future[Any]) -> Any:
-    """Waits for what is under way; None where it failed or was given up."""
+    """Waits for an operation's result; None if it failed or was cancelled."""
     with contextlib.suppress(CancelledError, PenstockError):
         return one.result()
     return None
@@ -271,5 +271,5 @@ def _bytes_in_memory(segment: Segment, window: Window) -> int:
 
 
 def _whole(nbytes: int) -> int:
-    """In whole chunks, so that what follows begins at a page."""
+    """Rounds up to whole chunks, so that the next part begins at a page."""
     return -(-nbytes // CHUNK_BYTES) * CHUNK_BYTES

@@ -1,9 +1,8 @@
-"""`StateFiles`: the files of one rank's optimizer state, and who still needs which.
+"""`StateFiles`: the files of one rank's optimizer state, reused once nobody needs them.
 
-A file is written once, and not changed as long as anybody holds it: a generation, a
-``state_dict``, a save that has not yet given it a name in its checkpoint. When nobody does, it is
-written anew for a later generation, unless it has got a name elsewhere: then only the one here
-goes.
+A file is written once, and not changed while anything holds it: a generation, a ``state_dict``, or
+a save that has not yet linked it into its checkpoint. Afterwards a later generation writes over it;
+but if it has a link elsewhere, as in a checkpoint, only the link here is removed.
 """
 
 from __future__ import annotations
@@ -23,31 +22,32 @@ from penstock.offload.optim.lock import Lock
 _SUFFIX = ".safetensors"
 _PROBE = "probe"
 _BESIDE_BYTES = 1 << 20
-"""What has to be free beside the files, for a generation's names, and a hundredth for digests."""
+"""Free space needed beside the files: for links of a generation; digests need a hundredth more."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Answers of file systems without hard links."""
 _COPIES_ON_WRITE = ("btrfs", "bcachefs", "zfs")
-"""File systems on which also what is there takes new space when it is written."""
+"""File systems on which even overwriting takes new space."""
 
 
 _rooms: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
-"""Files of this process, which may outlive the optimizer that they are of."""
+"""Files of this process, which may outlive the optimizer that made them."""
 
 
 class StateFiles:
     """The directory of one rank's state.
 
     Args:
-        directory: It is made with those above it; what another process has left there of files that
-            are in no generation is removed.
+        directory: Created with its parents; files that another process has left there and that
+            belong to no generation are removed.
 
     Attributes:
-        generation: Where the last generation is, a checkpoint.
+        directory: The directory.
+        generation: Directory of the last generation, a checkpoint.
 
     Raises:
-        StorageError: Another process uses it, its file system has no hard links, or the system
-            refuses it.
+        StorageError: Another process uses the directory, its file system has no hard links, or the
+            system refuses it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -74,7 +74,7 @@ class StateFiles:
         self._copies_on_write = kind in _COPIES_ON_WRITE
 
     def _clear(self) -> None:
-        """Removes files that nobody holds."""
+        """Removes files that nothing holds."""
         held = {room.path for room in _rooms}
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
@@ -96,7 +96,7 @@ class StateFiles:
                 path=self.directory,
                 errno=error.errno,
             ) from error
-        # As sshfs: files that a checkpoint has linked would be taken for those that nobody needs.
+        # As on sshfs, where files linked into a checkpoint would be taken for unused ones.
         if names != 2:
             raise StorageError(
                 f"{self.directory}: its file system does not tell how many hard links a file has,"
@@ -106,22 +106,15 @@ class StateFiles:
             )
 
     def check_open(self) -> None:
-        """Looks whether the directory is still used.
-
-        Raises:
-            PenstockError: It is not.
-        """
+        """Raises `PenstockError` if the directory is no longer in use by this optimizer."""
         if self._lock.is_released:
             raise PenstockError(f"the optimizer of {self.directory} is closed: make another one")
 
     def check_room(self, nbytes: int) -> None:
-        """Looks whether there is room for what cannot be reserved.
+        """Raises `StorageError` unless there is room for bytes that cannot be reserved.
 
         Args:
-            nbytes: What will be written into the files.
-
-        Raises:
-            StorageError: There is not.
+            nbytes: Bytes that will be written into the files.
         """
         self._lock.check_place(self.directory)
         try:
@@ -139,7 +132,7 @@ class StateFiles:
             )
 
     def take(self, nbytes: int) -> ReservedFile:
-        """A file to write.
+        """A file of that size to write, reused or new.
 
         Raises:
             PenstockError: This is a fork of the process that uses the directory.
@@ -167,14 +160,14 @@ class StateFiles:
         return self._room(path, nbytes)
 
     def link(self, path: str, nbytes: int) -> ReservedFile | None:
-        """Gives a file of a generation a name here again; nobody writes to it before all others go.
+        """Links a file of a generation here again; it is not reused while it has other links.
 
         Args:
             path: The file.
             nbytes: Its size.
 
         Returns:
-            The file; None where it cannot have another name.
+            The file; None if it cannot be linked.
 
         Raises:
             PenstockError: This is a fork of the process that uses the directory.
@@ -206,7 +199,7 @@ class StateFiles:
         return room
 
     def _give_back(self, path: str, nbytes: int) -> None:
-        """Lets a file go that nobody holds any more."""
+        """Frees a file that nothing holds: for reuse, or by removing it if it has other links."""
         if os.getpid() != self._process:
             return
         with contextlib.suppress(OSError):
@@ -216,14 +209,14 @@ class StateFiles:
                 os.unlink(path)
 
     def _drop_spares(self) -> None:
-        """Gives the space of files back that are of other sizes than those in use."""
+        """Removes unused files, which have other sizes than the requested one."""
         spares, self._spares = self._spares, {}
         for path in [path for paths in spares.values() for path in paths]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     def close(self) -> None:
-        """Lets others use the directory; the last generation stays."""
+        """Unlocks the directory for others; the last generation stays."""
         if not self._lock.is_released and os.getpid() == self._process:
             self._drop_spares()
             self._lock.release()

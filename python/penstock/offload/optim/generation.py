@@ -1,7 +1,7 @@
-"""The generation of a state that lasts: a checkpoint of what its files hold.
+"""The durable generation of an optimizer state: a checkpoint that links the state's files.
 
-It is committed as checkpoints are, in the place of the one before: at every moment one of the two
-is there, whole. What is in files is linked, and linked back where it is recovered.
+It is committed like any checkpoint, in place of the one before: at any time one of the two is
+there, complete. Recovery links its files back.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from penstock.tensors.file_tensor import FileTensor
 
 _STEPS_MAX = 1 << 53
-"""Counts are floats."""
+"""Largest count of steps: counts are floats."""
 
 
 class Recovered(NamedTuple):
     """A generation that was found.
 
     Attributes:
-        moments: Of each parameter that has some, by its number.
-        steps: How many each has made.
+        moments: The moments of each parameter that has some, by its number.
+        steps: The number of steps that each has made.
     """
 
     moments: Mapping[int, Mapping[str, FileTensor]]
@@ -43,12 +43,12 @@ class Recovered(NamedTuple):
 
 
 class _Flat(NamedTuple):
-    """What is the same of all generations in which the same parameters have a state.
+    """The description shared by all generations in which the same parameters have a state.
 
     Attributes:
         tree: The structure.
-        tensors: What is linked, by the index of its file.
-        files: Of each file its segment, and its index there.
+        tensors: Linked tensors, each with the index of its file.
+        files: The segment of each file, and its index there.
     """
 
     tree: str
@@ -57,10 +57,10 @@ class _Flat(NamedTuple):
 
 
 class Generation:
-    """Generations of a state, each in the place of the one before.
+    """Generations of a state, each replacing the one before.
 
     Args:
-        kind: The class of the optimizer.
+        kind: Class name of the optimizer.
         stored: The state.
     """
 
@@ -71,17 +71,17 @@ class Generation:
         self._flat: _Flat | None = None
 
     def commit(self, path: str, steps: Mapping[int, float]) -> None:
-        """Makes the state as it is now what is found after a crash.
+        """Commits the present state as the generation to find after a crash.
 
         Args:
-            path: Where it goes.
-            steps: How many steps each parameter has made that has a state, by its number.
+            path: Directory of the generation.
+            steps: The steps of each parameter that has a state, by its number.
 
         Raises:
             StorageError: The system failed.
         """
         numbers = list(steps)
-        # Tens of thousands of small tensors are described once, not at each step.
+        # Describes tens of thousands of small tensors once, not at each step.
         if self._flat is None or numbers != self._numbers:
             self._numbers, self._flat = numbers, self._flattened(numbers)
         tree, tensors, places = self._flat
@@ -119,15 +119,15 @@ class Generation:
         return _Flat(flat.tree, tensors, [place_of[id(held)] for *_, held in files])
 
     def recover(self, path: str, count: int) -> Recovered | None:
-        """The generation at a path, in files of the state; None for none.
+        """Takes over the generation at a path into files of the state; None if there is none.
 
         Args:
-            path: Where it is.
-            count: How many parameters there are.
+            path: Directory of the generation.
+            count: The number of parameters.
 
         Raises:
-            StateMismatchError: It is of another optimizer, of other parameters, or of another
-                number of ranks.
+            StateMismatchError: It is of another optimizer, other parameters, or another number of
+                ranks.
             CorruptCheckpointError: It is damaged.
         """
         if not os.path.exists(os.path.join(path, _native.MANIFEST)):
@@ -153,13 +153,13 @@ class Generation:
         return Recovered({int(number): one for number, one in moments.items()}, steps)
 
     def _steps(self, path: str, note: Mapping[str, Any], count: int) -> dict[int, float]:
-        """How many steps the parameters have made, if they are those of the state."""
+        """The steps of each parameter, if the generation fits the optimizer; raises otherwise."""
         kind, ranks, steps = note.get("optimizer"), note.get("ranks"), note.get("steps")
         if kind != self._kind or not isinstance(steps, dict):
             raise StateMismatchError(
                 f"{path} is of {kind}, not of {self._kind}", key="optimizer", path=path
             )
-        # Earlier versions have not written it.
+        # Generations of earlier versions lack it.
         if ranks is not None and ranks != own_size():
             raise StateMismatchError(
                 f"{path} is that of one of {ranks} rank{'s'[: ranks != 1]}, and this is one of"
@@ -178,7 +178,7 @@ class Generation:
 
 
 def _made(steps: Any, number: str, path: str) -> float:
-    """The number of steps of a parameter, as a generation has it."""
+    """The number of steps of a parameter, read from a generation."""
     if type(steps) in (int, float) and 0 <= steps <= _STEPS_MAX:
         return float(steps)
     raise StateMismatchError(
@@ -191,7 +191,7 @@ def _made(steps: Any, number: str, path: str) -> float:
 def _each(
     stored: StoredState, numbers: Iterable[int], made: Callable[[int, str], Any]
 ) -> dict[str, dict[str, Any]]:
-    """Something for each moment of parameters."""
+    """A value for each moment of each parameter, by number and name."""
     return {
         str(number): {moment: made(number, moment) for moment in stored.segment_of(number).moments}
         for number in numbers

@@ -1,4 +1,4 @@
-"""`Visit`: what devices have of parameters comes to the host to be updated, and goes back."""
+"""`Visit`: copies parameters from devices to the host for an update, and back."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 
 class Visit:
-    """Elements of parameters, in memory of the host for an update.
+    """Elements of parameters, in host memory for an update.
 
-    Those of the host are updated where they are. Those of a device are copied by it, behind what
-    its current stream has, while others are updated: to pinned memory when this is made, and back
-    when they leave. The host waits for those that come. What the stream gets behind those that
-    leave sees them updated.
+    Host tensors are updated in place. Device tensors are copied by the device, after the work
+    queued on its current stream, while others are updated: to pinned memory when this is made, and
+    back in `leave`. The host waits in `arrive`. Work queued after `leave` sees the updated values.
 
     Args:
-        shares: What is updated; values and gradients of it become those of the host.
-        has_masters: Whether values are computed of masters alone, but for the first step.
+        shares: The elements to update; their values and gradients become host tensors.
+        has_masters: Whether values are computed from masters alone, except in the first step.
 
     Raises:
         DeviceError: The driver fails, or this is a fork of a process that has used the device.
@@ -51,7 +50,7 @@ class Visit:
         self._there = [_native.Moment(place) for place in there]
 
     def arrive(self) -> dict[tuple[int, bool], Shares]:
-        """Waits until the host has all; what is updated, by group and whether it is the first step.
+        """Waits until the host has all elements; returns them by group and first step.
 
         Raises:
             DeviceError: A device has failed.
@@ -61,12 +60,12 @@ class Visit:
         return self._shares
 
     def leave(self) -> None:
-        """Has devices take back the values."""
+        """Queues the copies of updated values back to the devices."""
         for parcel in self._values:
             parcel.go()
 
     def _on_host(self, tensors: list[Any]) -> tuple[list[Any], list[_Parcel]]:
-        """Where each is on the host, and what of it goes there and back, by device and type."""
+        """The host tensor of each tensor, and the parcels of device tensors, by device and type."""
         found = list(tensors)
         groups: dict[tuple[Any, Any], list[int]] = {}
         for at, tensor in enumerate(tensors):
@@ -82,11 +81,11 @@ class Visit:
 
 
 class _Parcel:
-    """Flat tensors of one device and type, one behind the other in memory of the host.
+    """Flat tensors of one device and type, packed in host memory.
 
     Attributes:
         place: The device and its current stream; None where PyTorch waits for its own copies.
-        views: What belongs to each tensor.
+        views: The part of each tensor.
     """
 
     def __init__(self, tensors: list[Any], place: Place | None) -> None:
@@ -101,7 +100,7 @@ class _Parcel:
         self.views = self._host.split(self._counts)
 
     def come(self) -> None:
-        """Has them copied to the host."""
+        """Queues the copy to the host."""
         if (packed := self._packed()) is None:
             for view, tensor in zip(self.views, self._tensors, strict=True):
                 view.copy_(tensor, non_blocking=self._is_queued)
@@ -110,7 +109,7 @@ class _Parcel:
         self._host.copy_(packed, non_blocking=self._is_queued)
 
     def go(self) -> None:
-        """Has them copied from there."""
+        """Queues the copy back to the device."""
         if (packed := self._packed()) is None:
             for view, tensor in zip(self.views, self._tensors, strict=True):
                 tensor.copy_(view, non_blocking=self._is_queued)
@@ -119,10 +118,10 @@ class _Parcel:
         torch._foreach_copy_(self._tensors, packed.split(self._counts))
 
     def _packed(self) -> Any:
-        """Memory of the device for all of them: a copy of a small one takes as long as of 200 KB.
+        """Device memory for all tensors: copying one small tensor takes as long as copying 200 KB.
 
         Returns:
-            None where they are copied by themselves: one, or where the device has no more memory.
+            None to copy each by itself: for one tensor, or if the device has no memory left.
         """
         if len(self._tensors) == 1:
             return None
@@ -133,9 +132,9 @@ class _Parcel:
 
 
 def options_on_host(group: dict[str, Any]) -> dict[str, Any]:
-    """Options of a group as kernels of the host take them: what a device has is waited for.
+    """Options of a group as kernels of the host take them; waits for options on a device.
 
-    PyTorch's own optimizers copy them and do not wait where parameters are on the host.
+    PyTorch's own optimizers copy them without waiting where parameters are on the host.
     """
     return {name: _on_host(value) for name, value in group.items()}
 
@@ -147,7 +146,7 @@ def _on_host(value: Any) -> Any:
 
 
 def check_devices(tensors: Iterable[Any]) -> None:
-    """That what devices have can be copied now.
+    """Raises unless tensors on devices can be copied now.
 
     Raises:
         DeviceError: The current stream of one is captured into a graph, or this is a fork of a

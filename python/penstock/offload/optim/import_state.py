@@ -1,4 +1,4 @@
-"""`Incoming`: state that comes from elsewhere, many tensors at a time, into files of its own."""
+"""`Incoming`: imports state into new files, many tensors at a time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from penstock.tensors.file_tensor import ReadBoxes
 
 _PIECES = 2
-"""How many are in memory: one is read while the one before is written."""
+"""Pieces in memory: one is read while the one before is written."""
 
 
 class _Arriving:
-    """The files of a segment, as far as they are written.
+    """The files of a segment while they are written.
 
     Attributes:
-        rooms: One for each moment.
-        parts: Of each file, the bytes that are written: where they begin and end, and their digest.
-        numbers: Of each moment, the parameters that are there.
+        rooms: A file for each moment.
+        parts: Written ranges of each file: begin, end and digest.
+        numbers: For each moment, numbers of the parameters that are written.
     """
 
     def __init__(self, rooms: list[ReservedFile]) -> None:
@@ -46,7 +46,7 @@ class _Arriving:
 
 
 class _Files(Protocol):
-    """A `penstock.offload.optim.state.StoredState`, as its files are written by an import."""
+    """The parts of a `penstock.offload.optim.state.StoredState` that an import needs."""
 
     files: StateFiles
     passage: Passage
@@ -61,13 +61,13 @@ class _Files(Protocol):
 
 
 class Incoming(Filler):
-    """Files that are filled with tensors in any order, and become a generation when all are there.
+    """Files filled with tensors in any order, which become a generation when all are written.
 
     Args:
-        state: Whose files they are.
+        state: The state of the files.
 
     Attributes:
-        state: The same.
+        state: The state of the files.
     """
 
     def __init__(self, state: _Files) -> None:
@@ -80,11 +80,11 @@ class Incoming(Filler):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether no more tensors can be added."""
         return self._finished is not None
 
     def has(self, number: int, moment: str) -> bool:
-        """Whether a moment of a parameter is there."""
+        """Whether a moment of a parameter is written."""
         segment = self.state.segment_of(number)
         if segment in self._whole:
             return True
@@ -92,19 +92,14 @@ class Incoming(Filler):
         return arriving is not None and number in arriving.numbers[segment.moments.index(moment)]
 
     def ask(self, number: int, moment: str) -> bool:
-        """Reserves the place of a moment of a parameter; whether it was free."""
+        """Reserves the place of a moment of a parameter; returns whether it was free."""
         key = number, moment
         is_free = not (self.is_finished or key in self._asked or self.has(number, moment))
         self._asked.add(key)
         return is_free
 
     def fill(self, targets: Sequence[IncomingTarget], read: ReadBoxes) -> list[FileTensor]:
-        """Writes tensors, a piece of memory at a time; see `Filler.fill`.
-
-        Raises:
-            StorageError: There is no room.
-            TransferError: They cannot be written.
-        """
+        """Writes tensors, a piece of memory at a time; see `Filler.fill`."""
         self.put([(one.entry.number, one.moment) for one in targets], read)
         return [self.tensor(one.entry.number, one.moment, one.like) for one in targets]
 
@@ -112,7 +107,7 @@ class Incoming(Filler):
         """Writes tensors.
 
         Args:
-            wanted: Of each the number of the parameter, and which of its moments.
+            wanted: The parameter's number and the name of the moment, for each tensor.
             read: Fills boxes of them; see `Filler.fill`.
 
         Raises:
@@ -146,20 +141,20 @@ class Incoming(Filler):
             self._arriving[segment].numbers[file].add(number)
 
     def take(self, segment: Segment, files: list[DigestedFile]) -> None:
-        """Takes files over that hold all of a segment already.
+        """Takes over files that hold all of a segment already.
 
         Args:
             segment: The segment.
-            files: One for each of its moments.
+            files: A file for each of its moments.
         """
         self._whole[segment] = files
 
     def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
-        """A moment of a parameter that is there.
+        """A moment of a parameter that is written.
 
         Args:
-            number: The parameter's.
-            moment: Which of them.
+            number: Number of the parameter.
+            moment: Name of the moment.
             like: The parameter, if it is a `DTensor`.
         """
         segment = self.state.segment_of(number)
@@ -170,10 +165,10 @@ class Incoming(Filler):
         return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
 
     def finish(self) -> dict[Segment, list[DigestedFile]]:
-        """The files, once nothing more comes: synced; what did not come is zeros.
+        """Completes and syncs the files; parameters that were not written are zeros.
 
         Raises:
-            StateMismatchError: Of a parameter not all moments came.
+            StateMismatchError: Some moments of a parameter were written, but not all.
             StorageError: The system failed.
         """
         if self._finished is None:
@@ -203,7 +198,7 @@ class Incoming(Filler):
         return found
 
     def _complete(self, segment: Segment, arriving: _Arriving) -> None:
-        """Writes headers and zeros."""
+        """Writes headers, and zeros where no parameter was written."""
         torch = dtypes.import_torch()
         there = set().union(*arriving.numbers)
         for file, (moment, numbers) in enumerate(
@@ -225,7 +220,7 @@ class Incoming(Filler):
                     self._write([(zeros, segment, file, at)])
 
     def _write(self, runs: Iterable[tuple[Any, Segment, int, int]]) -> None:
-        """Begins to write bytes to where they belong, and notes their digests."""
+        """Starts to write bytes to their files, and records their digests."""
         sources: list[_native._TensorSource] = []
         cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
         requests = []
@@ -247,19 +242,19 @@ class Incoming(Filler):
             self._writes.popleft().result()
 
     def _give_up(self) -> None:
-        """Waits for what is being written: its files may be those of somebody else next."""
+        """Waits for writes in flight: their files may be reused next."""
         while self._writes:
             with contextlib.suppress(PenstockError):
                 self._writes.popleft().result()
 
 
 class IncomingFile(HeldFile):
-    """A file that is being filled; whoever reads it has it completed.
+    """A file that is being filled; reading it completes the import.
 
     Args:
-        incoming: What it belongs to.
-        segment: Of which it is one.
-        index: Which.
+        incoming: The import.
+        segment: The file's segment.
+        index: Index of the file in the segment.
     """
 
     def __init__(self, incoming: Incoming, segment: Segment, index: int) -> None:
@@ -287,26 +282,26 @@ class IncomingFile(HeldFile):
         return self._file.chunks
 
     def read(self, memory: Any, offset: int) -> None:
-        """Reads what fills a contiguous tensor; see `HeldFile.read`."""
+        """Fills a contiguous tensor from an offset on; see `HeldFile.read`."""
         self._file.read(memory, offset)
 
     def target(self, tensor: FileTensor) -> FileTarget:
-        """Where a load puts what comes in the place of one of its tensors."""
+        """The target of a load that replaces one of its tensors."""
         return self._file.target(tensor)
 
 
 class IncomingTarget(FileTarget):
-    """Where a load puts one moment of a parameter.
+    """The target of a load: one moment of a parameter.
 
     Args:
-        incoming: Where it comes in.
+        incoming: The import that takes it.
         entry: The parameter.
-        moment: Which of its moments.
+        moment: Name of the moment.
         like: The parameter itself, if it is a `DTensor`.
 
     Attributes:
         entry: The parameter.
-        moment: Which of its moments.
+        moment: Name of the moment.
     """
 
     def __init__(self, incoming: Incoming, entry: Entry, moment: str, like: Any) -> None:
@@ -319,7 +314,7 @@ class IncomingTarget(FileTarget):
 
 
 def _gaps(parts: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """What is not yet written of a range of a file."""
+    """The ranges of a file between begin and end that no part covers."""
     edges = [(begin, begin), *sorted((low, high) for low, high, _ in parts), (end, end)]
     return [(one[1], other[0]) for one, other in pairwise(edges) if one[1] < other[0]]
 

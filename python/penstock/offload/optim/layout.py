@@ -1,8 +1,8 @@
-"""Where the state of each parameter lies in files, and how it is cut to pass through memory.
+"""The layout of parameters' state in files, and its cuts into windows of memory.
 
-Parameters are taken together to *segments*. A segment has one file for each moment, all with the
-same layout, so that a *window*, a range of bytes, holds what belongs together in each of them.
-Windows begin at multiples of what a digest is of. Nothing here reads or writes.
+Parameters are grouped into *segments*. A segment has one file for each moment, all with the same
+layout, so that a *window*, a range of bytes, holds the same elements in each of them. Windows begin
+at multiples of a digest's chunk. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 LINE_BYTES = 64
-"""Elements of a tensor are cut at multiples of this, counted from its first one.
+"""Tensors are cut at multiples of so many bytes, counted from their first element.
 
-The fused kernels of PyTorch work in vectors, and do what is left at the end of a tensor one element
-at a time, which rounds differently. Vectors and threads begin at multiples of a cache line.
+The fused kernels of PyTorch compute in vectors, and the last elements of a tensor one at a time,
+which rounds differently. Vectors and threads begin at multiples of a cache line.
 """
 SEGMENT_BYTES = 1 << 30
 _LENGTH_BYTES = 8
@@ -38,13 +38,13 @@ _HEADER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A parameter, as far as its state is concerned.
+    """A parameter, as its state needs it.
 
     Attributes:
-        number: As the optimizer's ``state_dict`` counts.
-        shape: Of what this rank holds.
+        number: Its number in the optimizer's ``state_dict``.
+        shape: Shape of this rank's part.
         dtype: A `torch.dtype`, that of its moments.
-        moments: Their names.
+        moments: Names of its moments.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -64,13 +64,13 @@ class Entry:
 
 
 class Piece(NamedTuple):
-    """What of a parameter's state is in a window.
+    """The part of a parameter's state that is in a window.
 
     Attributes:
         entry: The parameter.
         begin: The first element.
-        end: The one behind the last.
-        place: Where it begins in the window, in bytes.
+        end: The element behind the last.
+        place: Offset in the window, in bytes.
     """
 
     entry: Entry
@@ -80,12 +80,12 @@ class Piece(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Bytes of each of a segment's files that pass through memory together.
+    """A range of bytes that is in memory of all files of a segment together.
 
     Attributes:
-        begin: The first one, a multiple of `CHUNK_BYTES`.
-        end: The one behind the last: such a multiple, or the end of the file.
-        pieces: What is in it beside the header.
+        begin: The first byte, a multiple of `CHUNK_BYTES`.
+        end: The byte behind the last: a multiple of `CHUNK_BYTES`, or the end of the file.
+        pieces: The state in it; headers are not listed.
     """
 
     begin: int
@@ -95,14 +95,14 @@ class Window(NamedTuple):
 
 @dataclass(eq=False)
 class Segment:
-    """Parameters whose state lies in the same files, one for each moment.
+    """Parameters whose state is in the same files, one file for each moment.
 
     Attributes:
-        moments: Names, in the order of the files.
-        entries: The parameters, in the order of the files.
-        starts: Where each begins in the files.
-        headers: The first bytes of each file, all as long.
-        nbytes: Of each file.
+        moments: Names of the moments, in the order of the files.
+        entries: The parameters, in the order within a file.
+        starts: Where each begins in a file, in bytes.
+        headers: The header of each file, all of one length.
+        nbytes: Bytes of each file.
     """
 
     moments: tuple[str, ...]
@@ -141,13 +141,13 @@ class Segment:
         return json.dumps(described, separators=(",", ":")).encode()
 
     def windows(self, nbytes: int) -> list[Window]:
-        """All of its files, cut.
+        """Cuts the segment into windows.
 
         Args:
-            nbytes: What a window has at most, a multiple of `CHUNK_BYTES`. Longer ones are made
-                where a tensor that does not begin at a multiple of `LINE_BYTES` must not be cut.
+            nbytes: Most bytes of a window, a multiple of `CHUNK_BYTES`. A window is longer if it
+                would cut a tensor elsewhere than at a multiple of `LINE_BYTES`.
         """
-        # Asked for at each step.
+        # Cached, as each step asks for them.
         if (known := self._windows.get(nbytes)) is not None:
             return known
         found = []
@@ -166,11 +166,11 @@ class Segment:
         return found
 
     def index_of(self, number: int) -> int:
-        """Where a parameter is among the entries."""
+        """The index of a parameter among the entries."""
         return self._indices[number]
 
     def name_at(self, file: int, at: int) -> str:
-        """The label of what lies at a byte of one of the files."""
+        """The label of the moment that is at a byte of one of the files."""
         return label(self.entries[self._entry_at(at)].number, self.moments[file])
 
     def _may_be_cut(self, at: int) -> bool:
@@ -195,16 +195,12 @@ class Segment:
 
 
 def label(number: int, moment: str) -> str:
-    """What a moment of a parameter is called in the header of its file."""
+    """Name of a parameter's moment in the header of its file."""
     return f"{number}.{moment}"
 
 
 def header_type(dtype: Any) -> str:
-    """What a type is called in the header of a safetensors file.
-
-    Raises:
-        KeyError: Moments cannot have it.
-    """
+    """Name of a type in the header of a safetensors file; `KeyError` if moments cannot have it."""
     return _HEADER_TYPES[str(dtype).removeprefix("torch.")]
 
 
@@ -224,9 +220,9 @@ def segments_of(entries: Sequence[Entry]) -> list[Segment]:
 
 
 def _rank_in_file(entry: Entry) -> tuple[int, int, int]:
-    """Pages first, then cache lines, then the rest by falling size of an element.
+    """Sorts whole pages first, then whole cache lines, then others by falling size of an element.
 
-    As `docs/format.md` has it, 5.3. Of the rest the largest comes first, as it begins at a cache
+    `docs/format.md`, 5.3, requires it. Of the others the largest comes first: it begins at a cache
     line and so may be cut.
     """
     if entry.nbytes % PAGE_BYTES == 0:

@@ -1,4 +1,4 @@
-"""What becomes of a state that an optimizer is given: counts in memory, moments in files."""
+"""Loads a state into an optimizer: step counts into memory, moments into files."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from penstock.tensors.file_tensor import FileBox
 
 MASTER = "master"
-"""The moment that is a copy of the parameter."""
+"""Name of the moment that is a copy of the parameter."""
 
 
 def taken_in(
     stored: StoredState, own: Sequence[tuple[Any, int]], given: dict[str, Any]
 ) -> tuple[dict[Any, Any], Incoming | None]:
-    """Brings the moments of a state into files, where a load has not put them there already.
+    """Imports the moments of a state into files, unless a load has put them there already.
 
     Args:
-        stored: Whose files.
+        stored: The state of the optimizer.
         own: The parameters of the optimizer, in the order of its groups, with their numbers.
-        given: The state, as PyTorch's optimizer has it.
+        given: The state to load, as PyTorch's optimizers return it.
 
     Returns:
-        What stays in memory of it, and the files; None for a state of nothing.
+        The part of the state that stays in memory, and the import; None for an empty state.
 
     Raises:
         StateMismatchError: It is of another optimizer, or of other parameters.
         StorageError: There is no room.
     """
     theirs = [one for group in given["param_groups"] for one in group["params"]]
-    # As PyTorch has it, a parameter is what is in its place.
+    # Parameters correspond by their position in the groups, as in PyTorch.
     places = {str(place): (place, one) for place, one in zip(theirs, own, strict=False)}
     plain: dict[Any, Any] = {}
     wanted: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -56,8 +56,8 @@ def taken_in(
                 f"the state has parameter {key}, the optimizer {len(own)}", key=str(key)
             )
         place, (parameter, number) = places[str(key)]
-        # Not all optimizers count: what they keep says that there was one.
-        # As a number: PyTorch looks for the parameter of each tensor among all of a group.
+        # Not all optimizers count steps: a state without a count has made one at least. The count
+        # is a number, as for each tensor PyTorch searches its parameter among all of a group.
         plain[place] = {"step": float(state.get("step", 1.0))}
         wanted[number] = parameter, state
     if not wanted:
@@ -75,7 +75,7 @@ def taken_in(
 
 
 def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]]) -> Incoming | None:
-    """What a load has put into files here, if all moments of a state are there as it left them."""
+    """The import into which a load has put all moments of a state, unchanged; else None."""
     found: set[Incoming] = set()
     for number, (_, state) in wanted.items():
         for moment in stored.segment_of(number).moments:
@@ -92,7 +92,7 @@ def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]])
 
 
 def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
-    """Writes moments, by what reads each."""
+    """Imports moments, each by its reader."""
     readers = list(lacking.values())
 
     def read(memory: Any, boxes: Sequence[FileBox]) -> None:
@@ -106,11 +106,11 @@ def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
 
 
 class _Reader(NamedTuple):
-    """What reads boxes of a moment.
+    """Reads boxes of a moment.
 
     Attributes:
-        dtype: Of its elements, as they are wanted.
-        read: Fills a contiguous tensor with a box that begins at an index.
+        dtype: Type of the elements in the optimizer.
+        read: Fills a contiguous tensor with the box that begins at an index.
     """
 
     dtype: Any
@@ -132,13 +132,13 @@ def _reader_of(
 
 
 def local_of(tensor: Any) -> Any:
-    """What this rank holds, without autograd."""
+    """The tensor's part on this rank, without autograd."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _reader(value: Any, entry: Entry, moment: str) -> _Reader:
-    """Reads boxes of a moment that is in memory, or in a file of something else."""
+    """A reader for a moment that is in memory, or in a file of another state."""
     tensor = value if isinstance(value, FileTensor) else local_of(value)
     shape = tuple(tensor.shape)
     if shape != entry.shape:

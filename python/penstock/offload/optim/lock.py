@@ -1,4 +1,4 @@
-"""`Lock`: that a directory is used by one process, and there only once."""
+"""`Lock`: locks a directory for one user in one process."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from penstock.errors import StorageError
 
 _NAME = "lock"
 _held: set[tuple[int, int]] = set()
-"""Directories that this process has locked, by device and inode: its own locks let it in."""
+"""Directories that this process has locked, by device and inode: POSIX would let it in again."""
 
 
 class Lock:
-    """A directory, locked.
+    """A locked directory.
 
-    Children of the process do not have the lock, unlike that of `flock`: what outlives a training
-    that was killed is often a worker of its data loader.
+    Child processes do not hold the lock, unlike that of `flock`: a data loader's worker often
+    outlives a training process that was killed.
 
     Args:
-        directory: It is there.
+        directory: An existing directory.
 
     Attributes:
-        path: The file that is locked.
-        is_released: Whether it is not any more.
+        path: The lock file.
+        is_released: Whether the lock was released.
 
     Raises:
-        StorageError: It is locked already.
+        StorageError: The directory is locked already.
         OSError: The system refuses it.
     """
 
@@ -37,7 +37,7 @@ class Lock:
         self._process = os.getpid()
         self.path = os.path.join(directory, _NAME)
         self.is_released = True
-        # Asked before the file is opened: to close it would release the lock that there is.
+        # Checked before the file is opened, as closing it would release the lock held already.
         if self._key in _held:
             raise _in_use(directory, "another optimizer of this process: close() that one")
         self._file = open(self.path, "wb")  # noqa: SIM115
@@ -53,11 +53,7 @@ class Lock:
         self.is_released = False
 
     def check_place(self, directory: str) -> None:
-        """Looks whether a path still leads to the directory that is locked.
-
-        Raises:
-            StorageError: It does not.
-        """
+        """Raises `StorageError` if the path no longer leads to the locked directory."""
         try:
             stat = os.stat(directory)
             is_there = (stat.st_dev, stat.st_ino) == self._key
@@ -72,7 +68,7 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Releases the lock."""
         if not self.is_released and os.getpid() == self._process:
             self.is_released = True
             _held.discard(self._key)

@@ -1,4 +1,4 @@
-"""`StoredOptimizer`: what an optimizer of PyTorch becomes whose moments lie in files."""
+"""`StoredOptimizer`: makes a PyTorch optimizer keep its moments in files."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ MEMORY_BYTES = 256 << 20
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 _HALVES = (torch.float16, torch.bfloat16)
 _KINDS = ("fused", "capturable")
-"""Options that say where PyTorch's optimizers count their steps."""
+"""Options that choose where PyTorch's optimizers keep their step counts."""
 _TYPES = (torch.float32, torch.float64, *_HALVES)
 
 
 class StoredOptimizer(torch.optim.Optimizer, ABC):
     """A mix-in before an optimizer of PyTorch, whose moments it keeps in files.
 
-    A class has to say which moments there are (`_moments_of`), and how some elements are updated
-    (`_update`): each by itself, whatever the others are.
+    A subclass names the moments (`_moments_of`), and updates elements (`_update`), each of them
+    independently of the others.
 
-    Threads take turns: each step, state and load is whole before the next one begins.
+    Threads take turns: each step, state and load is complete before the next one begins.
     """
 
     _NEEDS_COUNT = True
     """Whether PyTorch's optimizer refuses moments without a count of steps."""
 
     def _open(self, directory: Any, memory_bytes: int, masters: bool) -> None:
-        """Begins; after the constructor of PyTorch, which knows all parameters."""
+        """Opens the state; called after PyTorch's constructor, which registers all parameters."""
         _MEMORY.check("memory_bytes", memory_bytes)
-        # Wherever the process goes.
+        # Absolute, as the working directory may change later.
         path = os.path.abspath(decode_local_path(directory))
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
@@ -66,7 +66,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         self._stored = StoredState(os.path.join(path, f"rank-{own_rank() or 0:05}"), memory_bytes)
         self._generation = Generation(type(self).__name__, self._stored)
         self._torn: str | None = None
-        # A closure, a hook or a tensor that is read may ask for the state.
+        # Reentrant, as a closure, a hook or a tensor that is read may ask for the state.
         self._turn = threading.RLock()
         try:
             self._take_in(entries)
@@ -74,7 +74,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._stored.close()
             raise
 
-    # ---- What a class says
+    # ---- For subclasses
 
     @abstractmethod
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
-        # Not while the constructor of PyTorch adds those that it was given.
+        # PyTorch's constructor adds the first groups, before `_open`.
         if not hasattr(self, "_stored"):
             super().add_param_group(param_group)
             return
@@ -106,7 +106,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         self._numbers.update((one, entry.number) for one, entry in entries.items())
 
     def _entries(self) -> dict[Any, Entry]:
-        """Those of parameters that have none yet."""
+        """Entries of the parameters that have none yet."""
         found: dict[Any, Entry] = {}
         number = 0
         for index, group in enumerate(self.param_groups):
@@ -138,36 +138,36 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         return Entry(number, tuple(local.shape), self._type_of(local), moments)
 
     def _names_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """What is kept in files of each parameter of a group."""
+        """Names of the moments in files for each parameter of a group."""
         moments = self._moments_of(group)
         return (MASTER, *moments) if self._masters else moments
 
     def _type_of(self, values: Any) -> Any:
-        """The type of what is kept of a parameter."""
+        """The type of a parameter's moments."""
         dtype = values.dtype
         return torch.float32 if self._masters and dtype in _HALVES else dtype
 
     # ---- Steps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes one step, and its state the next generation, on stable storage.
+        """Makes one step, and commits its state as the next generation, on stable storage.
 
         Args:
-            closure: Computes the loss, and the gradients, before.
+            closure: Computes the loss and the gradients before the step.
 
         Returns:
-            What it returned.
+            The closure's result; None without one.
 
         Raises:
             StorageError: There is no room: nothing has changed, and the step can be made again. Or
-                the system failed: what a call behind says.
+                the system failed: the next call says whether the step was made.
             CorruptCheckpointError: A file is damaged.
             DeviceError: The current stream of a device is captured into a graph: nothing has
-                changed. Or a device has failed, of which PyTorch may tell by an error of its own.
+                changed. Or a device has failed, for which PyTorch may raise an error of its own.
             StateMismatchError: A parameter was put into a group since the optimizer was made, or is
-                in the groups twice; or a gradient is of another shape or type. Nothing has changed.
-            PenstockError: An earlier step failed in its middle, so that the parameters are of two
-                steps.
+                in the groups twice; or a gradient has another shape or type. Nothing has changed.
+            PenstockError: An earlier step failed midway, so that some parameters have made it and
+                others have not.
         """
         self._check_whole()
         check_devices(one for group in self.param_groups for one in group["params"])
@@ -334,7 +334,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     ) -> None:
         for (group, is_first), share in shares.items():
             if is_first:
-                # Zeros already, unless its state was taken away since.
+                # New files are zeros already, unless the caller has removed the parameter's state
+                # since.
                 for some in share.moments.values():
                     torch._foreach_zero_(some)
             values = share.values
@@ -351,7 +352,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     # ---- State
 
     def _commit(self, path: str) -> None:
-        """Makes the moments, and how many steps each parameter has made, a generation."""
+        """Commits the moments, with the steps of each parameter, as a generation."""
         steps = {
             number: float(self.state[parameter][STEP])
             for parameter, number in self._numbers.items()
@@ -361,14 +362,15 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         self._generation.commit(path, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as PyTorch's optimizer has it, but with moments that stay in their files.
+        """The state as PyTorch's optimizer returns it, but with moments that stay in their files.
 
-        They are `penstock.tensors.file_tensor.FileTensor`: of this step for ever, whatever comes.
-        `penstock.save` links their files; pickled they become tensors.
+        These are `penstock.tensors.file_tensor.FileTensor`s and keep the values of this step,
+        whatever later steps do. `penstock.save` links their files; pickling turns them into
+        tensors.
         """
         with self._turn:
             self._check_whole()
-            # Before the hooks of others, which see what the caller will.
+            # Runs before other hooks, so that they see the same state as the caller.
             hook = self.register_state_dict_post_hook(
                 lambda _, packed: self._add_moments(packed), prepend=True
             )
@@ -387,22 +389,18 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             moments = {
                 moment: self._stored.tensor(number, moment, like)
                 for moment in self._stored.segment_of(number).moments
-                # Those assigned since the last step are in memory.
+                # Moments assigned since the last step are in memory.
                 if moment not in state and number in self._kept
             }
             packed["state"][place] = {**state, STEP: count(state[STEP]), **moments}
 
     def _parameters(self) -> list[tuple[Any, int]]:
-        """The parameters in the order of the groups, with their numbers.
-
-        Raises:
-            StateMismatchError: One is there twice, or was put there since the optimizer was made.
-        """
+        """The parameters in the order of the groups, with their numbers; raises on duplicates."""
         found: dict[Any, int] = {}
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 if parameter in found:
-                    # PyTorch steps it twice, the second time from the moments of the first.
+                    # PyTorch would step it twice, the second time with the moments of the first.
                     raise StateMismatchError(
                         f"parameter {found[parameter]} is in the groups twice, the second time in"
                         f" group {index}: take it out there",
@@ -412,13 +410,14 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         return list(found.items())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state over, moments in memory or in files; it is the next generation then.
+        """Loads a state with moments in memory or in files, and commits it as the next generation.
 
         Raises:
             StateMismatchError: It is of another optimizer, or of other parameters; the old state
                 stays.
             StorageError: There is no room for it; the old state stays. Or it cannot be committed:
-                what a call behind says.
+                the
+                next call says so.
         """
         self._stored.files.check_open()
         with self._turn, gc_paused():
@@ -437,12 +436,12 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             for place, (parameter, _) in zip(theirs, own, strict=False):
                 if place in plain:
                     counts[parameter] = plain[place]["step"]
-            # All that may fail comes before PyTorch changes anything.
+            # Does everything that may fail before PyTorch changes anything.
             files.update({} if incoming is None else incoming.finish())
             kinds.extend(
                 {name: one[name] for name in _KINDS if name in one} for one in given["param_groups"]
             )
-            # Else PyTorch has each count be a tensor of the device of its parameter.
+            # Otherwise PyTorch moves each count to the device of its parameter.
             groups = [
                 {**one, **dict.fromkeys(kind)}
                 for one, kind in zip(given["param_groups"], kinds, strict=True)
@@ -458,7 +457,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._stored.adopt(files, self._commit)
             self._torn = None
 
-        # Behind the hooks of others that come before a load, and before those that come behind it.
+        # After other pre-hooks of a load, and before its other post-hooks.
         hooks = (
             self.register_load_state_dict_pre_hook(take_in),
             self.register_load_state_dict_post_hook(adopt, prepend=True),
@@ -470,7 +469,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 hook.remove()
 
     def _check_groups(self, given: list[dict[str, Any]]) -> None:
-        """That the options of a state ask for the moments that there are."""
+        """Raises unless the options of a state call for the optimizer's moments."""
         for index, (own, theirs) in enumerate(zip(self.param_groups, given, strict=False)):
             try:
                 moments = self._names_of(theirs)
@@ -491,22 +490,23 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def recover(self) -> bool:
         """Takes over the generation that an earlier run has left in the directory.
 
-        That is the last step that returned, or the one that was made when the run ended. With
-        masters the parameters become what they were then; else they have to be so already, as the
-        generation does not have them. Before the first step.
+        It holds the last step that returned, or the one being made when the run ended. Call it
+        before the first step. With masters the parameters get their values of that step; without,
+        set them before, as the generation does not store them.
 
-        Its files are read and compared with their digests; none of their bytes is written again,
-        unless parameters have come in another order or grouping than then.
+        Its files are read and compared with their digests; their bytes are not written again,
+        unless the parameters have another order or grouping.
 
-        Each rank takes its own, and after a crash some may be a step ahead of the others: compare
-        the steps in their `state`, and load a checkpoint where they differ.
+        Each rank recovers its own generation, and after a crash some may be a step ahead of others:
+        compare
+        the steps in their `state`, and load a checkpoint if they differ.
 
         Returns:
-            Whether there was one.
+            Whether there was a generation.
 
         Raises:
-            StateMismatchError: It is of another optimizer, of other parameters, or of another
-                number of ranks.
+            StateMismatchError: It is of another optimizer, other parameters, or another number of
+                ranks.
             CorruptCheckpointError: It is damaged.
         """
         self._stored.files.check_open()
@@ -530,7 +530,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def _fill_parameters(self) -> None:
-        """Gives the parameters the values of their masters, a piece at a time."""
+        """Copies the masters to the parameters, a piece at a time."""
         for parameter, number in self._numbers.items():
             if "step" not in self.state.get(parameter, {}):
                 continue
@@ -548,7 +548,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def _file_target(
         self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]
     ) -> FileTarget | None:
-        """Where a load puts what it finds of a parameter; None for what stays in memory."""
+        """The target of a load for a moment of a parameter; None for values that stay in memory."""
         number = self._number_of(parameter)
         if key not in self._stored.segment_of(number).moments:
             return None
@@ -565,9 +565,9 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         return self.__reduce__()
 
     def close(self) -> None:
-        """Lets files, threads and memory go; no step can be made any more.
+        """Releases files, threads and memory; no step can be made afterwards.
 
-        The last generation stays, and checkpoints have their own files.
+        The last generation stays, and checkpoints have their own links.
         """
         with self._turn:
             self._stored.close()

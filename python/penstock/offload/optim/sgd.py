@@ -1,4 +1,4 @@
-"""`SGD` with momentum, which is in files."""
+"""`SGD` with its momentum in files."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 class SGD(StoredOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` with its momentum on storage: the bits of ``fused=True`` on the CPU.
 
-    All else is as with `penstock.offload.AdamW`.
+    Otherwise it works as `penstock.offload.AdamW`.
 
     Args:
         params: As for `torch.optim.SGD`: contiguous, on any device.
-        lr: The rate.
-        momentum: Its factor, more than 0: without there is no state to keep.
-        dampening: Of the momentum.
-        weight_decay: Added to the gradient.
-        nesterov: Whether the momentum is Nesterov's.
-        directory: For the files; each rank takes a directory in it.
-        memory_bytes: What of the momentum is in memory at a time.
-        masters: Whether parameters of float16 and bfloat16 have momentum and copies in float32.
-        maximize: Whether the objective is to grow.
+        lr: The learning rate.
+        momentum: The momentum factor, more than 0: without momentum there is no state to keep.
+        dampening: Dampening of the momentum.
+        weight_decay: Added to the gradient, times the parameter.
+        nesterov: Whether to use Nesterov momentum.
+        directory: Directory of the files; each rank uses a subdirectory.
+        memory_bytes: Most bytes of momentum in memory at a time.
+        masters: Whether float16 and bfloat16 parameters have float32 momentum and float32 copies.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        UnsupportedStateError: A parameter is not contiguous, or of another type.
+        UnsupportedStateError: A parameter is not contiguous, or of an unsupported type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
-        ValueError: There is no momentum, the memory is too little, or a number out of range.
+        ValueError: There is no momentum, the memory is too small, or a number is out of range.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         )
         self._open(directory, memory_bytes, masters)
 
-    # PyTorch's does not count steps.
+    # PyTorch's SGD does not count steps.
     _NEEDS_COUNT = False
 
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:

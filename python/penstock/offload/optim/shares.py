@@ -1,4 +1,4 @@
-"""`Shares`: what of many parameters a step updates at a time, as the fused kernels take it."""
+"""`Shares`: elements of many parameters updated at a time, as the fused kernels take them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Shares:
-    """What of the parameters of a group is updated at a time: flat tensors of so many elements.
+    """Elements of a group's parameters updated at a time: lists of flat tensors.
 
     Attributes:
-        is_first: Whether no steps were made before, so that the moments are zeros.
-        moments: By name, in the order of the others.
-        values: Of each parameter, or of its master.
-        gradients: Of their gradients.
-        counts: How many steps each had made before.
+        is_first: Whether this is their first step, so that the moments are zeros.
+        moments: Elements of each moment, by name, in the order of the other lists.
+        values: Elements of each parameter, or of its master.
+        gradients: Elements of each gradient.
+        counts: The number of steps that each has made before.
     """
 
     is_first: bool
@@ -37,9 +37,9 @@ class Live(NamedTuple):
     Attributes:
         group: Index of its group.
         values: Its elements on this rank, flat.
-        gradient: The same of its gradient; None where only assigned moments are stored.
+        gradient: Elements of its gradient, flat; None where only assigned moments are stored.
         state: Its entry of ``optimizer.state``.
-        made: How many steps it has made; None where it has no state yet.
+        made: The number of steps it has made; None while it has no state.
         assigned: Moments that the caller has put into its state, flat, by name.
     """
 
@@ -54,16 +54,16 @@ class Live(NamedTuple):
 def shares_of(
     window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, Live]
 ) -> dict[tuple[int, bool], Shares]:
-    """What there is to update of a window.
+    """The elements of a window to update.
 
     Args:
-        window: What of a segment is in memory.
-        parts: Its bytes, of each moment.
-        names: What the moments are called.
+        window: The window in memory.
+        parts: Its bytes, for each moment.
+        names: Names of the moments.
         live: The parameters that make a step, by their numbers.
 
     Returns:
-        By the index of the group, and whether it is the first step.
+        The elements by index of the group, and by whether it is their first step.
     """
     shares: dict[tuple[int, bool], Shares] = {}
     for piece, *moments in zip(window.pieces, *_views(window, parts), strict=True):
@@ -112,11 +112,11 @@ def assigned_of(
 
 
 def _views(window: Window, parts: Sequence[Any]) -> list[list[Any]]:
-    """The elements of each piece of a window, of each moment."""
+    """For each moment, the elements of each piece of a window."""
     found: list[list[Any]] = [[] for _ in parts]
     for dtype, some in groupby(window.pieces, key=lambda piece: piece.entry.dtype):
         pieces = list(some)
-        # One behind the other, as they are in the file.
+        # Pieces of one type are adjacent, as in the file.
         counts = [piece.end - piece.begin for piece in pieces]
         begin = pieces[0].place
         end = begin + sum(counts) * dtype.itemsize

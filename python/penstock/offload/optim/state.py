@@ -23,15 +23,15 @@ _Prepared = TypeVar("_Prepared")
 
 
 class StoredState:
-    """The moments of parameters, in the files of a directory.
+    """The moments of parameters, in files of a directory.
 
     Args:
-        directory: It belongs to this alone.
-        memory_bytes: What of the moments is in memory at a time.
+        directory: A directory for this object alone.
+        memory_bytes: Most bytes of moments in memory at a time.
 
     Attributes:
         files: The files.
-        passage: The memory.
+        passage: Streams them through memory.
 
     Raises:
         StorageError: Another process uses the directory, its file system has no hard links, or the
@@ -48,10 +48,10 @@ class StoredState:
         self._incoming: weakref.ref[Incoming] | None = None
 
     def extend(self, entries: Sequence[Entry]) -> None:
-        """Takes parameters in that come in addition.
+        """Adds parameters.
 
         Raises:
-            ValueError: The memory is too little for them.
+            ValueError: The memory is too small for them.
         """
         added = segments_of(entries)
         if added and (least := smallest(added)) > self._memory_bytes:
@@ -64,16 +64,16 @@ class StoredState:
         return self._segment_of[number]
 
     def entry_of(self, number: int) -> Entry:
-        """A parameter, as its state was made for it."""
+        """The description of a parameter for which its state was made."""
         segment = self._segment_of[number]
         return segment.entries[segment.index_of(number)]
 
     def file(self, segment: Segment, index: int) -> DigestedFile:
-        """One of the files of a segment as it is now."""
+        """One of the current files of a segment."""
         return self._current[segment][index]
 
     def held(self, room: ReservedFile, chunks: Sequence[int]) -> DigestedFile:
-        """Holds a file that was written and synced."""
+        """Wraps a file that was written and synced, to hold it."""
         return DigestedFile(room, chunks, self.passage.reads, self._target_in_place)
 
     # ---- Generations
@@ -85,13 +85,13 @@ class StoredState:
         work: Callable[[_Prepared], None],
         commit: Callable[[str], None],
     ) -> None:
-        """Makes the next generation: changes the moments of some parameters.
+        """Makes the next generation, by changing the moments of some parameters.
 
         Args:
-            numbers: Of which parameters.
-            prepare: Makes a window of them ready; see `Passage.run`.
-            work: Changes those of a window; likewise.
-            commit: Makes what is there now the generation at a path; called once all have
+            numbers: Numbers of the parameters.
+            prepare: Prepares a window of them; see `Passage.run`.
+            work: Changes the moments of a window; see `Passage.run`.
+            commit: Commits the present state as the generation at a path; called once all have
                 changed.
 
         Raises:
@@ -129,7 +129,7 @@ class StoredState:
     def adopt(
         self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
     ) -> None:
-        """Makes files that have come in the next generation, and nothing else.
+        """Makes imported files the next generation, with no others.
 
         Raises:
             StorageError: The system failed.
@@ -139,7 +139,7 @@ class StoredState:
     def _follow(
         self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
     ) -> None:
-        # Held until the generation that they are of is none any more: then they can be reused.
+        # Holds the old files until the new generation has replaced theirs: then they can be reused.
         previous, self._current = self._current, files
         with span("commit"):
             commit(self.files.generation)
@@ -148,11 +148,11 @@ class StoredState:
     # ---- Tensors
 
     def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
-        """A moment of a parameter as it is now.
+        """A current moment of a parameter.
 
         Args:
-            number: The parameter's.
-            moment: Which of them.
+            number: Number of the parameter.
+            moment: Name of the moment.
             like: The parameter, if it is a `DTensor`.
         """
         segment = self._segment_of[number]
@@ -163,7 +163,7 @@ class StoredState:
         return FileTensor(file, segment.starts[index], name, entry.dtype, entry.shape, like)
 
     def target(self, number: int, moment: str, like: Any) -> FileTarget:
-        """Where a load puts a moment of a parameter, beside what was asked for since `adopt`."""
+        """The target of a load for a moment, in the import begun since the last `adopt`."""
         incoming = self._incoming() if self._incoming is not None else None
         if incoming is None or not incoming.ask(number, moment):
             incoming = Incoming(self)
@@ -176,7 +176,7 @@ class StoredState:
         return self.target(int(number), moment, tensor.like)
 
     def close(self) -> None:
-        """Lets files, threads and memory go; the last generation stays."""
+        """Releases files, threads and memory; the last generation stays."""
         self._current = {}
         self.passage.close()
         self.files.close()

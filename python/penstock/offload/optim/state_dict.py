@@ -1,7 +1,7 @@
 """`Piece`: boxes of many tensors that are in memory together, on their way into files.
 
-They are read at once, in the order in which they are asked for, and written in that of the files:
-what lies together there lies together in memory, and is one write. Nothing here reads or writes.
+They are read together in the order of the request, and written in the order of the files: bytes
+adjacent in a file are adjacent in memory, and written at once. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 16 << 20
 _BOX_BYTES = 1 << 10
-"""What a box takes beside its elements: what asks for it, and a place as in the file."""
+"""Memory of a box beside its elements: its objects, and alignment as in the file."""
 
 
 class Run(NamedTuple):
-    """What lies together, in a file and in memory.
+    """Bytes adjacent both in a file and in memory.
 
     Attributes:
-        segment: Whose file.
-        file: Which of its files.
-        offset: Where it begins there.
-        place: Where it begins in the memory of the piece.
-        nbytes: Its length.
+        segment: Segment of the file.
+        file: Index of the file in the segment.
+        offset: Offset in the file.
+        place: Offset in the memory of the piece.
+        nbytes: Length in bytes.
     """
 
     segment: Segment
@@ -42,12 +42,12 @@ class Run(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Boxes, and where they go.
+    """Boxes, and their places in files.
 
     Attributes:
-        boxes: Of tensors, by their index among those that are asked for.
-        runs: The same bytes.
-        nbytes: Of memory that it takes.
+        boxes: Boxes of tensors, by index in the request.
+        runs: The same bytes by file.
+        nbytes: Memory of the piece.
     """
 
     boxes: list[FileBox]
@@ -56,17 +56,17 @@ class Piece(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A box and its place in a file; the first three put those of a piece in order.
+    """A box and its place in a file; the first three fields sort the boxes of a piece.
 
     Attributes:
-        rank: Of the segment, among all.
-        file: Which of its files.
-        offset: Where in that.
-        nbytes: Its length.
+        rank: Position of the segment among all.
+        file: Index of the file in the segment.
+        offset: Offset in the file.
+        nbytes: Length in bytes.
         segment: The segment.
-        target: Index of its tensor.
+        target: Index of its tensor in the request.
         start: Index of its first element.
-        shape: Its sizes.
+        shape: Its shape.
     """
 
     rank: int
@@ -80,10 +80,10 @@ class _Found(NamedTuple):
 
 
 def pieces(wanted: Iterable[tuple[Segment, int, int]]) -> Iterator[Piece]:
-    """Cuts tensors into boxes, and puts neighbours together.
+    """Cuts tensors into boxes, and packs them into pieces in the order of the files.
 
     Args:
-        wanted: Of each tensor its segment, number and file.
+        wanted: Segment, parameter number and file index of each tensor.
 
     Yields:
         Pieces of at most `PIECE_BYTES`.
@@ -124,7 +124,7 @@ def _piece(gathered: list[_Found]) -> Piece:
         ):
             runs[-1] = last._replace(nbytes=last.nbytes + found.nbytes)
         else:
-            # Elements of any type may lie there, as they may in the file.
+            # Keeps the alignment in the file, so that elements of any type are aligned.
             end = -(-end // LINE_BYTES) * LINE_BYTES + found.offset % LINE_BYTES
             runs.append(Run(found.segment, found.file, found.offset, end, found.nbytes))
         boxes.append(FileBox(found.target, found.start, found.shape, end))
@@ -133,7 +133,7 @@ def _piece(gathered: list[_Found]) -> Piece:
 
 
 def _boxes(entry: Entry, item_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """A tensor, in boxes that lie together: start, shape and first element of each."""
+    """Cuts a tensor into contiguous boxes: start, shape and first element of each."""
     if entry.count:
         yield from _boxes_of(entry.shape, max(PIECE_BYTES // item_bytes, 1), (), 0)
 

@@ -1,1 +1,1 @@
-"""Weights streamed from storage: a model that does not fit into memory, read ahead of its use."""
+"""Inference with weights streamed from storage: models that do not fit into memory."""

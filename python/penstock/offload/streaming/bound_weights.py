@@ -1,4 +1,4 @@
-"""The parameters that the modules of a unit have: those in memory, and what stands for them."""
+"""Binds the parameters of a unit to its modules: views of memory, or placeholders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = "_is_streamed"
 
 
 def views_of(unit: Unit, memory: Any) -> list[Any]:
-    """The parameters of a unit, in its memory."""
+    """The parameters of a unit as views of its memory, one for each seat; converts where needed."""
     torch = dtypes.import_torch()
     found: dict[Any, Any] = {}
     for seat, place in zip(unit.seats, unit.places, strict=True):
@@ -35,17 +35,17 @@ def views_of(unit: Unit, memory: Any) -> list[Any]:
 
 
 def bind(unit: Unit, parameters: list[Any]) -> None:
-    """Has the modules of a unit have parameters, in the order of its seats."""
+    """Sets the parameters of a unit's modules, in the order of its seats."""
     for seat, parameter in zip(unit.seats, parameters, strict=True):
         seat.module._parameters[seat.attribute] = parameter
 
 
 def placeholders_of(unit: Unit, device: Any) -> list[Any]:
-    """What stands for the parameters of a unit while they are in storage.
+    """Placeholders for the parameters of a unit while they are in storage.
 
     Args:
         unit: The unit.
-        device: Where they are otherwise.
+        device: The device that the parameters report.
     """
     found: dict[Any, Any] = {}
     for seat in unit.seats:
@@ -57,11 +57,7 @@ def placeholders_of(unit: Unit, device: Any) -> list[Any]:
 
 
 def check_untouched(unit: Unit) -> None:
-    """That nobody has put something else where the parameters of a unit are.
-
-    Raises:
-        UnsupportedStateError: Somebody has.
-    """
+    """Raises `UnsupportedStateError` if somebody has replaced a parameter of a unit."""
     for seat in unit.seats:
         if not getattr(seat.module._parameters.get(seat.attribute), _OURS, False):
             raise UnsupportedStateError(

@@ -1,4 +1,4 @@
-"""`Budget`: memory that several streamed models share."""
+"""`Budget`: memory shared by several streamed models."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MEMORY_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 class Budget:
     """Memory for the weights of several models of a process: ``stream(…, memory_bytes=budget)``.
 
-    Each has what it needs at least. The rest is divided by the bytes of their weights, and none has
-    more than it has use for. When another one comes, the shares of those that are there become
-    smaller, once none of their blocks is being called: what they had in memory is read again. What
-    a model that is gone had is divided when the next one comes.
+    Each model gets the least that it needs. The rest is divided in proportion to the bytes of their
+    weights, but no model gets more than it can use. When another model is added, the shares of the
+    others shrink, once none of their blocks is being called, and weights they held in memory are
+    read again. The share of a model that is gone is divided when the next one is added.
 
     Args:
-        memory_bytes: For the weights of all.
+        memory_bytes: Bytes for the weights of all models.
 
     Attributes:
-        memory_bytes: The same.
+        memory_bytes: Bytes for the weights of all models.
 
     Raises:
-        ValueError: It is out of range.
+        ValueError: ``memory_bytes`` is out of range.
 
     Example:
         >>> import penstock.offload, safetensors.torch, tempfile, torch
@@ -56,14 +56,14 @@ class Budget:
         self._lock = threading.Lock()
 
     def _admit(self, needs: Needs, made: Callable[[int], Streamer]) -> Streamer:
-        """Makes room for one more.
+        """Adds a model, and divides the memory anew.
 
         Args:
-            needs: What it makes of memory.
-            made: Makes it, with so much memory.
+            needs: Its least and most memory.
+            made: Makes its streamer, given its share in bytes.
 
         Raises:
-            ValueError: There is too little for all of them.
+            ValueError: The budget is smaller than the models need together.
         """
         with self._lock:
             members = [one for ref in self._members if (one := ref()) is not None]
@@ -85,18 +85,18 @@ class Budget:
 
 
 def divided(memory_bytes: int, needs: list[Needs]) -> list[int]:
-    """Shares of memory: the least for each, the rest by weight, none more than it has use for.
+    """Shares of memory: the least for each, the rest by weight, none beyond what it can use.
 
     Args:
-        memory_bytes: No less than what all need at least.
-        needs: Of each.
+        memory_bytes: At least the sum of all ``least_bytes``.
+        needs: Least and most memory of each model.
     """
     shares = [one.least_bytes for one in needs]
     open_ones = {index for index, one in enumerate(needs) if one.most_bytes > shares[index]}
     left = memory_bytes - sum(shares)
     while open_ones and left:
         weight = sum(needs[index].most_bytes for index in open_ones)
-        # Who has use for less than its part leaves the rest to the others.
+        # A model that can use less than its part leaves the rest to the others.
         parts = {index: left * needs[index].most_bytes // weight for index in open_ones}
         full = {
             index

@@ -1,4 +1,4 @@
-"""Checkpoints of Penstock as the source of weights: read in place, held, and checked."""
+"""Penstock checkpoints as a source of weights: leased, read in place, and verified."""
 
 from __future__ import annotations
 
@@ -25,26 +25,19 @@ _SHOWN_MAX = 5
 
 
 def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
-    """Where the weights of a model lie in a checkpoint, which is held as long as these are.
+    """Locates a model's weights in a checkpoint, which is held as long as the result exists.
 
     Args:
-        path: The directory of a checkpoint, or of a store, whose newest complete step is taken.
+        path: The directory of a checkpoint, or of a store, whose newest complete step is used.
         model: A module.
-        key: Under what of the state its parameters are, as ``"model"``; empty where they are the
-            state. Without, where the names of all of them are.
-
-    Raises:
-        CheckpointNotFoundError: There is none.
-        CorruptCheckpointError: It is damaged.
-        PartialCheckpointError: It was salvaged, and something is missing.
-        StateMismatchError: The parameters are nowhere in it, or in several places.
-        UnsupportedStateError: Bytes of one are scattered.
+        key: Key of the state under which the parameters are, as ``"model"``; empty if they are the
+            state itself. None searches for the place that has all of them.
     """
     checkpoint = open_newest(path, stacklevel=4)
     try:
         return _weights(checkpoint, model, key)
     except BaseException:
-        # An exception keeps this frame, and must not keep the files from being deleted.
+        # A stored exception keeps this frame alive, which must not keep the files from removal.
         checkpoint.release()
         raise
 
@@ -68,7 +61,7 @@ def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights
 
 
 class _Digests:
-    """Those of a checkpoint that stays open, so that nobody removes its files."""
+    """The digests of a checkpoint that stays open, so that nobody removes its files."""
 
     chunk_bytes = CHUNK_BYTES
 
@@ -81,10 +74,10 @@ class _Digests:
 
 
 def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) -> str:
-    """What stands before the names of the model's parameters in those of the state."""
+    """The prefix of the names of the model's parameters in the state."""
     if key is not None:
         return f"{_container(key, tensors)}." if key else ""
-    # Of tied ones any name will do.
+    # Any name of a tied parameter will do.
     owners: dict[str, int] = {
         escaped(name): id(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -127,7 +120,7 @@ def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) 
 
 
 def _container(key: str, tensors: Iterable[str]) -> str:
-    """The name of a container: the key, or what is written so in the state."""
+    """The name of a container: the key itself, or its escaped form in the state."""
     listed = list(tensors)
     if any(name.startswith(f"{key}.") for name in listed):
         return key
@@ -146,7 +139,7 @@ def _stored(path: str, one: PlacedTensor) -> Stored:
             key=one.name,
         )
     if not runs:
-        # Without elements it lies nowhere.
+        # A tensor without elements has no bytes in any file.
         return Stored(os.path.join(path, _native.MANIFEST), 0, one.shape, dtype)
     first, places = runs[0], tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
     if len(runs) == 1:

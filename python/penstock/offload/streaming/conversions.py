@@ -1,9 +1,9 @@
-"""What stored tensors are in a model of transformers: renamed, rearranged, parts of a parameter.
+"""Maps stored tensors to the parameters of a transformers model: renames, reorders, splits, stacks.
 
-What transformers computes in memory when it loads a model, its `WeightConverter` says by
-operations. Here it is only said which bytes of which file belong where: a parameter is a part of a
-tensor, or has its elements in another order, or puts matrices of experts one behind the other,
-which files mostly have as tensors of their own. All else is refused.
+The `WeightConverter`s of transformers describe the operations that it computes in memory when it
+loads a model. This module only finds which bytes of which file belong to which parameter: a
+parameter is part of a stored tensor, or has its elements in another order, or stacks the matrices
+of experts, which files mostly store as separate tensors. Any other operation is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, Stored | Composed]:
-    """What is stored of a model, parameters and buffers, by the names that it has for them.
+    """Stored parameters and buffers by their names in the model.
 
     Raises:
         StateMismatchError: Tensors that make up a parameter are missing.
-        UnsupportedStateError: Some have to be computed from what is there.
+        UnsupportedStateError: A parameter would have to be computed from stored tensors.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -41,7 +41,7 @@ def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, S
     known.update(model.named_buffers(remove_duplicate=False))
     found: dict[str, Stored | Composed] = {}
     parts: dict[str, dict[str, list[Piece]]] = {}
-    # The order in which transformers puts the experts one behind the other.
+    # The order in which transformers stacks the experts.
     for key in sorted(tensors, key=dot_natural_key):
         stored = tensors[key]
         name, pattern = rename_source_key(
@@ -65,14 +65,14 @@ def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, S
 def whole_ones(
     stored: Mapping[str, Stored | Composed], others: Container[str]
 ) -> dict[str, Stored]:
-    """The parameters that are read as they are.
+    """The parameters that are read as whole tensors.
 
     Args:
-        stored: Where each parameter's bytes lie, by its name.
-        others: Names of those that are read part by part.
+        stored: Location of each parameter's bytes, by its name.
+        others: Names of parameters that are read part by part.
 
     Raises:
-        UnsupportedStateError: One is made up of several tensors.
+        UnsupportedStateError: A parameter is made up of several tensors.
     """
     found: dict[str, Stored] = {}
     for name, one in stored.items():
@@ -85,7 +85,7 @@ def whole_ones(
 
 
 def _composed(name: str, converter: Any, pieces: Mapping[str, list[Piece]]) -> Composed:
-    """What a converter of transformers would make of several tensors."""
+    """The parameter that a converter of transformers makes of several tensors."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
     sources = [pieces[one] for one in converter.source_patterns if one in pieces]
@@ -98,7 +98,7 @@ def _composed(name: str, converter: Any, pieces: Mapping[str, list[Piece]]) -> C
 
 
 def _stacked(name: str, sources: list[list[Piece]]) -> Composed:
-    """Each slab is made of one tensor of each kind."""
+    """Stacks slabs, each made of one tensor of each kind."""
     counts = [len(pieces) for pieces in sources]
     slabs = tuple(zip(*sources, strict=False))
     shapes = [[piece.stored.shape for piece in slab] for slab in slabs]
@@ -122,16 +122,16 @@ def _unsupported(name: str, key: str) -> UnsupportedStateError:
 def _converted(
     converter: Any, name: str, stored: Stored, model: Any
 ) -> Mapping[str, Stored] | None:
-    """Where the parameters lie that a converter makes of a stored tensor, by their names.
+    """Locations of the parameters that a converter makes of one stored tensor, by their names.
 
     Args:
         converter: A ``WeightConverter`` of transformers.
-        name: What the tensor is called by it: the first of its targets.
+        name: The tensor's name after renaming: the first of the converter's targets.
         stored: The tensor.
-        model: That the parameters are of.
+        model: The model of the parameters.
 
     Returns:
-        None where it takes other tensors, too, or an operation that is not known here.
+        None if it needs other tensors too, or an operation that this module does not know.
     """
     targets = list(converter.target_patterns)
     if len(converter.source_patterns) != 1 or targets[0] not in name:
@@ -156,7 +156,7 @@ def _converted(
 
 
 def _chunks(operation: Any, stored: Stored, count: int) -> list[Stored] | None:
-    """Equal parts of it, which are parts of its bytes."""
+    """Equal parts of a tensor along its first dimension, if these are contiguous in its bytes."""
     is_plain = operation.dim == 0 and operation.num_shards_attribute is None
     if not is_plain or stored.arrangement or not stored.shape or stored.shape[0] % count:
         return None
@@ -168,7 +168,7 @@ def _chunks(operation: Any, stored: Stored, count: int) -> list[Stored] | None:
 def _arrangement(
     kind: str, operation: Any, name: str, stored: Stored, model: Any
 ) -> Arrangement | tuple[()] | None:
-    """How an operation has the elements; empty as they are stored, None where that is not known."""
+    """The order in which an operation puts the elements; empty for none, None if not known."""
     shape = stored.shape
     if kind == "Transpose":
         wanted = dict(model.named_parameters(remove_duplicate=False)).get(name)
@@ -196,7 +196,7 @@ def _as_stored(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Arrangement |
 def _for_rope(
     operation: Any, name: str, shape: tuple[int, ...], config: Any
 ) -> Arrangement | tuple[()] | None:
-    """Rows of each head that lie in pairs, as two halves, or the other way round."""
+    """Swaps pairs of a head's rows with its two halves, or the other way round."""
     layers = operation.permute_layer_names
     if layers is not None and not any(layer in name for layer in layers):
         return ()

@@ -1,7 +1,7 @@
-"""Models that accelerate, or transformers with it, has dispatched to disk: where their weights lie.
+"""Models that accelerate, or transformers with it, has dispatched to disk: locates their weights.
 
-Its hooks have a map of the weights: an ``OffloadedWeightsLoader`` knows those that are in memory,
-and of the others an index with the safetensors file, or the shape and type of a file of its own.
+Accelerate's hooks hold a map of the weights: an ``OffloadedWeightsLoader`` holds those in memory,
+and for others an index with the safetensors file, or the shape and type of a raw file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class _Offloaded(NamedTuple):
-    """A tensor of a module that is elsewhere while the module is not called.
+    """A tensor of a module that is offloaded while the module is not called.
 
     Attributes:
-        name: In the model.
-        key: In the map.
-        weights: The map that has it.
-        dtype: Name of the type that it is to have.
+        name: Its name in the model.
+        key: Its key in the map.
+        weights: The map that holds it.
+        dtype: Name of the type that the model needs.
     """
 
     name: str
@@ -37,16 +37,16 @@ class _Offloaded(NamedTuple):
 
 
 def is_dispatched(model: Any) -> bool:
-    """Whether hooks of accelerate bring weights of a model."""
+    """Whether hooks of accelerate load weights of a model."""
     return any(_hooks(module) for module in model.modules())
 
 
 def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
-    """Where the weights of a dispatched model lie that are on disk, and those in memory, by name.
+    """Locates the weights of a dispatched model on disk; also returns those in memory, by name.
 
     Raises:
-        CheckpointNotFoundError: A file that the index names is not there.
-        CorruptCheckpointError: A file is not what it should be.
+        CheckpointNotFoundError: A file of the index is missing.
+        CorruptCheckpointError: A file is too short or lacks a tensor.
         UnsupportedStateError: Weights are on another device.
     """
     files = _Files()
@@ -58,7 +58,7 @@ def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
             resident[one.name] = in_memory[one.key]
         else:
             found[one.name] = files.stored(one)
-    # Hooks have torn tied weights apart, and each may have a file of its own.
+    # Hooks untie tied weights, and each may have a file of its own.
     for name, other in getattr(model, "all_tied_weights_keys", {}).items():
         for tensors in (found, resident):
             if name in tensors and other in tensors:
@@ -78,17 +78,17 @@ def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
 
 
 def take_off(model: Any, resident: Mapping[str, Any]) -> None:
-    """Takes the hooks of accelerate off, and gives the model back what is in memory.
+    """Removes the hooks of accelerate, and puts the weights in memory back into the model.
 
     Args:
-        model: That was dispatched.
+        model: A dispatched model.
         resident: Tensors by their names in it.
     """
     from accelerate.hooks import remove_hook_from_submodules
 
     for module in model.modules():
         for hook in _hooks(module):
-            # Else it would have all of the weights come back.
+            # Otherwise removing the hook would load all weights.
             hook.offload = False
     remove_hook_from_submodules(model)
     model.__dict__.pop("hf_device_map", None)
@@ -107,7 +107,7 @@ def take_off(model: Any, resident: Mapping[str, Any]) -> None:
 
 
 def _hooks(module: Any) -> list[Any]:
-    """Those of its hooks that have a map of weights."""
+    """The module's hooks that hold a map of weights."""
     hook = getattr(module, "_hf_hook", None)
     every = [] if hook is None else getattr(hook, "hooks", [hook])
     return [one for one in every if getattr(one, "offload", False)]
@@ -134,10 +134,10 @@ def _offloaded(model: Any) -> Iterator[_Offloaded]:
 
 
 class _Files:
-    """The files of an index, each looked at once.
+    """The files of an index, each inspected once.
 
     Attributes:
-        marks: Of each that was.
+        marks: Identity of each inspected file, by its path.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class _Files:
         self._headers: dict[str, dict[str, Stored]] = {}
 
     def stored(self, one: _Offloaded) -> Stored:
-        """Where the bytes of one lie."""
+        """The location of a tensor's bytes."""
         name, key, weights, dtype = one
         entry, folder = weights.index[key], weights.save_folder
         path = entry.get("safetensors_file")
@@ -168,7 +168,7 @@ class _Files:
         return found
 
     def _plain(self, path: str, name: str, entry: Mapping[str, Any]) -> Stored:
-        """That of a file which is nothing but the tensor."""
+        """A tensor that is the whole content of its file."""
         path = os.path.abspath(path)
         self.marks[path] = self._look(path)
         dtype = dtypes.any_torch_dtype(entry["dtype"])

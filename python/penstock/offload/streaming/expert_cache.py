@@ -1,4 +1,4 @@
-"""Experts that are in memory: those of a call are read, those that are used often stay."""
+"""`ExpertCache`: reads the experts that calls need, and keeps those used often in memory."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from penstock.tensors.devices import Place
 
 _HALF_LIFE_CALLS = 16
-"""After so many calls of its layer a use of an expert counts half. Longer is better where routers
-are skewed, shorter where they repeat themselves or change with the topic. With room for an eighth
-of 64 experts there are 11 to 44 % hits of what such routers choose, with what was used last 8 to
-32 %; with room for less than a pass needs 4 to 26 %, with what was used last none."""
+"""Calls of an expert's layer after which a use counts half. Longer is better for skewed routers,
+shorter for routers that repeat themselves or change with the topic. With room for an eighth of 64
+experts, such routers give hit rates of 11 to 44 %, against 8 to 32 % with least recently used; with
+room for less than one pass needs 4 to 26 %, against none."""
 _WORTH_MAX = 1e100
 _FREE = -1
 
 
 @dataclass(slots=True)
 class ExpertsReport:
-    """What a streamed model holds and has done of its experts.
+    """Counters of a streamed model's experts.
 
     Attributes:
-        memory_bytes: For those that stay or pass through.
-        uses: Matrices of experts, mostly two of each, that calls have needed.
-        hits: Of them, those that were in memory.
-        routed_bytes: Bytes of those that calls have needed.
-        read_bytes: That were asked of storage.
-        stalled_seconds: That calls have waited for experts.
+        memory_bytes: Memory for expert matrices.
+        uses: Expert matrices that calls needed; an expert mostly has two.
+        hits: Matrices of these that were in memory.
+        routed_bytes: Bytes of the matrices that calls needed.
+        read_bytes: Bytes read from storage.
+        stalled_seconds: Seconds that calls waited for experts.
     """
 
     memory_bytes: int
@@ -67,12 +67,12 @@ class _Slot:
     """Memory for one matrix.
 
     Attributes:
-        index: Among the slots.
+        index: Its number among the slots.
         memory: Its bytes.
-        slab: What it holds.
-        transfer: What has filled it, or does.
-        tensor: The matrix in it, once it is there.
-        made: When it is converted, and the stream that does it.
+        slab: The matrix that it holds.
+        transfer: The read that fills it.
+        tensor: The matrix as a tensor, once it is read.
+        made: The stream that converts it, and the moment when that is done.
     """
 
     index: int
@@ -83,7 +83,7 @@ class _Slot:
     made: tuple[Place, _native.Moment] | None = None
 
     def settle(self) -> None:
-        """Waits until its memory is the kernel's no more, however that ends."""
+        """Waits until the read has ended, so that the kernel no longer writes to the memory."""
         if self.transfer is not None:
             with contextlib.suppress(PenstockError):
                 self.transfer.result()
@@ -103,10 +103,10 @@ class _Pool:
         self._held = np.full(slot_count, _FREE)
 
     def vacated(self, scores: np.ndarray[Any, Any]) -> _Slot | None:
-        """A slot that nobody uses, the one whose expert is needed least; None where there is none.
+        """Empties the unused slot whose expert has the lowest score; None if all are used.
 
         Args:
-            scores: Of the experts, how much each is needed.
+            scores: Score of each expert: how much it is needed.
         """
         free = np.flatnonzero(self.users == 0)
         if not free.size:
@@ -119,13 +119,13 @@ class _Pool:
         return slot
 
     def fill(self, slot: _Slot, slab: Slab, transfer: Transfer) -> None:
-        """Has a slot hold what is read into it."""
+        """Assigns a slot to a matrix that is being read into it."""
         slot.slab, slot.transfer = slab, transfer
         self.slot_of[slab.number] = slot
         self._held[slot.index] = slab.number
 
     def settle(self) -> None:
-        """Gives up what is being read."""
+        """Cancels all reads, and waits until they have ended."""
         for slot in self.slots:
             if slot.transfer is not None:
                 slot.transfer.cancel()
@@ -133,33 +133,32 @@ class _Pool:
             slot.settle()
 
     def forget(self, slot: _Slot) -> None:
-        """Has nobody find what is in a slot."""
+        """Removes a slot's matrix from the index, so that no call finds it."""
         if slot.slab is not None and self.slot_of.get(slot.slab.number) is slot:
             del self.slot_of[slot.slab.number]
             self._held[slot.index] = _FREE
 
 
 class ExpertCache:
-    """Reads matrices of experts into slots, and lets those go that are needed least.
+    """Reads matrices of experts into slots, and evicts the least frequently used.
 
-    What is needed least is what was used least often, as layers are called in a circle: by the time
-    of its last use, all of one layer would have to go before the next layer. A use counts less as
-    time goes by.
+    The time of last use would not do: layers are called in a circle, so all experts of one layer
+    would be evicted before the next layer's. A use counts less as calls go by.
 
     Args:
-        mixtures: Of the model.
-        io: Reads; it has a share of the device of its own, as who is called waits for what is read
-            here, and not for what is read ahead.
-        marks: Of each file, what it was when it was looked at.
-        first_reads: Compares what is read for the first time, where there are digests.
-        device: Whose memory the slots are; None for the host.
+        mixtures: The model's modules with experts.
+        io: Reads; it has its own share of the device, as calls wait for these reads, but not for
+            reads ahead.
+        marks: Identity of each file when the model was made, by its path.
+        first_reads: Verifies the first read of each range, where there are digests.
+        device: Device of the slots; None for the host.
 
     Attributes:
-        counts: What was done.
-        device: Whose memory the slots are.
-        slots: What the experts make of memory.
-        weight_bytes: Of all experts.
-        on_stall: Is told the seconds that a call has waited, by the thread that has.
+        counts: Counters.
+        device: Device of the slots.
+        slots: The number and the size of slots that the experts can use.
+        weight_bytes: Bytes of all experts.
+        on_stall: Called with the seconds that a call has waited, in the calling thread.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class ExpertCache:
         self._changed = threading.Condition(self._lock)
 
     def let_go(self) -> None:
-        """Gives up the memory that there is, once no call uses it."""
+        """Waits until no call uses experts, then drops the memory."""
         with self._lock:
             while self._uses:
                 self._changed.wait()
@@ -196,11 +195,11 @@ class ExpertCache:
                 self._pools.popitem()[1].settle()
 
     def take(self, slot_count: int, memory: Any) -> None:
-        """Has memory from now on.
+        """Takes new memory for the slots.
 
         Args:
-            slot_count: How many experts have room in it.
-            memory: Bytes.
+            slot_count: The number of experts that fit.
+            memory: The bytes.
         """
         with self._lock:
             self.counts.memory_bytes = len(memory)
@@ -213,22 +212,21 @@ class ExpertCache:
             self._changed.notify_all()
 
     def check_stream(self) -> None:
-        """That a call may wait for its experts: they are another time's when a graph is replayed.
+        """Raises `DeviceError` if the current stream is being captured into a graph.
 
-        Raises:
-            DeviceError: The current stream is being captured into a graph.
+        A replayed graph would use the experts chosen at its capture.
         """
         self._kernels.check()
 
     def use(
         self, attributes: Sequence[str], numbers: Sequence[int], *, is_ordered: bool
     ) -> ExpertsUse:
-        """What one call needs.
+        """Registers the experts that one call needs.
 
         Args:
-            attributes: Of which parameters.
-            numbers: Of which experts.
-            is_ordered: Whether they are asked for one behind the other; else in any order.
+            attributes: Names of the parameters.
+            numbers: Numbers of the experts.
+            is_ordered: Whether the call asks for them in this order; else in any order.
         """
         with self._lock:
             while not self._pools:
@@ -248,9 +246,9 @@ class ExpertCache:
             return use
 
     def claim(self, attribute: str, use: ExpertsUse) -> None:
-        """Has as much of what a call waits for come as there is room for.
+        """Claims slots for as many of a call's matrices as fit, at least one of ``attribute``.
 
-        Of the parameter at least one; who has to wait for room holds nothing meanwhile.
+        A call that has to wait for room gives back its other claims, so that calls cannot deadlock.
         """
         with self._lock:
             while True:
@@ -282,7 +280,7 @@ class ExpertCache:
             coming.clear()
 
     def _begin(self, pool: _Pool, slab: Slab) -> _Slot | None:
-        """Begins to read a matrix, if there is room."""
+        """Starts to read a matrix, if there is a free slot."""
         slot = pool.vacated(self._scores)
         if slot is None:
             return None
@@ -292,14 +290,14 @@ class ExpertCache:
         except Exception:
             raise
         except BaseException:
-            # Perhaps its memory is the kernel's.
+            # The kernel may still write to its memory: wait for all reads.
             self._io._settle()
             raise
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot
 
     def finish(self, slot: _Slot) -> Any:
-        """Waits for a matrix that comes.
+        """Waits until a claimed matrix is read and verified, and returns it.
 
         Raises:
             TransferError: It cannot be read.
@@ -311,7 +309,7 @@ class ExpertCache:
         assert slab is not None
         assert transfer is not None
         is_hit, begun = slot.tensor is not None or transfer.done(), time.perf_counter()
-        # What lies around so many is not read ahead: it would take more memory than they do.
+        # Surrounding bytes are not read ahead for so many matrices: they would need more memory.
         self._files.finish(slab.spans, slot.memory, transfer, slab.named)
         stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
         if not is_hit:
@@ -330,14 +328,14 @@ class ExpertCache:
             return slot.tensor
 
     def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _Slot:
-        """Has a call hold one of the matrices that come for it."""
+        """Makes a claimed matrix the one that a call holds."""
         with self._lock:
             slot = use.coming[attribute].pop(number)
             use.now = attribute, slot
             return slot
 
     def give_back(self, use: ExpertsUse, *, is_failed: bool = False) -> None:
-        """Has the matrix of a call stay only if it is worth it; what has failed is read again.
+        """Gives back the matrix that a call holds; a failed one is read again by the next call.
 
         Raises:
             DeviceError: The driver fails.
@@ -346,7 +344,7 @@ class ExpertCache:
             if use.now is None:
                 return
             try:
-                # Kernels that use it are queued, and nothing may be read into it before they end.
+                # Kernels that use the matrix are queued: the slot is not refilled before they end.
                 self._kernels.note()
             except DeviceError:
                 self._put_back(use, is_failed=is_failed)
@@ -363,14 +361,12 @@ class ExpertCache:
         self._changed.notify_all()
 
     def close(self, use: ExpertsUse, *, is_broken_off: bool) -> None:
-        """Gives back what a call has foreseen and does not need.
+        """Gives back all slots of a call.
 
         Args:
-            use: Of the call.
-            is_broken_off: Whether a Ctrl-C has come between something and its being counted.
-
-        Raises:
-            DeviceError: The driver fails.
+            use: The call.
+            is_broken_off: Whether an interrupt may have come between a change and its count, so
+                that all counts are made anew.
         """
         with self._lock:
             try:
@@ -385,7 +381,7 @@ class ExpertCache:
                 self._changed.notify_all()
 
     def _count_again(self) -> None:
-        """Who uses a slot."""
+        """Counts the users of each slot anew."""
         for pool in self._pools.values():
             pool.users[:] = 0
         for use in self._uses:
@@ -394,12 +390,12 @@ class ExpertCache:
 
 
 class ExpertsUse:
-    """The experts that one call needs, of which it holds one matrix at a time.
+    """The experts that one call needs; the call holds one matrix at a time.
 
     Attributes:
-        waiting: By parameter, numbers of experts whose matrices do not come yet.
-        coming: By parameter, where those come that do, or are there.
-        now: The parameter and the slot of the matrix that it holds.
+        waiting: For each parameter, numbers of the experts without a slot.
+        coming: For each parameter, slots being read, or read, by the expert's number.
+        now: The parameter and the slot of the matrix that the call holds.
     """
 
     def __init__(
@@ -430,12 +426,12 @@ class ExpertsUse:
 
     @property
     def held(self) -> set[tuple[str, int]]:
-        """Parameters and numbers of slots that are its own as long as it wants."""
+        """The parameters and slot indices that the call has claimed."""
         found = {(one, slot.index) for one, each in self.coming.items() for slot in each.values()}
         return found if self.now is None else {*found, (self.now[0], self.now[1].index)}
 
     def each(self, attribute: str) -> Iterator[tuple[int, Any]]:
-        """All matrices of a parameter: first what is there, then what comes first."""
+        """Yields all matrices of a parameter with their numbers, those already read first."""
         waiting, coming = self.waiting[attribute], self.coming[attribute]
         if not waiting and not coming:
             waiting.extend(self._numbers)
@@ -449,7 +445,7 @@ class ExpertsUse:
             yield number, self._entered(attribute, number)
 
     def the(self, attribute: str, number: int) -> Any:
-        """The matrix of one expert, in the order that was said."""
+        """The matrix of one expert; call it in the order given to `ExpertCache.use`."""
         self._cache.give_back(self)
         waiting, coming = self.waiting[attribute], self.coming[attribute]
         if number not in coming and number not in waiting:

@@ -1,4 +1,4 @@
-"""The experts of a model: which parameters they have parts of, and where each one's bytes lie."""
+"""The experts of a model: their parameters, and where each expert's bytes are in the files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Where in the memory of an expert a tensor of the files is.
+    """The place of a stored tensor in the memory of an expert.
 
     Attributes:
         piece: The tensor.
-        place: Where its bytes are read to.
+        place: Offset in the memory at which it is read, in bytes.
     """
 
     piece: Piece
@@ -29,18 +29,19 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """What one expert has of a parameter: a matrix, which is read and let go as a whole.
+    """One expert's matrix of a parameter, read and evicted as a whole.
 
     Attributes:
-        number: Of the expert, among all of the model.
-        name: Of the parameter in the model.
-        shape: Its sizes.
-        dtype: The type that the model has it in.
-        place: Where it begins in its memory.
-        parts: What it is made of.
-        is_converted: Whether the parts do not lie where it is, as they are stored otherwise.
-        spans: What is read.
-        nbytes: Memory that it takes.
+        number: Number of the expert, counted over the whole model.
+        name: Name of the parameter in the model.
+        shape: Shape of the matrix.
+        dtype: Its type in the model.
+        place: Offset of the matrix in its memory, in bytes.
+        parts: The stored tensors of which it is made.
+        is_converted: Whether the parts are copied to the matrix, being stored in another type or
+            order.
+        spans: The file ranges to read.
+        nbytes: Memory that it needs, in bytes.
     """
 
     number: int
@@ -55,11 +56,11 @@ class Slab:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the stored tensors."""
         return sum(part.piece.stored.nbytes for part in self.parts)
 
     def tensor(self, memory: Any) -> Any:
-        """The matrix, once its bytes are in its memory."""
+        """The matrix as a tensor, once its bytes are read into ``memory``."""
         nbytes = math.prod(self.shape) * int(self.dtype.itemsize)
         values = memory[self.place : self.place + nbytes].view(self.dtype).view(self.shape)
         begin = 0
@@ -72,7 +73,7 @@ class Slab:
         return values
 
     def named(self, path: str, offset: int) -> str:
-        """The tensor of the files that has a byte of one, or the first behind it."""
+        """Name of the stored tensor that holds a byte of a file, or of the first behind it."""
         behind = [
             (run.offset, part.piece.name)
             for part in self.parts
@@ -85,14 +86,14 @@ class Slab:
 
 @dataclass(eq=False, slots=True)
 class Mixture:
-    """A module whose calls say which of its experts they need.
+    """A module with experts, called with the experts that the router chose.
 
     Attributes:
-        name: In the model.
-        module: It has the parameters of all of its experts.
-        first: The number of its first expert, among all of the model.
-        count: How many it has.
-        slabs: Of each parameter whose matrices come and go one by one, those of the experts.
+        name: Its name in the model.
+        module: The module, which has the parameters of all its experts.
+        first: Number of its first expert, counted over the whole model.
+        count: The number of its experts.
+        slabs: For each streamed parameter, the matrices of its experts.
     """
 
     name: str
@@ -103,14 +104,14 @@ class Mixture:
 
     @property
     def names(self) -> set[str]:
-        """The parameters' names in the model."""
+        """Names of the streamed parameters in the model."""
         return {f"{self.name}.{attribute}" for attribute in self.slabs}
 
     def empty(self, device: Any) -> None:
-        """Gives up what memory the parameters have.
+        """Replaces the streamed parameters with placeholders, which frees their memory.
 
         Args:
-            device: Where their matrices come.
+            device: The device that the placeholders report.
         """
         for attribute in self.slabs:
             one = self.module._parameters[attribute]
@@ -123,23 +124,23 @@ class Mixture:
 def mixtures_of(
     model: Any, stored: Mapping[str, Stored | Composed], *, is_on_device: bool = False
 ) -> list[Mixture]:
-    """The modules of a model that call experts through the interface of transformers for them.
+    """Finds the modules that call experts through the experts interface of transformers.
 
     Args:
         model: A module.
-        stored: Where each parameter's bytes lie, by its name.
-        is_on_device: Whether a device computes with them.
+        stored: Location of each parameter's bytes, by its name.
+        is_on_device: Whether the weights go to a device.
     """
     found: list[Mixture] = []
     first = 0
     for name, module in model.named_modules():
-        # What the decorator of transformers gives a module, whose calls get the routed experts.
+        # Attributes set by the decorator of transformers for modules called with routed experts.
         if not hasattr(module, "has_gate") or not hasattr(module, "is_transposed"):
             continue
         slabs = {}
         for attribute, parameter in module._parameters.items():
             one = stored.get(f"{name}.{attribute}")
-            # Biases are small, and come with the block.
+            # Biases are small, and are read with the block.
             if one is None or parameter.ndim != 3 or len(parameter) != module.num_experts:
                 continue
             pieces = one.slabs if isinstance(one, Composed) else _cut(f"{name}.{attribute}", one)
@@ -155,12 +156,12 @@ def mixtures_of(
 
 
 def slots_of(mixtures: Sequence[Mixture]) -> Slots:
-    """Room for any expert, and how many there are."""
+    """The number of experts, and the bytes that fit any one of them."""
     return Slots(sum(one.count for one in mixtures), sum(slab_sizes_of(mixtures).values()))
 
 
 def slab_sizes_of(mixtures: Sequence[Mixture]) -> dict[str, int]:
-    """Memory that has room for any matrix of each parameter."""
+    """For each parameter, the bytes that fit any expert's matrix."""
     sizes: dict[str, int] = {}
     for mixture in mixtures:
         for attribute, slabs in mixture.slabs.items():
@@ -186,10 +187,10 @@ def _cut(name: str, whole: Stored) -> Sequence[tuple[Piece, ...]] | None:
 def _laid_out(
     number: int, name: str, parameter: Any, pieces: Sequence[Piece], is_on_device: bool
 ) -> Slab:
-    """Lays pieces as far from a page as they are in their file, where that may be.
+    """Lays out pieces in memory at the same offset within a page as in their file, where possible.
 
-    A device's begin at a page: what is read comes from other memory, and kernels want multiples of
-    16 bytes, which headers of files are not.
+    On a device they begin at a page: bytes are copied from other memory anyway, and kernels need
+    multiples of 16 bytes, where file headers end at multiples of 8.
     """
     shape, dtype = tuple(parameter.shape[1:]), parameter.dtype
     spans: list[Span] = []
@@ -208,9 +209,9 @@ def _laid_out(
 def _one_behind_the_other(
     pieces: Sequence[Piece], spans: list[Span], room: int, is_on_device: bool
 ) -> tuple[list[Part], int]:
-    """Places pieces from a page on; says where the next page is, and adds what is read."""
+    """Places pieces from a page on, and adds their spans; returns the parts and the next page."""
     first = pieces[0].stored
-    # Elements have to lie where their type may lie; files that do not care are copied from.
+    # Elements must be aligned to their type; pieces unaligned in the file are copied.
     is_even = first.offset % int(first.dtype.itemsize) == 0
     inside = first.offset % PAGE_BYTES if is_even and not is_on_device else 0
     spans.append(Span(first.path, first.offset - inside, inside, room))

@@ -1,4 +1,4 @@
-"""What passes through a model took, and how fast storage was meanwhile."""
+"""Times of passes through a model, and the speed of storage meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from penstock.io.transfer import Transfer, TransferReport
 
 _PASSES_MAX = 1000
-"""So many of the last ones are kept."""
+"""The number of passes kept, the newest ones."""
 
 
 class Pass(NamedTuple):
-    """One pass.
+    """Times of one pass.
 
     Attributes:
-        computing_seconds: In calls of units, without what they waited.
-        stalled_seconds: That calls waited for weights.
+        computing_seconds: Seconds in calls of units, without waiting.
+        stalled_seconds: Seconds that calls waited for weights.
     """
 
     computing_seconds: float
@@ -30,15 +30,15 @@ class Pass(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Both."""
+        """Computing and waiting together."""
         return self.computing_seconds + self.stalled_seconds
 
 
 class Passes:
-    """The passes of a model: one ends where the unit is called again that was called first.
+    """The passes of a model: a pass ends when the unit called first is called again.
 
     Attributes:
-        first: What the first one took, which read what stays as well; None before its end.
+        first: Times of the first pass, which also reads resident weights; None before its end.
     """
 
     def __init__(self) -> None:
@@ -48,20 +48,20 @@ class Passes:
         self._computed = self._stalled = 0.0
 
     def called(self, index: int) -> None:
-        """A unit is about to be called."""
+        """Notes the call of a unit, which may begin a new pass."""
         if self._begins_with is None:
             self._begins_with = index
         elif index == self._begins_with and self._computed + self._stalled > 0:
             self._end()
 
     def took(self, *, computing_seconds: float = 0.0, stalled_seconds: float = 0.0) -> None:
-        """A call has taken so long."""
+        """Adds the times of a call."""
         self._computed += computing_seconds
         self._stalled += stalled_seconds
 
     @property
     def usual(self) -> Pass | None:
-        """The medians of those behind the first; the first where there is no other."""
+        """The medians of all passes but the first; the first if there is no other."""
         if not self._later:
             return self.first
         return Pass(*map(statistics.median, zip(*self._later, strict=True)))
@@ -76,10 +76,10 @@ class Passes:
 
 
 class Reads:
-    """How fast reads were while there were any.
+    """The speed of reads, over the time in which at least one was in flight.
 
     Attributes:
-        last: What the last one that has ended well tells.
+        last: Report of the last successful read.
     """
 
     def __init__(self) -> None:
@@ -90,12 +90,12 @@ class Reads:
         self._busy_until = 0.0
 
     def begun(self, transfer: Transfer, name: str) -> None:
-        """One has begun now, of the unit of that name."""
+        """Notes that a read of the named unit has begun."""
         self.settle()
         self._under_way.append((time.perf_counter(), transfer, name))
 
     def settle(self) -> None:
-        """Counts those that have ended: in their order, so that no time counts twice."""
+        """Counts ended reads, in the order of their begin, so that no time counts twice."""
         while self._under_way and self._under_way[0][1].done():
             begun, transfer, name = self._under_way.popleft()
             try:
@@ -110,5 +110,5 @@ class Reads:
 
     @property
     def gb_per_second(self) -> float | None:
-        """GB (10**9 bytes) a second; None before the first has ended."""
+        """GB (10**9 bytes) per second; None before the first read has ended."""
         return self._nbytes / self._seconds / 1e9 if self._seconds else None

@@ -1,4 +1,4 @@
-"""Memory that weights are read into, of the host or of a device."""
+"""Memory for weights, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ if TYPE_CHECKING:
 
 
 def on_device(nbytes: int, device: torch.device) -> Any:
-    """So many bytes of a device."""
+    """Uninitialized bytes on a device."""
     return dtypes.import_torch().empty(nbytes, dtype=dtypes.import_torch().uint8, device=device)
 
 
 class Memory:
-    """Memory whose pages come in the background, while a model is made, or with what is read.
+    """Host memory whose pages are allocated in the background, while the model is built and read.
 
-    That of `Buffers` is waited for, up to seconds for a gigabyte, in which storage has nothing to
-    do. One mapping for all weights takes no more memory than they have pages.
+    Allocating a `Buffers` first would wait up to seconds for a gigabyte, in which storage idles.
+    One mapping for all weights needs no more pages than they have.
 
     Args:
-        nbytes: How much there is, behind which pages are put from now on.
-
-    Raises:
-        StorageError: The system has no room.
+        nbytes: Bytes to map; a thread starts to allocate their pages at once.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -34,12 +31,12 @@ class Memory:
         self._native: _native.HostBuffer | None = _native.reserve(nbytes, nbytes)
 
     def tensor(self, nbytes: int) -> Any:
-        """The first bytes of it; if there are too few, other memory takes its place."""
+        """The first bytes of the memory; a larger mapping replaces it if there are too few."""
         torch = dtypes.import_torch()
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         if nbytes > self._nbytes:
-            # What was there has to be gone before there is something else.
+            # Frees the old mapping before making the new one.
             self._native = None
             self._nbytes, self._native = nbytes, _native.reserve(nbytes, nbytes)
         return torch.frombuffer(self._native, dtype=torch.uint8, count=nbytes)

@@ -58,52 +58,52 @@ def stream(
     io: TensorIO | None = None,
     device: Any = None,
 ) -> Any:
-    """A model for inference whose weights need not fit into memory.
+    """Prepares a model for inference with weights that need not fit into memory.
 
-    Nothing is loaded first but stored buffers, and nothing is written. Each block's weights are
-    read from their safetensors files or their checkpoint, past the page cache, while the blocks
-    before it compute; those of the first ones from now on. As many as there is room for stay in
-    memory after the first pass. Of mixtures of experts those are read that the routers choose.
+    Only stored buffers are loaded first, and nothing is written. The weights of each block are read
+    from safetensors files or a checkpoint, past the page cache, while the blocks before it compute;
+    reading the first blocks starts now. As many blocks as fit stay in memory after the first pass.
+    Of mixtures of experts only the experts chosen by the router are read.
 
-    What is read of a checkpoint for the first time is compared with its digests before anything is
-    computed of it. No deletion and no save removes its files as long as the model is there.
+    The first read of each range of a checkpoint is compared with its digests before anything is
+    computed from it. No deletion and no save removes the checkpoint's files while the model exists.
 
     Args:
-        model: A directory as `save_pretrained` of transformers makes it, or a module, whose own
-            parameters are given up; or one that accelerate, or transformers with it, has dispatched
-            to disk: what it has on disk is read there, what it has in memory stays.
-        memory_bytes: For weights, those included that are on their way; a `Budget` for those of
-            several models. Activations and caches come on top.
-        weights: The directory with the safetensors files of a module, whose tensors have the names
-            of its parameters; or a checkpoint, or a store, whose newest complete step is taken. Of
-            a model that is a directory, where other weights are than there.
-        key: Under what of the state of a checkpoint the parameters are, as ``"model"``; empty
-            where they are the state. Without, where the state has all of them.
-        blocks: Names of the modules whose weights come and go together, as they are called one
-            after the other. Without, those that transformers never takes apart, or the members of
-            the module's outermost `torch.nn.ModuleList`.
-        io: Reads; one with its defaults without.
-        device: Where the model computes, and whose memory `memory_bytes` are, as ``"cuda"``; the
-            host without. Weights go through pinned memory of ``io``, and are copied while the GPU
-            computes; memory is filled anew when the streams are done with what it held.
+        model: A directory as written by `save_pretrained` of transformers; or a module, whose own
+            parameters are dropped; or a model that accelerate, or transformers with it, has
+            dispatched to disk: weights on disk are read there, weights in memory stay.
+        memory_bytes: Bytes for weights, including those being read; a `Budget` to share them among
+            several models. Activations and caches need additional memory.
+        weights: The source of a module's weights: a directory of safetensors files, with tensors
+            named as its parameters; or a checkpoint, or a store, whose newest complete step is
+            used. For a model given as a directory: weights that replace its own.
+        key: Key of a checkpoint's state under which the parameters are, as ``"model"``; empty if
+            they are the state itself. Default: the place that has all of them.
+        blocks: Names of the modules whose weights are loaded and dropped together, in the order of
+            their calls. Default: modules that transformers never splits, or the members of the
+            outermost `torch.nn.ModuleList`.
+        io: Reads; default: a `TensorIO` with default settings.
+        device: Device that computes and whose memory `memory_bytes` limits, as ``"cuda"``; default:
+            the host. Weights pass through pinned memory of ``io`` and are copied while the GPU
+            computes; memory is refilled once the streams have used its content.
 
     Returns:
         The model, in evaluation mode; a module is changed in place.
 
     Raises:
-        ValueError: The memory is too little for the weights that are used at a time, there is no
-            such device, or a `Budget` is for one.
+        ValueError: The memory is smaller than the weights used at a time, there is no such device,
+            or a `Budget` is given with a device.
         CheckpointNotFoundError: There are neither safetensors files nor a checkpoint.
-        CorruptCheckpointError: A file is not what its header says, or a checkpoint is damaged.
-        StateMismatchError: The model has parameters that the files have not, or of another shape.
+        CorruptCheckpointError: A file contradicts its header, or a checkpoint is damaged.
+        StateMismatchError: Parameters of the model are not in the files, or have another shape.
         UnsupportedStateError: Bytes of a parameter are scattered in the checkpoint.
-        MissingDependencyError: PyTorch or transformers is not there.
+        MissingDependencyError: PyTorch or transformers is not installed.
         StorageError: A file cannot be opened, or the system has no room for the memory.
 
-    A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
-    read of a checkpoint is not what was saved, and `TransferError` where it cannot be read. On a
-    GPU it raises `DeviceError` where the driver fails, in a fork, and where a stream is captured
-    into a graph that would have weights where they are now.
+    A call of the model raises `CorruptCheckpointError` if a file has changed since, or bytes of a
+    checkpoint are not those that were saved, and `TransferError` if they cannot be read. On a GPU
+    it raises `DeviceError` if the driver fails, in a fork, and while a stream is captured into a
+    graph that would keep the addresses of weights that move.
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
@@ -111,7 +111,7 @@ def stream(
         raise TypeError(f"key={key!r:.80}: must be text or None")
     if not isinstance(blocks, Iterable | None):
         raise TypeError(f"blocks={blocks!r:.80}: must be names of modules, or None")
-    # Each model has its own share of the device, also where models share workers.
+    # Each model has its own share of the device, even if models share workers.
     io = own_io(io)
     where = _device_of(device)
     if not isinstance(model, str | PathLike):
@@ -160,22 +160,18 @@ def stream(
             Use(module, streamer, index)
     for module in model.modules():
         keep_as_it_is(module)
-    # By nothing else than the model, which it refers to: both go together.
+    # Only the model refers to the streamer, and it to the model: both are freed together.
     object.__setattr__(model, _STREAMER, streamer)
     return model.eval()
 
 
 def _device_of(device: Any) -> torch.device | None:
-    """The device that a model is streamed to; None for the host.
-
-    Raises:
-        ValueError: PyTorch knows no such device.
-    """
+    """The device that a model is streamed to; None for the host."""
     found: Any = device_of(device)
     if found is None or found.type == "cpu":
         return None
     if found.type == "cuda" and found.index is None:
-        # Who calls the model may have another one as the current one.
+        # Resolved now, as the current device may be another one when the model is called.
         of_torch = dtypes.import_torch()
         found = of_torch.device("cuda", of_torch.cuda.current_device())
     return cast("torch.device", found)
@@ -184,10 +180,10 @@ def _device_of(device: Any) -> torch.device | None:
 def _check_device(
     model: Any, memory_bytes: int | Budget, weights: Any, device: torch.device
 ) -> None:
-    """That a model can be streamed to a device.
+    """Raises unless a model can be streamed to a device.
 
     Raises:
-        ValueError: Its memory is shared with others.
+        ValueError: Its memory is a `Budget`.
         UnsupportedStateError: It was dispatched.
     """
     if isinstance(memory_bytes, Budget):
@@ -201,28 +197,28 @@ def _check_device(
 
 
 def _move_buffers(model: Any, device: torch.device) -> None:
-    """Has a device have what does not come and go, once where modules share it."""
+    """Moves buffers to a device, one that modules share once."""
     moved: dict[int, Any] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
             if id(buffer) not in moved:
-                # With what it was, whose number nothing else gets meanwhile.
+                # Keeps the old buffer alive, so that its id is not used again meanwhile.
                 moved[id(buffer)] = buffer, buffer.to(device)
             module._buffers[name] = moved[id(buffer)][1]
 
 
 def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
-    """What a model that `stream` has made holds and has done.
+    """Returns the memory use, counters and speed of a streamed model.
 
     Args:
-        model: The model.
-        gb_per_second: What storage gives, GB (10**9 bytes) a second, as fio or `penstock bench io`
-            measure it. Without, what the reads had while there were any.
+        model: A model made by `stream`.
+        gb_per_second: Speed of the storage in GB (10**9 bytes) per second, as measured with fio or
+            `penstock bench io`. Default: the speed of the model's own reads.
 
     Raises:
-        ValueError: It is another one, or the rate is none.
+        ValueError: `stream` has not made the model, or the speed is not positive.
     """
     if gb_per_second is not None and not 0 < gb_per_second < math.inf:
         raise ValueError(f"gb_per_second={gb_per_second!r}: must be above 0")
@@ -235,7 +231,7 @@ def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
 def _model_and_weights(
     model: Any, weights: str | PathLike[str] | None, key: str | None, budget: int | Budget
 ) -> tuple[Any, Weights, dict[str, Any], Memory | None]:
-    """A module, where its tensors lie by its names for them, those that it has, and memory."""
+    """The module, the location of its tensors, those already in memory, and memory for others."""
     directory = None
     if isinstance(model, str | PathLike):
         directory = decode_local_path(model)
@@ -255,7 +251,7 @@ def _model_and_weights(
     if is_penstock(where):
         if directory is not None:
             model = of_transformers.model_of(directory)
-        # Its names are those that the model had when it was saved.
+        # The checkpoint's names are those that the model had when it was saved.
         found = weights_of_checkpoint(where, model, key)
         if directory is not None:
             of_transformers.untie(model, found.tensors)
@@ -275,13 +271,13 @@ def _model_and_weights(
 
 
 def _memory_for(tensors: Mapping[str, Stored | Composed], budget_bytes: int) -> Memory:
-    """Memory for what is stored, and for the pages that it begins and ends in the middle of."""
+    """Memory for stored tensors, including the partial pages at their ends."""
     stored_bytes = sum(one.nbytes + 2 * PAGE_BYTES for one in tensors.values())
     return Memory(min(stored_bytes, budget_bytes))
 
 
 def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:
-    """Memory of parameters that are there already."""
+    """Bytes of parameters that are already in memory."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     storages = {
         storage.data_ptr(): storage.nbytes()
@@ -298,7 +294,7 @@ def _fill_buffers(
     io: TensorIO,
     first_reads: FirstReads | None,
 ) -> None:
-    """Reads what is stored of the buffers, which are small and stay."""
+    """Reads stored buffers, which are small and stay in memory."""
     torch = dtypes.import_torch()
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         stored = tensors.get(name)

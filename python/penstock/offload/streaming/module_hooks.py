@@ -1,4 +1,4 @@
-"""The calls of units that a thread is in: how long they compute, and their spans in a trace."""
+"""The open calls of units in a thread: their computing time, and their spans in a trace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Call:
     """One call of a unit.
 
     Attributes:
-        index: Of the unit.
-        span: In a trace.
-        begun: When it began.
+        index: Index of the unit.
+        span: Its span in a trace.
+        begun: When it began, by `time.perf_counter`.
     """
 
     index: int
@@ -26,7 +26,7 @@ class Call:
 
 
 class Calls(threading.local):
-    """Those of one thread, the outer before the inner."""
+    """The open calls of one thread, from the outermost to the innermost."""
 
     def __init__(self) -> None:
         self._open: list[Call] = []
@@ -34,25 +34,25 @@ class Calls(threading.local):
 
     @property
     def indices(self) -> set[int]:
-        """The units that are called."""
+        """The units being called."""
         return {call.index for call in self._open}
 
     @property
     def depth(self) -> int:
-        """How many there are."""
+        """The number of open calls."""
         return len(self._open)
 
     @property
     def innermost(self) -> Call:
-        """The one that has come last."""
+        """The innermost open call."""
         return self._open[-1]
 
     def depth_of(self, index: int) -> int:
-        """How many calls the last one of a unit is in."""
+        """The number of calls around the innermost call of a unit."""
         return max(place for place, call in enumerate(self._open) if call.index == index)
 
     def begin(self, index: int, name: str) -> Call:
-        """A call has come."""
+        """Opens a call."""
         if not self._open:
             self._stalled_seconds = 0.0
         span = tracing.span(name)
@@ -62,11 +62,11 @@ class Calls(threading.local):
         return call
 
     def stalled(self, seconds: float) -> None:
-        """It has waited for its weights."""
+        """Adds seconds that the open calls have waited for weights."""
         self._stalled_seconds += seconds
 
     def end(self, ended: float) -> float:
-        """The innermost is over; returns how long it computed, if it is in no other one."""
+        """Closes the innermost call; returns its computing time, or 0 inside another call."""
         call = self._open.pop()
         call.span.__exit__(None, None, None)
         if self._open:

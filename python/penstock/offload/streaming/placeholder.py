@@ -1,4 +1,4 @@
-"""What stands for a parameter while its bytes are in storage."""
+"""`placeholder`: takes the place of a parameter while its bytes are in storage."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from penstock.tensors import dtypes
 
 
 def placeholder(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
-    """A parameter of a device without memory: whatever computes with it, or copies it, raises.
+    """A parameter without memory: computing with it, or copying it, raises.
 
-    A tensor of the device ``"meta"`` would not do: results are computed of it that nobody notices,
-    and who asks a model where it is puts its inputs there, too.
+    A tensor of the device ``"meta"`` would not do: computing with it gives results silently, and
+    callers that move inputs to the parameters' device would move them there, too.
 
     Args:
-        name: Of the parameter in the model.
-        shape: Its sizes.
+        name: Name of the parameter in the model.
+        shape: Its shape.
         dtype: A `torch.dtype`.
-        device: Where the parameter is when it is there.
+        device: The device that it reports.
     """
     kind = _kind()
     made = kind._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
@@ -57,7 +57,7 @@ def _kind() -> Any:
         def _refuse(self, *_: Any, **__: Any) -> NoReturn:
             raise _refusal(self)
 
-        # Who asks for memory by its address would find none there.
+        # Refuses access to an address, which would be null.
         data_ptr = untyped_storage = storage = numpy = tolist = _refuse
         __array__ = __dlpack__ = requires_grad_ = _refuse
 

@@ -1,4 +1,4 @@
-"""`StreamReport`: what a streamed model holds and has done, against what storage could give."""
+"""`StreamReport`: memory use and speed of a streamed model, compared with its storage."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
-    """What a streamed model holds and has done.
+    """Memory use, counters and speed of a streamed model.
 
-    Of passes it tells the medians of those behind the first, which also reads what stays. A pass is
-    over when the next one begins. Where the share of a `Budget` has changed, they are those since.
+    Times of a pass are medians of all passes but the first, which also reads resident weights. A
+    pass ends when the next one begins. If the share of a `Budget` has changed, only later passes
+    count.
 
     Attributes:
-        weight_bytes: Of all its weights, each once.
-        resident_bytes: Memory of those that stay once they were read.
-        passing_bytes: Memory that the others pass through.
-        read_bytes: That were asked of storage so far.
-        pass_bytes: That a pass through all blocks reads, once what stays is there, without experts.
-        stalled_seconds: That calls have waited for weights so far.
-        uses: Calls of blocks, and of what stands beside them.
-        hits: Of them, those whose weights were there already.
-        first_pass_seconds: What the first pass took; None before it is over.
-        pass_seconds: What a pass takes: its calls, from the first to the last, one by one.
-        computing_seconds: Of that, what calls do not wait for weights.
-        gb_per_second: What storage gives: as the caller of `report` says, else what the reads had
-            while there were any. None before the first has ended.
+        weight_bytes: Bytes of all weights, shared ones counted once.
+        resident_bytes: Memory of weights that stay in memory after their first read.
+        passing_bytes: Memory through which the other weights are streamed.
+        read_bytes: Bytes read from storage so far.
+        pass_bytes: Bytes that one pass reads once resident weights are loaded, without experts.
+        stalled_seconds: Seconds that calls have waited for weights so far.
+        uses: Calls of blocks, and of the modules beside them.
+        hits: Calls of these whose weights were in memory.
+        first_pass_seconds: Seconds of the first pass; None before it is over.
+        pass_seconds: Seconds of a pass: the sum of its calls.
+        computing_seconds: Seconds of a pass that its calls do not wait for weights.
+        gb_per_second: Speed of the storage in GB (10**9 bytes) per second: as given to `report`,
+            else that of the model's own reads. None before the first read has ended.
         engine: ``"uring"`` or ``"threads"``; None before the first read has ended.
-        direct: Whether reads go past the page cache.
-        in_flight_max: Requests that are under way at a time, at most.
-        fallbacks: Ways that were left open and cannot be gone, each with its reason.
-        experts: Of mixtures of experts; their bytes and seconds are in the others, too.
+        direct: Whether reads bypass the page cache.
+        in_flight_max: Most requests in flight at a time.
+        fallbacks: Faster ways that could not be used, each with its reason.
+        experts: Counters of experts, whose bytes and seconds are included above; None without.
     """
 
     weight_bytes: int
@@ -60,20 +61,20 @@ class StreamReport:
 
     @property
     def roofline_seconds(self) -> float | None:
-        """What a pass takes at least: to read what passes through, or to compute."""
+        """Least seconds of a pass: the longer of reading its bytes and computing."""
         if self.computing_seconds is None or self.gb_per_second is None:
             return None
         return max(self.pass_bytes / self.gb_per_second / 1e9, self.computing_seconds)
 
     @property
     def of_roofline(self) -> float | None:
-        """How much of the speed that would be possible a pass has: 1 is all of it."""
+        """The speed of a pass as a share of the roofline's: 1 is all of it."""
         if self.roofline_seconds is None or not self.pass_seconds:
             return None
         return self.roofline_seconds / self.pass_seconds
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """A summary of a few lines."""
         lines = [
             f"weights  {_gb(self.weight_bytes)}: {_gb(self.resident_bytes)} stay,"
             f" {_gb(self.passing_bytes)} for what passes through",
@@ -103,11 +104,11 @@ def _gb(nbytes: int) -> str:
 
 
 def report_of(streamer: Streamer, gb_per_second: float | None) -> StreamReport:
-    """What is told of a streamer.
+    """The report of a streamer.
 
     Args:
-        streamer: Which one.
-        gb_per_second: What storage gives; what it gave without.
+        streamer: The streamer.
+        gb_per_second: Speed of the storage; None for that of its reads.
     """
     counts, shares, reads = streamer.counts, streamer.shares, streamer.settled_reads()
     passing = [unit for index, unit in enumerate(streamer.units) if index not in shares.resident]

@@ -1,4 +1,4 @@
-"""Memory that is taken in turns: what was taken first is given back first."""
+"""A ring buffer's allocator: ranges are freed in the order of their allocation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Claim:
-    """A part of the ring.
+    """An allocated range of the ring.
 
     Attributes:
-        begin: Where it begins.
-        nbytes: How long it is.
+        begin: Its offset, in bytes.
+        nbytes: Its length.
         is_free: Whether it was given back.
     """
 
@@ -22,10 +22,10 @@ class Claim:
 
 
 class Ring:
-    """Says where in so many bytes there is room, one stretch behind the other, round and round.
+    """Allocates ranges of a buffer, one after another, round and round.
 
     Args:
-        nbytes: How many there are.
+        nbytes: Bytes of the buffer.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -33,7 +33,7 @@ class Ring:
         self._claims: deque[Claim] = deque()
 
     def take(self, nbytes: int) -> Claim | None:
-        """A stretch behind the last one, or at the beginning; `None` where none is free."""
+        """Allocates a range behind the last one, or at the beginning; `None` if neither is free."""
         begin = self._place(nbytes)
         if begin is None:
             return None
@@ -53,7 +53,7 @@ class Ring:
         return end if end + nbytes <= first.begin else None
 
     def give_back(self, claim: Claim) -> None:
-        """Frees a stretch; it can be taken again when those before it are free, too."""
+        """Frees a range; its bytes can be allocated again once all earlier ranges are free."""
         claim.is_free = True
         while self._claims and self._claims[0].is_free:
             self._claims.popleft()

@@ -1,4 +1,4 @@
-"""Calls of experts: the functions of transformers, with matrices that come as they are needed."""
+"""Calls of experts: runs the functions of transformers with matrices read as they are needed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.experts import Mixture
 
 _KNOWN = (None, "eager", "grouped_mm", "batched_mm")
-"""Functions of transformers for experts that need nothing but PyTorch; none is eager."""
+"""Experts implementations of transformers that need only PyTorch; None means eager."""
 
 _GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 """Products of groups of rows: PyTorch's, and that of transformers for GPUs too old for those."""
 
 
 def route(mixture: Mixture, cache: ExpertCache) -> None:
-    """Has a module's calls read the experts that the router chose, and no others.
+    """Makes a module's calls read only the experts that the router chose.
 
-    Each call is one of a copy of the module, with parameters of its own, so threads do not see each
-    other's experts.
+    Each call runs on a copy of the module with its own parameters, so that threads do not share
+    experts.
     """
     module = mixture.module
     mixture.empty(cache.device)
@@ -43,7 +43,8 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
         stand_in = object.__new__(type(module))
         stand_in.__dict__ = {**module.__dict__}
         del stand_in.forward
-        # One takes its experts in their order and adds up, the others take all at once.
+        # The eager function uses experts in ascending order and adds up; the others use all at
+        # once.
         is_ordered = chosen in (None, "eager")
         with cache.use(list(mixture.slabs), numbers, is_ordered=is_ordered) as use:
             asked = _Asked()
@@ -51,16 +52,16 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
             stand_in._parameters = {**module._parameters, **routed}
             return type(module).forward(stand_in, hidden, index, weights)
 
-    # What is compiled is what is called around it.
+    # Only code around this function is compiled.
     module.forward = dtypes.import_torch().compiler.disable(forward)
 
 
 class _Routed:
-    """A parameter of all experts whose matrices come one by one.
+    """Stands for a parameter of all experts, whose matrices are read one by one.
 
-    Products with it are made of those with each matrix, as PyTorch makes them, so they have the
-    same bits; all else of a call is computed of all tokens together, as it depends on where in a
-    tensor an element is whether it is computed in vectors, which round differently.
+    A product with it is computed matrix by matrix, as PyTorch computes it, with the same bits. All
+    other steps of a call are computed for all tokens together: whether an element is computed in a
+    vector, which rounds differently, depends on its position in the tensor.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class _Routed:
         return _Routed(*self._of, index, self._is_turned)
 
     def transpose(self, *_: int) -> _Routed:
-        """With rows and columns swapped, which is all that is asked for."""
+        """Swaps the last two dimensions, the only ones that callers swap."""
         return _Routed(*self._of, self._rows, not self._is_turned)
 
     @classmethod
@@ -109,7 +110,7 @@ class _Routed:
         return NotImplemented
 
     def _each(self) -> Any:
-        """The experts' places in the layer with their matrices, as they come."""
+        """Yields the experts' numbers within the layer and their matrices, as they are read."""
         mixture, attribute, use, _ = self._of
         for number, matrix in use.each(attribute):
             yield number - mixture.first, matrix.t() if self._is_turned else matrix
@@ -131,11 +132,11 @@ class _Routed:
         for at, matrix in self._each():
             mine = order[bisect_left(numbers, at) : bisect_right(numbers, at)]
             if inputs.device.type != "cpu":
-                # How a GPU's library multiplies may depend on how many products there are.
+                # A GPU library may choose its algorithm by the number of products: keep that.
                 outputs[mine] = product(matrix.expand(len(inputs), -1, -1), inputs)[mine]
                 continue
             if len(mine) == 1 < len(inputs):
-                # Batches of one go another way, whose bits are others.
+                # A batch of one takes another path, with different bits.
                 mine = mine.repeat(2)
             matrices = matrix.expand(len(mine), -1, -1).contiguous()
             outputs[mine] = product(matrices, inputs[mine])
@@ -143,28 +144,28 @@ class _Routed:
 
 
 class _Asked:
-    """What the host has last asked of a tensor: each product of a call asks the same.
+    """Caches the last question to a tensor on a device: each product of a call asks the same one.
 
-    Where a device has it, the host waits for what comes before, and copies to a device it waits
-    for, too: so what a kernel takes of it stays there.
+    To read values of a device, the host waits for all work before; copies to a device wait, too. So
+    values that a kernel needs stay on the device.
     """
 
     def __init__(self) -> None:
         self._last: tuple[Any, Any] = None, None
 
     def of(self, tensor: Any, ask: Callable[[Any], Any]) -> Any:
-        """What there is to know of a tensor."""
+        """The answer of ``ask`` for a tensor, computed once for the same tensor."""
         if self._last[0] is not tensor:
             self._last = tensor, ask(tensor)
         return self._last[1]
 
 
 def _ends(offs: Any) -> tuple[list[int], Any]:
-    """Where groups of rows begin and the last one ends; and how many rows each has, as it has."""
+    """Begins of the groups of rows and the last end, on the host; their sizes, on the device."""
     return [0, *offs.tolist()], offs.diff(prepend=offs.new_zeros(1))
 
 
 def _sorted(numbers: Any) -> tuple[Any, list[int]]:
-    """Which places come first where numbers are sorted, and the numbers."""
+    """The positions that sort the numbers, and the sorted numbers."""
     found = numbers.sort(stable=True)
     return found.indices, found.values.tolist()

@@ -1,4 +1,4 @@
-"""Which units stay in memory, and how much is left for those that pass through."""
+"""Divides memory: units that stay, the ring for the others, slots for experts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.units import Unit
 
 _RING_UNITS = 3
-"""One in use, one that is there, one that is read: so the device always has something to do."""
+"""One unit in use, one read, one being read: the device always has work."""
 _SLOTS_MIN = 2
-"""Of experts: one that is computed with, one that is read."""
+"""Slots for experts: one to compute with, one being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the budget is spent on.
+    """How a model's memory is divided.
 
     Attributes:
-        resident: Indices of the units that stay once they were read.
-        resident_bytes: Memory that those take, in whole pages.
-        ring_bytes: Memory that the others pass through.
-        held_bytes: Memory of weights that were there before, and stay.
-        slot_count: How many experts have room.
+        resident: Indices of the units that stay in memory once they are read.
+        resident_bytes: Their memory, in whole pages.
+        ring_bytes: Memory through which the other units are streamed.
+        held_bytes: Memory of weights that were in memory before, and stay.
+        slot_count: The number of experts that fit.
     """
 
     resident: frozenset[int]
@@ -36,11 +36,11 @@ class Shares:
 
 
 class Slots(NamedTuple):
-    """What experts make of memory: room for some of them, which they come and go in.
+    """Memory for experts: slots into which they are read in turn.
 
     Attributes:
-        expert_count: How many experts there are.
-        slot_bytes: What has room for any of them.
+        expert_count: The number of experts.
+        slot_bytes: Bytes that fit any of them.
     """
 
     expert_count: int = 0
@@ -48,20 +48,20 @@ class Slots(NamedTuple):
 
     @property
     def least_bytes(self) -> int:
-        """With less it does not work."""
+        """The least memory with which experts can be called."""
         return self.bytes_of(min(_SLOTS_MIN, self.expert_count))
 
     @property
     def most_bytes(self) -> int:
-        """More than that is of no use."""
+        """Memory for all experts; more is of no use."""
         return self.bytes_of(self.expert_count)
 
     def bytes_of(self, slot_count: int) -> int:
-        """Memory that so many take."""
+        """Memory of that many slots."""
         return slot_count * self.slot_bytes
 
     def count_in(self, nbytes: int) -> int:
-        """How many there is room for in so much memory."""
+        """The number of experts that fit into that much memory."""
         return min(self.expert_count, nbytes // max(1, self.slot_bytes))
 
 
@@ -69,12 +69,12 @@ NO_SLOTS = Slots()
 
 
 class Needs(NamedTuple):
-    """What a model makes of memory.
+    """The range in which memory makes a difference to a model.
 
     Attributes:
-        least_bytes: With less it does not work.
-        most_bytes: More than that is of no use.
-        why: What takes the least, in words.
+        least_bytes: The least memory with which it works.
+        most_bytes: Memory beyond which more is of no use.
+        why: What needs the least memory, in words.
     """
 
     least_bytes: int
@@ -85,22 +85,22 @@ class Needs(NamedTuple):
 def shared_out(
     units: list[Unit], memory_bytes: int, held_bytes: int = 0, slots: Slots = NO_SLOTS
 ) -> Shares:
-    """What of a budget is for which.
+    """Divides a model's memory.
 
-    Every byte that stays saves as many of each pass, whosever it is, as units are used in a circle:
-    what was used last is needed last. What stands beside the blocks stays first, the small before
-    the large, then as many blocks as there is room for, evenly among the others, so that reading
-    never pauses for long. What all of that has no use for is for experts: of those a pass needs a
-    part only, so a byte of them saves less.
+    Units are used in a circle, so the one used last is needed last, and a resident byte saves one
+    byte of each pass, whichever unit it belongs to. Modules beside the blocks stay first, the small
+    before the large; then as many blocks as fit, evenly among the others, so that reading never
+    pauses for long. Memory that is left goes to experts: a pass needs only some of them, so a byte
+    saves less there.
 
     Args:
-        units: In their order.
-        memory_bytes: For all weights.
-        held_bytes: Of those that are there already, and stay.
-        slots: For experts.
+        units: The units, in their order.
+        memory_bytes: Memory for all weights.
+        held_bytes: Bytes of it for weights that are already in memory, and stay.
+        slots: The slots that experts can use.
 
     Raises:
-        ValueError: It is too small for the largest of them.
+        ValueError: It is smaller than the units need that are in use at a time.
     """
     sizes = [unit.nbytes for unit in units]
     needs = needs_of(units, held_bytes, slots)
@@ -134,7 +134,7 @@ def shared_out(
 
 
 def needs_of(units: list[Unit], held_bytes: int, slots: Slots = NO_SLOTS) -> Needs:
-    """Between what and what a budget makes a difference."""
+    """The least and the most memory that a model can use."""
     sizes = [unit.nbytes for unit in units]
     most_bytes = held_bytes + sum(sizes) + slots.most_bytes
     resident = _used_meanwhile(units)
@@ -154,7 +154,7 @@ def needs_of(units: list[Unit], held_bytes: int, slots: Slots = NO_SLOTS) -> Nee
 
 
 def _used_meanwhile(units: list[Unit]) -> set[int]:
-    """What is in use while others are called: it cannot pass through before them."""
+    """Units whose calls enclose calls of others: they cannot be dropped before these."""
     return {
         index
         for index, unit in enumerate(units)
@@ -163,7 +163,7 @@ def _used_meanwhile(units: list[Unit]) -> set[int]:
 
 
 def _spread(indices: list[int], count: int) -> set[int]:
-    """So many of them, evenly."""
+    """Picks that many of the indices, evenly."""
     total = len(indices)
     return {
         index

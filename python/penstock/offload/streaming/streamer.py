@@ -1,4 +1,4 @@
-"""Reads units ahead of their use, binds them to their modules, and lets them go."""
+"""`Streamer`: reads units ahead of their use, binds them to their modules, and drops them."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from penstock.tensors.devices import Place
 
 _AROUND_MAX = 4
-"""Of so many units at a time there is what lies around them, which takes memory, too."""
+"""Units whose surrounding bytes (the rest of their chunks) are in memory at a time, at most."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since the model was made.
+    """Counters since the model was made.
 
     Attributes:
-        read_bytes: That were asked of storage.
-        stalled_seconds: That calls of blocks have waited for their weights.
-        uses: Calls of blocks, and of what stands beside them.
-        hits: Of them, those whose weights were there already.
+        read_bytes: Bytes read from storage.
+        stalled_seconds: Seconds that calls of blocks have waited for their weights.
+        uses: Calls of blocks, and of the modules beside them.
+        hits: Calls of these whose weights were in memory.
     """
 
     read_bytes: int = 0
@@ -68,11 +68,11 @@ class Counts:
 
 @dataclass(eq=False)
 class _Loaded:
-    """A unit whose weights are there, or come.
+    """A unit whose weights are read, or being read.
 
     Attributes:
-        places: Streams whose kernels have used it, where it stays.
-        made: When its conversions are done, and the stream that has them; None once they are.
+        places: Streams whose kernels have used it, if it is resident.
+        made: The stream that converts it, and the moment when that is done; None afterwards.
     """
 
     memory: Any
@@ -88,29 +88,29 @@ class _Loaded:
 
 
 class Streamer:
-    """Has the weights of each unit there when its module is called.
+    """Loads each unit's weights before its module runs.
 
     Args:
-        units: In the order of their use.
-        memory_bytes: For their weights.
-        held_bytes: Of it, what has weights that are none of theirs.
+        units: The units in the order of their use.
+        memory_bytes: Bytes for their weights.
+        held_bytes: Bytes of it already taken by weights of no unit.
         io: Reads.
-        marks: Of each file, what it was when it was looked at.
-        first_reads: Compares what is read for the first time, where there are digests.
-        memory: For the weights, if there is some already.
-        experts: What reads those that come and go one by one, if there are any.
-        device: Whose memory that is; None for the host.
+        marks: Identity of each file when the model was made, by its path.
+        first_reads: Verifies the first read of each range, where there are digests.
+        memory: Memory for the weights, if it was allocated already.
+        experts: Reads experts one by one, if the model has some.
+        device: Device of the weights; None for the host.
 
     Attributes:
-        counts: What was done.
-        units: The same.
-        experts: The same.
-        needs: What they make of memory.
-        shares: Which of them stay, and memory for the others.
-        memory_bytes: What there is for them now.
+        counts: Counters.
+        units: The units in the order of their use.
+        experts: Reads experts one by one, if the model has some.
+        needs: The least and most memory that the model can use.
+        shares: How its memory is divided.
+        memory_bytes: Its memory at present.
 
     Raises:
-        ValueError: It is too little.
+        ValueError: The memory is smaller than the model needs.
         StorageError: The system has no room for it.
     """
 
@@ -151,7 +151,7 @@ class Streamer:
             experts.on_stall = self._stalled
 
     def begin(self) -> None:
-        """From now on the modules have their weights when they are entered only."""
+        """Starts to read, and replaces the modules' parameters with placeholders."""
         with self._lock:
             self._read_on()
         for unit, placeholders in zip(self.units, self._placeholders, strict=True):
@@ -181,16 +181,16 @@ class Streamer:
 
     @property
     def read_bytes(self) -> int:
-        """That were asked of storage, with experts and what lies around what is compared."""
+        """Bytes read from storage, with experts and with surrounding bytes read to verify."""
         around, experts = self._first_reads, self.experts
         read_bytes = self.counts.read_bytes + (0 if around is None else around.read_bytes)
         return read_bytes + (0 if experts is None else experts.counts.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
-        """Makes do with other memory, once no unit is in use; begins anew to read.
+        """Changes the memory, once no unit is in use, and starts to read again.
 
         Raises:
-            ValueError: It is too little; nothing has changed.
+            ValueError: The memory is smaller than the model needs; nothing has changed.
             UnsupportedStateError: This thread is using a unit.
         """
         shares = shared_out(self.units, memory_bytes, self.shares.held_bytes, self._slots)
@@ -201,13 +201,13 @@ class Streamer:
                 key="memory_bytes",
             )
         with self._lock:
-            # Who uses nothing yet does not begin to meanwhile.
+            # Calls that have not begun wait meanwhile.
             self._is_resized = True
             try:
                 while any(loaded.users for loaded in self._loaded.values()):
                     self._changed.wait()
                 self._let_go_of_all(list(self._loaded))
-                # What was there has to be gone before there is something else.
+                # Frees the old memory before allocating the new one.
                 self._arena, self._places = None, {}
                 if self.experts is not None:
                     self.experts.let_go()
@@ -219,28 +219,29 @@ class Streamer:
                 self._changed.notify_all()
 
     def settled_reads(self) -> Reads:
-        """What was read so far."""
+        """The speed of reads, including all that have ended."""
         with self._lock:
             self.reads.settle()
             return self.reads
 
     @property
     def in_flight_max(self) -> int:
-        """Requests that are under way at a time, at most."""
+        """Most requests in flight at a time."""
         return self._io.in_flight_max
 
     # ---- Called by the hooks
 
     def enter(self, index: int) -> None:
-        """Has a unit's weights there, and keeps them until it is left as often as it was entered.
+        """Loads a unit's weights, and keeps them until it is left as often as it was entered.
 
-        Who has called it leaves it, also where this raises, and goes back to the `depth` before.
+        The caller leaves it, even if this raises, with `leave` or with `go_back` to its earlier
+        `depth`.
 
         Raises:
-            TransferError: They cannot be read.
+            TransferError: The weights cannot be read.
             CorruptCheckpointError: Their file has changed, or is damaged.
-            DeviceError: The current stream is captured into a graph, which would have them where
-                they are now.
+            DeviceError: The current stream is captured into a graph, which would keep addresses of
+                weights that move.
         """
         torch = dtypes.import_torch()
         begun = time.perf_counter()
@@ -250,7 +251,7 @@ class Streamer:
         loaded, is_hit = self._entered(self._calls.begin(index, unit.name), called)
         with self._lock:
             if not loaded.is_used:
-                # What the caller computes with from now on may be something else than inference.
+                # The caller may compute under other modes than the next one: make plain tensors.
                 with torch.inference_mode(False), torch.no_grad():
                     check_untouched(unit)
                     bind(unit, views_of(unit, loaded.memory))
@@ -269,20 +270,20 @@ class Streamer:
         self._calls.stalled(stalled_seconds)
 
     def _entered(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
-        """Its weights, and whether they were there; `called` are those that it is called by."""
+        """The weights of a call, and whether they were in memory; ``called``: units around it."""
         while True:
             loaded, was_ahead = self._taken(call, called)
             try:
                 return loaded, self._read(self.units[call.index], loaded)
             except TransferError:
-                # Storage may have come back since it was read ahead.
+                # Storage may have recovered since the read ahead failed: read once more.
                 with self._lock:
                     if not was_ahead or len(loaded.users) > 1:
                         raise
                     loaded.users.discard(call)
 
     def _taken(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
-        """Weights that are there, or come, for a call; and whether they did before it."""
+        """Registers a call with its unit's weights; also returns whether they were read ahead."""
         index = call.index
         with self._lock:
             while self._is_resized and not called:
@@ -301,7 +302,7 @@ class Streamer:
         return loaded, found is not None
 
     def _read(self, unit: Unit, loaded: _Loaded) -> bool:
-        """Waits for the weights of a unit in use; returns whether they were there."""
+        """Waits for the weights of a unit in use; returns whether they had been read already."""
         try:
             with self._lock:
                 self._read_ahead()
@@ -316,11 +317,11 @@ class Streamer:
         return is_hit
 
     def lasting(self, index: int, output: Any) -> Any:
-        """What a call returns, with copies of what is in memory that is about to be let go.
+        """The output of a call, with copies of tensors in memory that is about to be reused.
 
         Args:
-            index: Of the unit, which is still in use.
-            output: Of the call, such as a part of a table of positions.
+            index: Index of the unit, which is still in use.
+            output: The output of its call; for instance a view of an embedding of positions.
         """
         torch = dtypes.import_torch()
         if index in self._resident:
@@ -331,7 +332,7 @@ class Streamer:
             try:
                 return bool(one.untyped_storage().data_ptr() == address)
             except (RuntimeError, PenstockError):
-                # Those of functorch, sparse ones and such as are in storage have no memory.
+                # Tensors of functorch, sparse ones and placeholders have no storage of their own.
                 return False
 
         leaves, structure = torch.utils._pytree.tree_flatten(output)
@@ -344,24 +345,24 @@ class Streamer:
         return torch.utils._pytree.tree_unflatten(lasting, structure)
 
     def _stalled(self, seconds: float) -> None:
-        """A call has waited for experts, which is no computing."""
+        """Notes that a call has waited for experts, which is no computing."""
         self._calls.stalled(seconds)
         with self._lock:
             self.passes.took(stalled_seconds=seconds)
 
     @property
     def depth(self) -> int:
-        """How many calls of units this thread is in."""
+        """The number of units' calls that this thread is in."""
         return self._calls.depth
 
     def leave(self, index: int) -> None:
-        """Lets go of what passes through."""
+        """Ends the innermost call of a unit; its weights are dropped unless they are resident."""
         self.go_back(self._calls.depth_of(index))
 
     def go_back(self, depth: int) -> None:
-        """Leaves all units but for so many, however far those calls have come.
+        """Ends all calls beyond a depth, however far they have come.
 
-        A Ctrl-C may have broken it off, so it can be called again.
+        It can be called again if an interrupt has broken it off.
         """
         while self._calls.depth > depth:
             ended = time.perf_counter()
@@ -388,15 +389,16 @@ class Streamer:
                 self._read_ahead()
 
     def _note(self, index: int, loaded: _Loaded) -> None:
-        """A call has used a unit: each on its own stream, whoever leaves last."""
+        """Notes a use of a unit on the current stream, for every call, as streams may differ."""
         if index not in self._resident:
             self._uses.note()
         elif (place := self._uses.place) is not None:
-            # A stream that is captured has no moments, and what stays is mostly not filled anew.
+            # Only the stream: one being captured has no moments, and resident memory is rarely
+            # refilled.
             loaded.places.add(place)
 
     def _refuse_capture(self, index: int) -> None:
-        """That no graph has addresses of what comes and goes, nor the conversion of what stays."""
+        """Refuses a graph capture that would keep addresses that move, or repeat a conversion."""
         if self._device is None:
             return
         with self._lock:
@@ -408,7 +410,7 @@ class Streamer:
     # ---- With the lock held
 
     def _found(self, index: int) -> _Loaded | None:
-        """What is there of a unit, or comes; what was given up is not."""
+        """The weights of a unit that are read or being read; drops failed ones without users."""
         loaded = self._loaded.get(index)
         if loaded is not None and loaded.is_failed and not loaded.users:
             self._let_go(index)
@@ -416,7 +418,7 @@ class Streamer:
         return loaded
 
     def _demand(self, index: int) -> bool:
-        """Begins to read what nobody has foreseen; says whether there was room."""
+        """Starts to read a unit that was not read ahead; returns whether there was room."""
         self._cursor = index
         if self._begin(index):
             self._cursor = self._following(index)
@@ -428,7 +430,7 @@ class Streamer:
         ]
         self._let_go_of_all(unused)
         if all(loaded.claim is None for loaded in self._loaded.values()):
-            # A Ctrl-C may have come between a claim and what it is for.
+            # An interrupt may have lost a claim before it was recorded.
             self._ring = Ring(self._ring.nbytes)
         if self._begin(index):
             self._cursor = self._following(index)
@@ -436,9 +438,10 @@ class Streamer:
         return False
 
     def _read_ahead(self) -> None:
-        """Begins to read what comes next, as far as there is room.
+        """Starts to read the next units, while there is room.
 
-        What cannot be read is told to who calls for it, not to who happens to be called before.
+        An error is not raised here, in the call of another unit, but when the unit itself is
+        called.
         """
         with contextlib.suppress(PenstockError):
             self._read_on()
@@ -456,7 +459,7 @@ class Streamer:
             self._read_around(self._first_reads)
 
     def _read_around(self, first_reads: FirstReads) -> None:
-        """Begins to read what lies around units that are compared when they are used."""
+        """Starts to read the surrounding bytes of units, with which their first use is verified."""
         count = sum(one.around is not None for one in self._loaded.values())
         for index, one in self._loaded.items():
             if count >= _AROUND_MAX:
@@ -469,7 +472,7 @@ class Streamer:
         return (index + 1) % len(self.units)
 
     def _begin(self, index: int) -> bool:
-        """Begins to read a unit, if there is room."""
+        """Starts to read a unit, if there is room."""
         unit = self.units[index]
         claim = None
         if index not in self._resident and (claim := self._ring.take(unit.nbytes)) is None:
@@ -487,7 +490,7 @@ class Streamer:
                 self._ring.give_back(claim)
             raise
         except BaseException:
-            # Perhaps its memory is the kernel's.
+            # The kernel may still write to its memory: wait for all reads.
             self._io._settle()
             raise
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
@@ -503,7 +506,7 @@ class Streamer:
 
     def _let_go(self, index: int) -> None:
         loaded = self._loaded[index]
-        # Its memory is the kernel's until then, however it ends.
+        # The kernel may write to its memory until the read ends, however it ends.
         with contextlib.suppress(PenstockError):
             loaded.transfer.result()
         if loaded.is_used:
@@ -515,10 +518,10 @@ class Streamer:
         if loaded.claim is not None:
             self._ring.give_back(loaded.claim)
 
-    # ---- Of one unit
+    # ---- One unit
 
     def _wait(self, unit: Unit, loaded: _Loaded) -> None:
-        """Waits for the weights of a unit, which a trace shows with what is read of its files."""
+        """Waits for the weights of a unit; a trace shows the stall with the files read."""
         begun = time.perf_counter()
         with tracing.call("stall", "weights", unit.name):
             try:
@@ -543,7 +546,7 @@ class Streamer:
 
 
 def _named(unit: Unit, path: str, offset: int) -> str:
-    """The tensor that has a byte of a file, or the first behind it."""
+    """Name of the tensor that holds a byte of a file, or of the first behind it."""
     found = [
         (run.offset, seat.name)
         for seat in unit.seats

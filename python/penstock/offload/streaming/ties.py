@@ -1,4 +1,4 @@
-"""Parameters that are one in a model, of which the files may have several."""
+"""Tied parameters: one in the model, possibly several in its files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PIECE_BYTES = 16 << 20
 
 
 def tied(parameters: Mapping[str, Any], found: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Where each parameter lies, also those that are stored under another of their names.
+    """Locates each parameter, also those stored under another of their names.
 
     Args:
-        parameters: Those of a model, by all names.
-        found: What is stored, by the names of some.
+        parameters: The parameters of a model, by all their names.
+        found: Stored tensors, by some of these names.
 
     Raises:
-        StateMismatchError: A parameter has two names, and the files other bytes for each.
+        StateMismatchError: A parameter is stored under two names with different bytes.
         StorageError: Files cannot be read.
     """
     first: dict[int, str] = {}
@@ -49,7 +49,7 @@ def tied(parameters: Mapping[str, Any], found: Mapping[str, Weight]) -> dict[str
 
 
 def _is_same(one: Weight, other: Weight) -> bool:
-    """Whether two are one, or have the same bytes."""
+    """Whether two weights are the same, or have the same bytes."""
     if one == other:
         return True
     if not isinstance(one, Stored) or not isinstance(other, Stored):
@@ -61,7 +61,7 @@ def _is_same(one: Weight, other: Weight) -> bool:
 
 
 def _pieces(stored: Stored) -> Iterator[bytes]:
-    """Its bytes, in pieces that are cut at the same places whatever runs they lie in."""
+    """Yields a tensor's bytes in pieces of one size, however its file ranges are cut."""
     held = bytearray()
     for run in stored.runs:
         for read in _read(run):

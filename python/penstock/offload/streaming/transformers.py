@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers without their weights, and where those lie."""
+"""Builds models of Hugging Face transformers without weights, and matches stored tensors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SHOWN_MAX = 5
 
 
 def model_of(directory: str, dtype: Any = None) -> Any:
-    """The model that a directory describes, ready to be called but for its weights.
+    """Builds the model that a directory describes, without memory for its weights.
 
     Args:
-        directory: With ``config.json`` and, if there is one, ``generation_config.json``.
-        dtype: A `torch.dtype` that it has where its configuration names none.
+        directory: A directory with ``config.json`` and perhaps ``generation_config.json``.
+        dtype: A `torch.dtype` for a configuration that names none.
 
     Raises:
-        MissingDependencyError: transformers is not there.
+        MissingDependencyError: transformers is not installed.
         CheckpointNotFoundError: There is no configuration.
         UnsupportedStateError: transformers knows no such model, or its weights are quantized.
     """
@@ -78,10 +78,10 @@ def model_of(directory: str, dtype: Any = None) -> Any:
 
 
 def dtype_of(tensors: Mapping[str, Weight]) -> Any:
-    """The type that transformers has a model in whose configuration names none.
+    """The type that transformers gives a model whose configuration names none.
 
     Args:
-        tensors: Of its files, by their names there.
+        tensors: Tensors of its files, by their names there.
     """
     every = {name: one for name, one in tensors.items() if isinstance(one, Stored)}
     for _, name in sorted((one.path, name) for name, one in every.items()):
@@ -92,7 +92,7 @@ def dtype_of(tensors: Mapping[str, Weight]) -> Any:
 
 
 def _keep_precise(model: Any) -> None:
-    """Has in 32 bits what transformers keeps so when it loads a model in 16."""
+    """Sets parameters to 32 bits that transformers keeps so when it loads a 16-bit model."""
     torch = dtypes.import_torch()
     patterns = model._get_dtype_plan(model.config.dtype)
     if not patterns:
@@ -109,13 +109,13 @@ def _keep_precise(model: Any) -> None:
 
 
 def untie(model: Any, found: Mapping[str, Weight]) -> None:
-    """Has parameters apart that are tied in a model and that its files have each of.
+    """Unties parameters of a model that its files store separately.
 
-    Transformers ties what the configuration says only if the files do not know better.
+    Transformers ties what the configuration says, unless the files have different tensors.
 
     Args:
-        model: That a directory describes.
-        found: Where each parameter's bytes lie, by its name.
+        model: A model built from a directory.
+        found: Location of each parameter's bytes, by its name.
     """
     torch = dtypes.import_torch()
     tied: dict[int, Weight] = {}
@@ -129,7 +129,7 @@ def untie(model: Any, found: Mapping[str, Weight]) -> None:
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters that modules make have no memory; buffers have, as some are computed."""
+    """Makes modules with parameters without memory; buffers have some, as they may be computed."""
     torch = dtypes.import_torch()
     register = torch.nn.Module.register_parameter
     here = threading.get_ident()
@@ -150,26 +150,26 @@ def _without_memory() -> Iterator[None]:
 
 
 def blocks_of(model: Any) -> list[str]:
-    """Names of the modules that transformers never takes apart: the blocks of the model."""
+    """Names of the model's blocks: the modules that transformers never splits."""
     kinds = set(model._no_split_modules or ())
     names = [name for name, one in model.named_modules() if type(one).__name__ in kinds]
-    # Of blocks in blocks, the outer ones.
+    # Only the outer one of nested blocks.
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
 def matched(
     model: Any, found: Mapping[str, Weight], held: Container[str] = ()
 ) -> dict[str, Weight]:
-    """Where the parameters of a model lie, by their names in it, ties included.
+    """Locates the parameters of a model, by their names in it, including tied ones.
 
     Args:
         model: A module.
-        found: What is stored.
+        found: Stored tensors by name.
         held: Names of parameters that are in memory, and stay.
 
     Raises:
-        StateMismatchError: Some are not there, are of another shape, or two in the files are one
-            in the model.
+        StateMismatchError: A parameter is missing or has another shape, or is stored under two
+            names with different bytes.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {name: stored for name, stored in found.items() if name in parameters}

@@ -1,4 +1,4 @@
-"""`Use`: the calls of a module, for which its weights are brought; what else is refused."""
+"""`Use`: hooks that load a unit's weights around calls of a module, and refuse other uses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _KEPT = "_penstock_is_streamed"
 
 
 class Use:
-    """Has the weights of a unit there while a module is called.
+    """Loads the weights of a unit before each call of a module, and leaves the unit after it.
 
     Args:
         module: The module.
-        streamer: That has them.
-        index: Of the unit.
+        streamer: Loads the weights.
+        index: Index of the unit.
     """
 
     def __init__(self, module: Any, streamer: Streamer, index: int) -> None:
         self._streamer = streamer
         self._index = index
-        # What is compiled is what is called between them.
+        # Only code between the hooks is compiled.
         disable = dtypes.import_torch().compiler.disable
         module.register_forward_pre_hook(disable(self.before), prepend=True, with_kwargs=True)
         handle = module.register_forward_hook(disable(self.behind))
@@ -39,14 +39,14 @@ class Use:
             try:
                 return call(*args, **kwargs)
             except BaseException:
-                # Behind a Ctrl-C PyTorch calls no hooks, whatever they ask for.
+                # After a KeyboardInterrupt PyTorch calls no hooks, not even those with always_call.
                 streamer.go_back(depth)
                 raise
 
         module._call_impl = disable(called, recursive=False)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call begins."""
+        """Runs before a call: enters the unit."""
         torch = dtypes.import_torch()
         if torch.is_grad_enabled() and _is_any_asked([*args, *kwargs.values()], torch):
             raise UnsupportedStateError(
@@ -54,14 +54,14 @@ class Use:
                 " computed: call it under torch.no_grad() or torch.inference_mode()",
                 key=self._name,
             )
-        # First of all before and last of all behind, so that hooks of others find the weights, also
-        # those that came later.
+        # First before and last after the call, so that other hooks find the weights, also hooks
+        # registered later.
         if next(reversed(module._forward_hooks)) != self._behind_id:
             module._forward_hooks.move_to_end(self._behind_id)
         self._streamer.enter(self._index)
 
     def behind(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """A call has ended."""
+        """Runs after a call: leaves the unit."""
         del module, args
         output = self._streamer.lasting(self._index, output)
         self._streamer.leave(self._index)
@@ -73,11 +73,7 @@ class Use:
 
 
 def check_is_whole(model: Any) -> None:
-    """That no module of a model has weights that are streamed already.
-
-    Raises:
-        UnsupportedStateError: One has.
-    """
+    """Raises `UnsupportedStateError` if a module of a model is streamed already."""
     for name, module in model.named_modules():
         if _KEPT in vars(module):
             raise UnsupportedStateError(
@@ -88,13 +84,13 @@ def check_is_whole(model: Any) -> None:
 
 
 def keep_as_it_is(module: Any) -> None:
-    """Refuses what would move, convert, fill, train or copy parameters that are not there."""
+    """Refuses to move, convert, fill, train or copy parameters that are in storage."""
     torch = dtypes.import_torch()
 
     def apply(function: Callable[[Any], Any], recurse: bool = True) -> Any:
         del recurse
         for parameter in module.parameters():
-            # Of the device by name alone: nothing is allocated there.
+            # An empty tensor of that type and device: nothing is allocated there.
             probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
             changed = function(probe)
             if (changed.dtype, changed.device) != (probe.dtype, probe.device):
@@ -130,7 +126,7 @@ def keep_as_it_is(module: Any) -> None:
 
 
 def _is_any_asked(values: Iterable[Any], torch: Any) -> bool:
-    """Whether a tensor among some values, or in a list of them, has to have gradients."""
+    """Whether a tensor among some values, or in a list of them, requires gradients."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:

@@ -1,4 +1,4 @@
-"""What of a model is read, bound and let go together: its blocks, and what stands beside them."""
+"""Units of a model, read, bound and dropped together: its blocks, and modules beside them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 _GAP_BYTES_MAX = 256 << 10
-"""What lies between two tensors is read with them, if it is not more, nor more than a part of what
-lies before: it takes memory as well as time."""
+"""Largest gap between two tensors that is read with them; it is also at most this part of the bytes
+before it, as it takes memory as well as time."""
 _GAP_PART = 8
 _ALIGNED_BYTES = 16
-"""Weights begin at multiples of so many bytes in a device's memory, wherever they begin in files,
-whose headers end at multiples of 8. Kernels that take less are slower; their bits may differ."""
+"""Alignment of weights in a device's memory, in bytes; in files they are aligned to 8, as headers
+are. Kernels for a smaller alignment are slower, and their bits may differ."""
 
 
 class Seat(NamedTuple):
-    """A parameter of a module, and where its bytes lie.
+    """A parameter of a module, and the location of its bytes.
 
     Attributes:
-        name: In the model.
-        module: That has it.
-        attribute: Its name there.
-        stored: Its bytes.
-        dtype: The type that the model has it in.
+        name: Its name in the model.
+        module: The module.
+        attribute: Its name in the module.
+        stored: Location of its bytes.
+        dtype: Its type in the model.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Seat(NamedTuple):
 
     @property
     def is_converted(self) -> bool:
-        """Whether it is stored as another type, or otherwise arranged."""
+        """Whether it is stored in another type or order."""
         return bool(self.stored.dtype != self.dtype or self.stored.arrangement)
 
 
 class Span(NamedTuple):
-    """Bytes that are read at a time.
+    """A file range read at a time.
 
     Attributes:
         path: The file.
-        offset: Where in it they begin, at a page where it may be so.
-        nbytes: How many.
-        place: Where they go in the memory of the unit: on the host as far from a page as in the
+        offset: Begin of the range, in bytes; at a page where possible.
+        nbytes: Its length.
+        place: Offset in the unit's memory; on the host the same offset within a page as in the
             file.
     """
 
@@ -63,18 +63,20 @@ class Span(NamedTuple):
 
 @dataclass(eq=False)
 class Unit:
-    """A module whose parameters come and go together.
+    """Modules whose parameters are loaded and dropped together.
 
     Attributes:
-        name: Of the first of its modules.
-        modules: Their calls are when the parameters have to be there. More than one where they
-            share a tensor; they are no block then.
-        seats: Its parameters, those of its children included.
-        is_on_device: Whether a device computes with them.
-        spans: What is read.
-        nbytes: Memory that it takes.
-        places: Where each seat's tensor begins in that memory, as it is stored.
-        converted: Where those begin that the model has in another type, or otherwise arranged.
+        name: Name of the first of its modules.
+        modules: Modules whose calls need the parameters. Modules that share a tensor form one unit,
+            which is no block then.
+        seats: Their parameters, including those of their children.
+        is_block: Whether it is one of the model's blocks.
+        is_on_device: Whether the weights go to a device.
+        spans: The file ranges to read.
+        nbytes: Memory that it needs, in bytes.
+        places: Offset in that memory of each seat's tensor as stored.
+        converted: Offset in that memory of each tensor that the model needs in another type or
+            order.
     """
 
     name: str
@@ -98,23 +100,23 @@ class Unit:
                 self.nbytes += whole_pages(nbytes)
 
     def encloses(self, other: Unit) -> bool:
-        """Whether a call of it may call the other one."""
+        """Whether a call of this unit may call the other one."""
         inside = {id(one) for module in self.modules for one in module.modules()}
         return other is not self and any(id(module) in inside for module in other.modules)
 
     @property
     def tensors(self) -> set[Stored]:
-        """What is stored of it."""
+        """The stored tensors of the unit."""
         return {seat.stored for seat in self.seats}
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its tensors, each once."""
+        """Bytes of its tensors, each counted once."""
         return sum(one.nbytes for one in self.tensors)
 
 
 def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], list[int], int]:
-    """Spans over tensors, where each tensor lies in their memory, and how much memory that is."""
+    """Spans that cover tensors, the offset of each tensor in memory, and the bytes of memory."""
     spans: list[Span] = []
     places: dict[Stored, int] = {}
     room = 0
@@ -124,7 +126,7 @@ def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], li
         nonlocal room
         if not group:
             return
-        # Elements have to lie where their type may lie; files that do not care are copied from.
+        # Elements must be aligned to their type; tensors unaligned in the file are copied.
         is_even = all(one.offset % one.dtype.itemsize == 0 for one in group)
         begin = group[0].offset
         inside = begin % PAGE_BYTES if is_even and not is_on_device else 0
@@ -165,20 +167,20 @@ def _is_aligned(group: list[Stored], one: Stored, is_on_device: bool) -> bool:
 
 
 def whole_pages(nbytes: int) -> int:
-    """So many bytes, up to the end of a page."""
+    """Rounds bytes up to whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def units_of(
     model: Any, blocks: Iterable[str], stored: Mapping[str, Stored], *, is_on_device: bool = False
 ) -> list[Unit]:
-    """The units of a model, as it is likely to use them: as they are declared.
+    """The units of a model in the likely order of their use, that of their declaration.
 
     Args:
         model: A module.
-        blocks: Names of the modules that are units with all that is in them.
-        stored: Where each parameter's bytes lie, by its name; those without stay as they are.
-        is_on_device: Whether a device computes with them.
+        blocks: Names of the modules that form a unit with everything inside.
+        stored: Location of each parameter's bytes, by its name; other parameters stay as they are.
+        is_on_device: Whether the weights go to a device.
     """
     owners = set(blocks)
     units: list[Unit] = []

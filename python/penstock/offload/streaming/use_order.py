@@ -1,4 +1,4 @@
-"""`Uses`: when kernels have used memory of a device that is filled anew."""
+"""`Uses`: orders refills of device memory after the kernels that use it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Uses:
-    """Has what is read into memory of a device come after the kernels that used it.
+    """Orders refills of a device's memory after the kernels that have used it.
 
     Args:
-        device: The device; None for the host, of which nothing is noted.
+        device: The device; None for the host, where nothing is noted.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -26,11 +26,11 @@ class Uses:
 
     @property
     def place(self) -> Place | None:
-        """The device with its current stream; None where no driver is asked.
+        """The device with its current stream; None for the host.
 
         Raises:
-            DeviceError: That is one which the native module does not reach, or this is a fork of a
-                process that has used CUDA.
+            DeviceError: The native module cannot use that stream, or this is a fork of a process
+                that has used CUDA.
         """
         if self._device is None:
             return None
@@ -39,19 +39,15 @@ class Uses:
         return place
 
     def check(self) -> None:
-        """That the current stream is not being captured into a graph.
-
-        Raises:
-            DeviceError: It is, or this is a fork of a process that has used CUDA.
-        """
+        """Raises `DeviceError` while the stream is captured, and in a fork of a CUDA process."""
         if (place := self.place) is not None:
             _native.check_stream(place)
 
     def note(self) -> tuple[Place, _native.Moment] | None:
-        """Kernels that use the memory are queued on the current stream.
+        """Notes that kernels using the memory are queued on the current stream.
 
         Returns:
-            The stream, and the moment when they are done.
+            The stream, and the moment when they are done; None for the host.
 
         Raises:
             DeviceError: The driver fails.
@@ -59,7 +55,7 @@ class Uses:
         return None if (place := self.place) is None else (place, self.note_on(place))
 
     def note_on(self, place: Place) -> _native.Moment:
-        """Kernels that use the memory are queued on a stream.
+        """Notes that kernels using the memory are queued on a stream.
 
         Args:
             place: The device with the stream.
@@ -70,16 +66,16 @@ class Uses:
         Raises:
             DeviceError: The driver fails.
         """
-        # Where it does, whoever reads next has to wait for a later moment.
+        # If the driver fails here, `follow` takes a later moment.
         self._last[place] = None
         moment = self._last[place] = _native.Moment(place)
         return moment
 
     def wait_for(self, place: Place, moment: _native.Moment) -> bool:
-        """Has the current stream wait for a moment of a stream, if it is another one.
+        """Makes the current stream wait for a moment of another stream.
 
         Returns:
-            Whether it has come, so that nobody has to wait for it any more.
+            Whether the moment has passed, so that later callers need not wait.
 
         Raises:
             DeviceError: The driver fails, or the current stream is captured into a graph.
@@ -92,7 +88,7 @@ class Uses:
         return False
 
     def follow(self) -> None:
-        """Something is about to be read.
+        """Makes the next fills of the memory wait for all noted kernels.
 
         Raises:
             DeviceError: The driver fails.

@@ -1,4 +1,4 @@
-"""What is read for the first time is compared with its digests before anybody computes with it."""
+"""Compares the first read of each file range with its digests, before anything uses the bytes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.units import Span
 
 _SPANS_MAX = 8
-"""So many are looked at together: what lies around each takes up to two chunks of memory."""
+"""Spans verified together: the surrounding bytes of each take up to two chunks of memory."""
 
 
 class Around(NamedTuple):
-    """What lies around spans in their chunks.
+    """The surrounding bytes of spans: the rest of the chunks in which they begin and end.
 
     Attributes:
-        spans: That are read for the first time.
-        pieces: Of each, memory for what lies before it and behind it, and where in the file that
-            begins.
-        transfer: Reads it.
+        spans: Spans read for the first time.
+        pieces: For each, memory for the bytes before it and behind it, with their file offsets.
+        transfer: The read of these bytes.
     """
 
     spans: list[Span]
@@ -39,18 +38,18 @@ class Around(NamedTuple):
 
 
 class FirstReads:
-    """Compares spans with the digests of the chunks that they lie in.
+    """Compares spans with the digests of their chunks.
 
-    Chunks do not end where tensors do: what lies around a span in its chunks is read beside it.
+    Chunks do not end where tensors do, so the surrounding bytes of a span are read as well.
 
     Args:
-        digests: Of the files.
-        marks: How long each file is, by its path.
-        io: Reads; it has a share of the device of its own, so that nothing here waits for all that
-            is read ahead.
+        digests: Digests of the files.
+        marks: Identity and length of each file, by its path.
+        io: Reads; it has its own share of the device, so that its reads do not wait for reads
+            ahead.
 
     Attributes:
-        read_bytes: That were asked of storage.
+        read_bytes: Bytes read from storage.
     """
 
     def __init__(self, digests: Digests, marks: Mapping[str, FileMark], io: TensorIO) -> None:
@@ -62,25 +61,25 @@ class FirstReads:
         self._lock = threading.Lock()
 
     def begin(self, spans: Sequence[Span]) -> Around | None:
-        """Begins to read what lies around spans that are being read, where there are few of them.
+        """Starts to read the surrounding bytes of new spans; None if there are none or too many.
 
         Args:
-            spans: Of files.
+            spans: The file ranges being read.
         """
         new = self._new(spans)
         return self._begin(new) if 0 < len(new) <= _SPANS_MAX else None
 
     def check(self, spans: Sequence[Span], memory: Any, around: Around | None) -> None:
-        """Compares what was read, unless it was right before.
+        """Compares spans with their digests, unless they were right before.
 
         Args:
-            spans: Of files.
-            memory: That holds them, where they say.
-            around: What `begin` has given.
+            spans: The file ranges read.
+            memory: Memory that holds them at their places.
+            around: The result of `begin`.
 
         Raises:
-            CorruptCheckpointError: Bytes are not what was stored, when read once more, too.
-            TransferError: What lies around them cannot be read.
+            CorruptCheckpointError: Bytes are not what was stored, even when read once more.
+            TransferError: The surrounding bytes cannot be read.
         """
         with self._lock:
             new = self._new(spans)
@@ -91,7 +90,7 @@ class FirstReads:
                 self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
 
     def forget(self, path: str) -> None:
-        """Compares all of a file again when it is read next."""
+        """Marks all of a file as unverified, to be compared again when it is read next."""
         with self._lock:
             self._good = {key for key in self._good if key[0] != path}
 
@@ -114,7 +113,8 @@ class FirstReads:
             try:
                 self._compare(span, pieces, inside)
             except CorruptCheckpointError:
-                # The device may have other bytes than those that the page cache holds.
+                # The page cache may hold damaged bytes where the device has the right ones, or vice
+                # versa.
                 again = [(piece, span.path, offset) for piece, offset in pieces]
                 _drop_cache(span.path)
                 with self._io._another(direct="auto") as past_cache:
@@ -127,12 +127,12 @@ class FirstReads:
         requests = [one for one in requests if one[0].numel()]
         self.read_bytes += sum(piece.numel() for piece, _, _ in requests)
         transfer = io.read_all(requests)
-        # Whoever compares hears what went wrong; perhaps nobody does.
+        # `check` raises its error, if it is called; without it nobody needs the bytes.
         transfer.is_seen = True
         return transfer
 
     def _around(self, span: Span) -> list[tuple[Any, int]]:
-        """Memory for what lies before a span and behind it, and where in the file that begins."""
+        """Memory for the bytes before a span and behind it, with their file offsets."""
         torch = dtypes.import_torch()
         chunk_bytes = self._digests.chunk_bytes
         end = span.offset + span.nbytes
@@ -146,7 +146,7 @@ class FirstReads:
     def _compare(self, span: Span, pieces: list[tuple[Any, int]], inside: Any) -> None:
         (before, begin), (behind, end) = pieces
         if inside.device.type != "cpu":
-            # What the device has is compared, before anything is computed of it.
+            # Compares the copy in the device's memory, which computes with it.
             inside = inside.to("cpu")
         self._digests.check(span.path, begin, [before, inside, behind], (span.offset, end))
 

@@ -1,4 +1,4 @@
-"""`WeightFiles`: what is read of them, while nobody may change them."""
+"""`WeightFiles`: reads weights from files, and detects changes of the files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _REMEDIES = {
 
 
 class WeightFiles:
-    """Reads spans of files, and tells when one has changed or, where there are digests, is damaged.
+    """Reads spans of files; raises if a file has changed or, where there are digests, is damaged.
 
     Args:
         io: Reads.
-        marks: Of each file, what it was when it was looked at.
-        first_reads: Compares what is read for the first time, where there are digests.
+        marks: Identity of each file when the model was made, by its path.
+        first_reads: Verifies the first read of each range, where there are digests.
     """
 
     def __init__(
@@ -45,16 +45,12 @@ class WeightFiles:
     def begin(
         self, spans: Sequence[Span], memory: Any, named: Callable[[str, int], str]
     ) -> Transfer:
-        """Begins to read; one thread at a time may.
+        """Starts to read; only one thread may call it at a time.
 
         Args:
-            spans: Of files.
-            memory: That is to hold them, where they say.
-            named: What the tensor is called that has a byte of a file, or the first behind it.
-
-        Raises:
-            CorruptCheckpointError: A file is gone.
-            StorageError: One cannot be opened.
+            spans: The file ranges.
+            memory: Memory to hold them at their places.
+            named: Names the tensor that holds a byte of a file, or the first behind it.
         """
         try:
             transfer = self._io.read_all(
@@ -64,7 +60,7 @@ class WeightFiles:
         except StorageError:
             self._check_files(spans, named)
             raise
-        # Whoever needs the weights hears what went wrong; perhaps nobody does.
+        # `finish` raises its error, if it is called; without it nobody needs the weights.
         transfer.is_seen = True
         return transfer
 
@@ -76,17 +72,17 @@ class WeightFiles:
         named: Callable[[str, int], str],
         around: Around | None = None,
     ) -> None:
-        """Waits until all is there, and is what was stored.
+        """Waits until spans are read, and verifies them.
 
         Args:
-            spans: Of files.
-            memory: That holds them then.
-            transfer: That `begin` has given.
-            named: What the tensor is called that has a byte of a file, or the first behind it.
-            around: What lies around them, if that comes already.
+            spans: The file ranges.
+            memory: The memory that holds them.
+            transfer: The result of `begin`.
+            named: Names the tensor that holds a byte of a file, or the first behind it.
+            around: Their surrounding bytes, if these are being read already.
 
         Raises:
-            TransferError: It cannot be read.
+            TransferError: They cannot be read.
             CorruptCheckpointError: A file has changed, or is damaged.
         """
         try:
@@ -109,17 +105,13 @@ class WeightFiles:
         return self._files[path]
 
     def _check_files(self, spans: Sequence[Span], named: Callable[[str, int], str]) -> None:
-        """Compares files with what they were when the model was made.
-
-        Raises:
-            CorruptCheckpointError: One has been written to, replaced or removed.
-        """
+        """Raises `CorruptCheckpointError` if a file was written to, replaced or removed since."""
         for span in spans:
             change, mark = self._marks.look(span.path)
             if change is Change.NONE:
                 continue
             if self._first_reads is not None and change is Change.TOUCHED:
-                # Digests tell whether the bytes are still those that were stored.
+                # Digests decide whether a touched file still has the stored bytes.
                 self._first_reads.forget(span.path)
                 self._marks.accept(span.path, mark)
                 continue
