@@ -1,6 +1,6 @@
-"""Frameworks that save and load through Penstock: a module for each.
+"""Plug-ins that make frameworks save and load through Penstock: a module for each.
 
-A module needs its framework installed and is imported by whoever uses it, never by the rest of the
-package: ``from penstock.integrations.dcp import StorageWriter``. What it stores is a checkpoint
-like any other, for `penstock.load` and the command line too.
+A module needs its framework installed; its users import it, the rest of the package never does:
+``from penstock.integrations.dcp import StorageWriter``. It stores checkpoints like any other, which
+`penstock.load` and the command line read, too.
 """

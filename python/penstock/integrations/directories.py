@@ -1,6 +1,6 @@
-"""Directories that frameworks name after steps: which there are, how one goes or gives its name up.
+"""Directories that frameworks name by step: lists, removes and renames them.
 
-Each plug-in knows by itself which of them are complete; listing and deletion are the same for all.
+Each plug-in decides which of them are complete; listing and deleting are the same for all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def numbered(root: str, name: re.Pattern[str]) -> list[tuple[int, str]]:
-    """The entries of a directory whose names have a number, the lowest first; empty without one.
+    """The entries of a directory whose names have a number, by number; empty without a directory.
 
     Args:
         root: The directory.
@@ -31,17 +31,17 @@ def numbered(root: str, name: re.Pattern[str]) -> list[tuple[int, str]]:
 
 
 def remove(path: str, *, foreign: bool = False) -> None:
-    """Deletes what has a name: a link but not its target, a file, or a directory as a checkpoint.
+    """Deletes a link (not its target), a file, or a directory as a checkpoint.
 
     Args:
-        path: The name.
-        foreign: Whether a directory may be a framework's own checkpoint, with others in it.
+        path: Its path.
+        foreign: Whether a directory may be a framework's own checkpoint, which contains others.
 
     Raises:
-        PenstockError: As of `remove_checkpoint`.
+        PenstockError: As for `remove_checkpoint`.
         OSError: The operating system failed it.
     """
-    # With a separator behind it, the name of a link is that of its target.
+    # With a trailing separator the path of a link means its target.
     path = path.rstrip(os.sep) or path
     if os.path.isdir(path) and not os.path.islink(path):
         remove_checkpoint(path, foreign=foreign)
@@ -50,7 +50,7 @@ def remove(path: str, *, foreign: bool = False) -> None:
 
 
 def renamed(path: str, to: str) -> bool:
-    """Renames something; False for a directory in a lower layer of overlayfs, which stays.
+    """Renames a file or directory; returns False for a directory in a lower layer of overlayfs.
 
     Raises:
         OSError: The operating system failed it.

@@ -1,4 +1,4 @@
-"""What the first of all ranks finds out, for all of them."""
+"""`from_first`: lets the first rank decide for all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 def from_first(find: Callable[[], T]) -> T:
-    """What the first rank finds, on every rank, or the error that it raises.
+    """Returns the first rank's result on every rank, or raises its error there.
 
-    Ranks that look for themselves may see another newest checkpoint each, on storage that tells
-    them of changes at different times. All of them call it.
+    Ranks that look by themselves may each see another newest checkpoint, as shared storage may show
+    changes to them at different times. All ranks call it.
 
     Args:
-        find: What to find out; called on the first rank only.
+        find: Computes the result; called on the first rank only.
     """
     if not dist.is_available() or not dist.is_initialized():
         return find()
@@ -28,7 +28,7 @@ def from_first(find: Callable[[], T]) -> T:
         try:
             told[0] = find()
         except Exception as error:
-            # The others would wait for what never comes.
+            # Sent, as the others would otherwise wait for ever.
             told[1] = error
     dist.broadcast_object_list(told)
     found, failed = told

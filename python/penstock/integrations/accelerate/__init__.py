@@ -1,8 +1,8 @@
 """Hugging Face Accelerate: ``save_state`` and ``load_state`` by Penstock, in one commit.
 
-`enable` is all there is to call. Models, optimizers, schedulers, the scaler, the loaders' places,
-what was given to ``register_for_checkpointing`` and the random states of every rank are one
-checkpoint, complete or not there. What is missing when it is loaded is an error. Checkpoints that
+Call `enable`, and nothing else. Models, optimizers, schedulers, the scaler, the positions of data
+loaders, objects given to ``register_for_checkpointing`` and the random states of every rank form
+one checkpoint, which is complete or absent. Loading raises if a part is missing. Checkpoints that
 Accelerate wrote itself are loaded by its own code.
 
 Example:

@@ -1,4 +1,4 @@
-"""The directories that Accelerate names: which is the newest, which is whose, which is deleted."""
+"""Accelerate's checkpoint directories: finds the newest, deletes old ones."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def _is_ours(name: str) -> bool:
 
 
 def number_of(path: str) -> int | None:
-    """The iteration that a directory is named by; None for other names."""
+    """The iteration in a directory's name; None for other names."""
     found = _NAME.fullmatch(os.path.basename(os.path.normpath(path)))
     return None if found is None else int(found[1])
 
 
 def missing_of_theirs(path: str, accelerator: Any) -> list[str]:
-    """The files that Accelerate would have written and that are not there.
+    """Files that Accelerate would have written and that are missing.
 
-    It writes them one after the other, and marks the end by nothing.
+    Accelerate writes them one after the other, and does not mark the end.
     """
     found = set(os.listdir(path)) if os.path.isdir(path) else set()
     ranks = range(accelerator.num_processes)
@@ -65,7 +65,7 @@ def missing_of_theirs(path: str, accelerator: Any) -> list[str]:
 
 
 def is_theirs(path: str) -> bool:
-    """Whether Accelerate has written something there."""
+    """Whether Accelerate itself has written a checkpoint there."""
     try:
         names = os.listdir(path)
     except OSError:
@@ -77,11 +77,11 @@ def is_theirs(path: str) -> bool:
 
 
 def newest(root: str, accelerator: Any) -> str:
-    """The complete checkpoint of the highest number; each that is passed over is a warning.
+    """The complete checkpoint of the highest number; warns of each newer one that is skipped.
 
     Raises:
-        CheckpointNotFoundError: There is none, nor any but saves that were interrupted.
-        PenstockError: There is none that can be read.
+        CheckpointNotFoundError: There is none, or only interrupted saves.
+        PenstockError: None can be read.
     """
     damaged: PenstockError | None = None
     for _, path in reversed(numbered(root, _NAME)):
@@ -96,7 +96,7 @@ def newest(root: str, accelerator: Any) -> str:
             return path
         message = f"{path} is passed over: {reason}"
         warnings.warn(message, PenstockWarning, stacklevel=4)
-    # A run never begins anew by itself because its checkpoints are broken.
+    # A run must not silently start anew because its checkpoints are damaged.
     raise damaged or CheckpointNotFoundError(
         f"{root} has no complete checkpoint: give load_state the directory of one, or begin anew",
         path=root,
@@ -104,10 +104,10 @@ def newest(root: str, accelerator: Any) -> str:
 
 
 def check(path: str, accelerator: Any) -> None:
-    """Refuses what is no complete checkpoint, as far as that is seen without reading all of it.
+    """Raises unless a checkpoint is complete, as far as that shows without reading all of it.
 
     Raises:
-        IncompleteCheckpointError: A save did not finish, ours or theirs.
+        IncompleteCheckpointError: A save did not finish, by Penstock or by Accelerate.
         PenstockError: It cannot be read.
     """
     if is_checkpoint(path) or not is_theirs(path):
@@ -123,15 +123,15 @@ def check(path: str, accelerator: Any) -> None:
 
 
 def retire(path: str, limit: int, accelerator: Any) -> None:
-    """Deletes what is older than the newest ones, as many as there may be up to this one.
+    """Deletes all but the ``limit`` newest complete checkpoints up to this one.
 
-    Whatever is above it was kept by somebody, and stays. What cannot be deleted is a warning.
+    Checkpoints of higher numbers stay, as somebody has kept them. Failures to delete are warnings.
     """
     root, number = os.path.dirname(path), number_of(path)
     try:
         for name in os.listdir(root):
             if name.startswith(".") and name.endswith(_REMOVING):
-                # A process that deleted it was killed.
+                # Left by a process that was killed while it deleted it.
                 with contextlib.suppress(OSError, PenstockError):
                     remove(os.path.join(root, name), foreign=True)
         older = [one for one in numbered(root, _NAME) if number is not None and one[0] <= number]
@@ -160,11 +160,11 @@ def _delete(path: str) -> None:
     if os.path.islink(path) or is_checkpoint(path) or not is_theirs(path):
         remove(path, foreign=True)
         return
-    # In one step: whoever looks finds all of it or nothing.
+    # Renamed first, so that others find all of it or nothing.
     above, name = os.path.split(path)
     gone = os.path.join(above, f".{name}{_REMOVING}")
     if not renamed(path, gone):
-        # Without these files it is complete for nobody.
+        # Without these files nobody takes it for complete.
         for random_state in Path(path).glob("random_states_*"):
             random_state.unlink()
         remove(path, foreign=True)
@@ -173,13 +173,13 @@ def _delete(path: str) -> None:
         remove(gone, foreign=True)
     except (ProtectedCheckpointError, StorageError) as error:
         if not isinstance(error, StorageError) or error.errno == errno.EBUSY:
-            # A checkpoint in it forbids that, so nothing was removed.
+            # A protected checkpoint inside forbids it, so nothing was removed.
             os.rename(gone, path)
         raise
 
 
 def sync_further(path: str) -> None:
-    """Makes durable what hooks of the user have written into a directory."""
+    """Makes files durable that the user's hooks have written into a directory."""
     for file in _further(path):
         durable.sync(file)
 

@@ -1,4 +1,4 @@
-"""`enable`: an `Accelerator` whose state is saved and loaded by Penstock."""
+"""`enable`: makes an `Accelerator` save and load its state through Penstock."""
 
 from __future__ import annotations
 
@@ -54,35 +54,35 @@ def enable(
     files: Files | None = None,
     options: Options | None = None,
 ) -> _Accelerator:
-    """Has ``save_state`` and ``load_state`` of an accelerator go by Penstock.
+    """Makes ``save_state`` and ``load_state`` of an accelerator use Penstock.
 
     Call it once, before or after ``prepare``, on every process.
 
     Args:
         accelerator: An `accelerate.Accelerator`.
-        background: Whether ``save_state`` returns as soon as the state is copied, and the rest
-            is done while training goes on. A save that failed raises its error from the next
-            ``save_state`` or ``load_state``, or from ``end_training``, which wait for it.
-        lazy: Whether, in the background, the state is also copied while training goes on, up to
-            the next step of an optimizer; see `penstock.CheckpointStore.save_async`.
+        background: Whether ``save_state`` returns once the state is copied, and writes it while
+            training goes on. The error of a failed save is raised by the next ``save_state`` or
+            ``load_state``, or by ``end_training``, which wait for it.
+        lazy: Whether a background save also copies the state while training goes on, up to the next
+            step of an optimizer; see `penstock.CheckpointStore.save_async`.
         pickled: Names, as `penstock.inspect` shows them, of values that only pickle can store, such
-            as ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` over them. They are stored
-            as bytes of pickle. Of schedulers, loaders, and custom objects that are no modules
-            only.
-        trust: Whether such values are unpickled by ``load_state``, which can run any code.
-        groups: Models that readers of models are to find, such as ``{"model": ""}``; see
+            as ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` for them. They are stored
+            as pickled bytes. Only for schedulers, data loaders, and custom objects that are no
+            modules.
+        trust: Whether ``load_state`` unpickles such values, which can run any code.
+        groups: Models to store so that other programs find them, such as ``{"model": ""}``; see
             `penstock.save`.
-        files: Small files that lie beside them in each checkpoint; see `penstock.save`.
-        options: How bytes move; None for ``penstock.Options()``.
+        files: Small files to store beside them in each checkpoint; see `penstock.save`.
+        options: Settings of the I/O; None for ``penstock.Options()``.
 
     Returns:
         The accelerator itself.
 
     Raises:
-        MissingDependencyError: Accelerate is too old, or something of it has moved; the message
-            names what has.
-        UnsupportedStateError: It trains in a way whose state it does not have itself.
-        ValueError: Arguments that do not go together, or it is enabled already.
+        MissingDependencyError: Accelerate is too old, or has changed what the plug-in uses; the
+            message names the changes.
+        UnsupportedStateError: Its way of training keeps state that it does not hold itself.
+        ValueError: Arguments contradict each other, or the plug-in is enabled already.
     """
     check_version("accelerate", "1.6", "1.15")
     fitting.check_accelerator(accelerator)
@@ -101,7 +101,7 @@ def enable(
 
 
 def _checking(accelerator: Any, name: str, check: Callable[[], None]) -> Callable[..., Any]:
-    """A method that gives an accelerator something to save, and looks whether that is possible."""
+    """Wraps a method that adds a part to an accelerator, to check that the part can be saved."""
     theirs = getattr(accelerator, name)
 
     @functools.wraps(theirs)
@@ -129,7 +129,7 @@ def _check(accelerator: Any) -> None:
 
 
 def _choice(error: UnsupportedStateError) -> UnsupportedStateError:
-    """The error with the choice that there is."""
+    """The error, with pickling as a remedy."""
     return UnsupportedStateError(
         f"{error}; or store it as pickle: enable(accelerator, pickled=[{error.key!r}]), for custom "
         "objects, schedulers and loaders",
@@ -138,7 +138,7 @@ def _choice(error: UnsupportedStateError) -> UnsupportedStateError:
 
 
 class _Saves:
-    """The methods that take the place of an accelerator's."""
+    """Methods that replace those of an accelerator."""
 
     _is_trial = False
 
@@ -160,17 +160,13 @@ class _Saves:
         self._warned: set[int] = set()
 
     def _of(self, accelerator: Any) -> _Saves:
-        """The same for the accelerator of a trial, and by default settings."""
+        """The same for the accelerator of a trial, with default settings."""
         saves = _Saves(accelerator, False, False, (), False, self._options, {})
         saves._is_trial = True
         return saves
 
     def check(self) -> None:
-        """Refuses what a save could not store.
-
-        Raises:
-            UnsupportedStateError: It cannot; the message names it.
-        """
+        """Raises `UnsupportedStateError` if a part cannot be saved; the message names it."""
         try:
             parts.check(self._accelerator, self._pickled)
         except UnsupportedStateError as error:
@@ -179,9 +175,9 @@ class _Saves:
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **further: Any
     ) -> Path:
-        """Saves all that the accelerator has, in one commit.
+        """Saves all of the accelerator's state in one commit.
 
-        Takes the arguments of ``Accelerator.save_state``; ``safe_serialization`` changes nothing.
+        Takes the arguments of ``Accelerator.save_state``; ``safe_serialization`` has no effect.
         """
         further.pop("safe_serialization", None)
         _refuse(further, "save_state")
@@ -199,7 +195,7 @@ class _Saves:
         settings: dict[str, Any] = {
             "step": project.iteration if project.automatic_checkpoint_naming else None,
             "metadata": {"by": "accelerate", "pickled": list(self._pickled)},
-            # As theirs: only directories that it names itself are never written to again.
+            # As in Accelerate, only directories with automatic names are never written again.
             "overwrite": not project.automatic_checkpoint_naming,
             **self._further,
         }
@@ -222,10 +218,10 @@ class _Saves:
         load_kwargs: dict[str, Any] | None = None,
         **further: Any,
     ) -> None:
-        """Restores all that the accelerator has, or raises.
+        """Restores all of the accelerator's state, or raises.
 
-        Takes the arguments of ``Accelerator.load_state``. Those about how files are read count
-        for checkpoints that Accelerate wrote itself.
+        Takes the arguments of ``Accelerator.load_state``. Those about reading files apply only to
+        checkpoints that Accelerate wrote itself.
         """
         self._saver.wait()
         accelerator = self._accelerator
@@ -237,19 +233,19 @@ class _Saves:
         else:
             directories.check(path, accelerator)
             if load_kwargs is not None:
-                # Which Accelerate has since 1.8.
+                # Accelerate takes it since 1.8.
                 further["load_kwargs"] = load_kwargs
             type(accelerator).load_state(accelerator, path, **further)
         number = directories.number_of(path)
         if accelerator.project_configuration.automatic_checkpoint_naming and number is not None:
-            # The next one is saved under a name of its own: theirs would refuse to save it.
+            # The next save gets a new name: Accelerate would refuse an existing one.
             accelerator.project_configuration.iteration = number + 1
 
     def end_training(self) -> None:
-        """Ends it as Accelerate does, and waits for the save under way.
+        """Waits for the save in progress, and ends training as Accelerate does.
 
         Raises:
-            PenstockError: That save failed.
+            PenstockError: The save failed.
         """
         try:
             self._saver.close()
@@ -277,14 +273,14 @@ class _Saves:
         return training_of(self._accelerator, models, self._pickled, trust=self._trust)
 
     def _kept_by_us(self, path: str) -> list[Any]:
-        """The models that no hook has saved, after all hooks were called."""
+        """Calls all hooks, and returns the models that none of them has saved."""
         accelerator = self._accelerator
         hooks = list(accelerator._save_model_state_pre_hook.values())
         if not hooks:
             return list(accelerator._models)
         os.makedirs(path, exist_ok=True)
         is_sharded = accelerator.distributed_type.name == "FSDP"
-        # Of sharded models it gives hooks no weights, and what they do changes nothing.
+        # Accelerate gives hooks no weights of sharded models, and ignores their changes.
         models = [] if is_sharded else list(accelerator._models)
         given = [accelerator.get_state_dict(one, unwrap=False) for one in models]
         weights = list(given)
@@ -343,7 +339,7 @@ class _Saves:
         return from_first(lambda: directories.newest(root, accelerator))
 
     def _warn(self) -> None:
-        """Tells of what no checkpoint will have."""
+        """Warns of state that no checkpoint will hold."""
         accelerator = self._accelerator
         for index, loader in enumerate(accelerator._dataloaders):
             if index not in self._warned and Loader(loader).loses_order():

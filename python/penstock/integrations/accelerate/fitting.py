@@ -1,4 +1,4 @@
-"""Whether the Accelerate that is installed is one that the plug-in fits."""
+"""Checks that the plug-in fits the installed Accelerate."""
 
 from __future__ import annotations
 
@@ -36,17 +36,13 @@ _LOADER = ("end", "set_epoch", "__iter__")
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Looks up all that the plug-in relies on in an accelerator.
-
-    Raises:
-        MissingDependencyError: Something has moved; the message names all that has.
-    """
+    """Raises `MissingDependencyError`, with a list, if Accelerate lacks parts the plug-in uses."""
     from accelerate import Accelerator
 
     probe = Probe("accelerate", "penstock.integrations.accelerate")
     save = probe.attribute(Accelerator, "save_state")
     probe.signature(save, "output_dir", "safe_serialization")
-    # A part that is saved besides would be left out.
+    # A new kind of part would be left out of checkpoints.
     probe.calls(save, *_PARTS[1:])
     load = probe.attribute(Accelerator, "load_state")
     probe.signature(load, "input_dir")
@@ -62,20 +58,20 @@ def check_accelerator(accelerator: Any) -> None:
     loader = probe.attribute("accelerate.data_loader", "DataLoaderShard")
     for name in _LOADER:
         probe.attribute(loader, name)
-    # A loader's epoch, which it counts itself.
+    # Loaders count their epochs themselves.
     probe.calls(probe.attribute(loader, "__iter__"), "set_epoch", "iteration")
     probe.check()
 
 
 def try_out(accelerator: Any, root: str, saves_of: Callable[[Any], Any]) -> None:
-    """Saves a tiny state and loads it, where Accelerate is newer than was tried.
+    """Saves and loads a tiny state, if Accelerate is newer than the versions tested.
 
     All processes call it.
 
     Args:
         accelerator: The accelerator that is about to save.
         root: A directory that all processes see.
-        saves_of: Makes the methods that take the place of another accelerator's.
+        saves_of: Makes the replaced methods of another accelerator.
 
     Raises:
         MissingDependencyError: It failed, or another state came back.

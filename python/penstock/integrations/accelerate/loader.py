@@ -1,4 +1,4 @@
-"""The place of a loader in its data, as Accelerate prepares loaders."""
+"""Saves and restores the positions of data loaders prepared by Accelerate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def keep_place() -> None:
-    """Keeps loaders of several ranks from stepping back, as in Accelerate 1.6 to 1.12.
+    """Stops loaders of several ranks from stepping back, as they do in Accelerate 1.6 to 1.12.
 
-    They were taken to read ahead for the other ranks, as a dispatcher does that reads for all. A
-    run that was resumed trained on some batches twice.
+    It treated them as reading ahead for other ranks, as a dispatcher does that reads for all, so a
+    resumed run trained on some batches twice.
     """
     from accelerate.data_loader import DataLoaderShard
 
@@ -24,17 +24,17 @@ def keep_place() -> None:
 
 
 class Loader:
-    """A prepared loader: its epoch, its place where it knows it, what its order follows from.
+    """A prepared loader: its epoch, its position if it has one, and the source of its order.
 
     Args:
-        loader: What ``accelerator.prepare`` returned.
+        loader: A result of ``accelerator.prepare``.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """The loader's present position."""
         sampler, generator = self._sampler(), self._generator()
         state = {
             "epoch": self._loader.iteration + self._is_over(),
@@ -47,7 +47,7 @@ class Loader:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes there."""
+        """Moves the loader to a saved position."""
         loader, place = self._loader, state["place"]
         if self._is_stateful != (place is not None):
             kind = "knew" if place is not None else "did not know"
@@ -60,26 +60,26 @@ class Loader:
             generator.set_state(state["generator"])
         if sampler is not None and state["seed"] is not None:
             sampler.initial_seed = state["seed"]
-        # Of a shuffled sampler that makes its order out of the epoch, before anything asks for it.
+        # A shuffled sampler derives its order from the epoch, so set it before any use.
         loader.set_epoch(state["epoch"])
         if place is None:
             return
         loader.load_state_dict(place)
-        # Or what is saved next, before the first batch, would be where the loader was.
+        # Otherwise a save before the first batch would store the loader's old position.
         loader.dl_state_dict = place
-        # An iterator draws a seed when it is made. Made now, it draws before the random states are
-        # restored, as it did in the run that was saved; the next epoch begins with this one.
+        # An iterator draws a seed when it is made. Make it now, before the random states are
+        # restored, as in the run that was saved; the next epoch uses this iterator.
         loader.base_dataloader.state_dict()
 
     def loses_order(self) -> bool:
-        """Whether it is in the middle of an epoch whose order nothing tells any more."""
+        """Whether it is within an epoch whose order cannot be restored."""
         if not self._is_running() or self._loader.end_of_dataloader:
             return False
         sampler = self._sampler()
         if sampler is None or hasattr(sampler, "initial_seed"):
             return False
         is_shuffled = type(sampler).__name__ == "RandomSampler"
-        # torchdata's own sampler is in the place of a loader that has it unsharded.
+        # An unsharded stateful loader stores the position of torchdata's own sampler.
         place = self._loader.state_dict() if self._is_stateful else {}
         return is_shuffled and place.get("_sampler_iter_state") is None
 
@@ -92,7 +92,7 @@ class Loader:
         return any(one is self._loader for one in references)
 
     def _is_over(self) -> bool:
-        """Whether its last batch was given out, and its epoch is not counted yet."""
+        """Whether its last batch was handed out while its epoch is not counted yet."""
         return self._is_running() and bool(self._loader.end_of_dataloader)
 
     def _sampler(self) -> Any:
@@ -100,8 +100,7 @@ class Loader:
             return None
         found = self._loader.get_sampler()
         if found is None:
-            # Each of several ranks has a shard of the batches, which hides a sampler that
-            # Accelerate has not made itself.
+            # Each of several ranks has a shard of the batches, which wraps the user's sampler.
             shard = self._loader.batch_sampler or self._loader.sampler
             found = getattr(getattr(shard, "batch_sampler", None), "sampler", None)
         return found

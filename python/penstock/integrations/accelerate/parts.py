@@ -1,4 +1,4 @@
-"""What an `Accelerator` has to save, as a `penstock.Training`."""
+"""The state of an `Accelerator` as a `penstock.Training`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REMEDY = "penstock.integrations.accelerate.enable(accelerator, trust=True)"
 def training_of(
     accelerator: Any, models: Sequence[Any], pickled: Sequence[str], *, trust: bool
 ) -> Training:
-    """All parts, by the names that Accelerate gives to their files.
+    """All parts, named as Accelerate names their files.
 
     Args:
-        accelerator: Whose.
-        models: Those of its models that are not saved by a hook.
-        pickled: Names of values that are stored as bytes of pickle.
-        trust: Whether such are unpickled.
+        accelerator: The accelerator.
+        models: Its models that no hook has saved.
+        pickled: Names of values to store as pickled bytes.
+        trust: Whether such values are unpickled.
     """
     given = _numbered("model", {accelerator._models.index(one): one for one in models})
-    # Without the wrapper: what saves lazily has to be called before each step.
+    # Without Accelerate's wrapper: a lazy save has to be called before each step.
     optimizers = [getattr(one, "optimizer", one) for one in accelerator._optimizers]
     given |= _numbered("optimizer", dict(enumerate(optimizers)))
     others = {
@@ -39,7 +39,7 @@ def training_of(
         **_custom(accelerator),
     }
     for name, value in others.items():
-        # Modules, such as averages of weights, and optimizers are compared before all else.
+        # Penstock compares modules, such as averages of weights, and optimizers before it loads.
         is_known = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
         given[name] = value if is_known else _Part(value, name, pickled, trust=trust)
     if accelerator.scaler is not None:
@@ -52,10 +52,10 @@ def training_of(
 
 
 def check(accelerator: Any, pickled: Sequence[str]) -> None:
-    """Refuses a part of an accelerator whose state, as it is now, no save can store.
+    """Raises if a part of an accelerator's present state cannot be saved.
 
-    Of models nothing is looked at, as those of several ranks may be gathered, nor of loaders, which
-    may begin to work.
+    Models are not checked, as those of several ranks may be gathered, nor are loaders, which may
+    start to read.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -74,7 +74,7 @@ def _custom(accelerator: Any) -> dict[str, Any]:
 
 
 class _Part:
-    """What has ``state_dict`` and ``load_state_dict``, with some values stored as pickle."""
+    """An object with ``state_dict`` and ``load_state_dict``, some values of which are pickled."""
 
     def __init__(self, value: Any, name: str, pickled: Sequence[str], *, trust: bool) -> None:
         self._value, self._name, self._pickled, self._trust = value, name, pickled, trust

@@ -1,9 +1,8 @@
 """PyTorch's Distributed Checkpoint (DCP), with Penstock as its storage.
 
-`StorageWriter` and `StorageReader` go to ``dcp.save``, ``dcp.async_save`` and ``dcp.load``. What
-DCP plans, its planners included, stays as it is; how the bytes come to storage and back, and when
-a checkpoint counts as complete, is Penstock's. `install` has DCP use them where nobody has named a
-writer or reader.
+Pass `StorageWriter` and `StorageReader` to ``dcp.save``, ``dcp.async_save`` and ``dcp.load``. DCP
+and its planners plan as before; Penstock moves the bytes and decides when a checkpoint is complete.
+`install` makes DCP use them wherever no writer or reader is named.
 
 Example:
     >>> import tempfile, torch

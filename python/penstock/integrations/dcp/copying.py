@@ -1,8 +1,7 @@
-"""`copies_first`: what PyTorch before 2.7 lacks, a copy of the state for `async_save`.
+"""`copies_first`: copies the state for `async_save` on PyTorch before 2.7, which does not.
 
-There `async_save` moves tensors to the host and takes those that are there already as they are, so
-that a save holds whatever training makes of them until it is written. A writer that can *stage* is
-asked to copy instead.
+There `async_save` moves tensors to the host, but takes host tensors as they are, so that a save
+would store later changes by training. A writer that can *stage* is asked to copy instead.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
     Writer = TypeVar("Writer", bound=type)
 
 _COPIES = ("DefaultStager", "_create_cpu_state_dict")
-"""Names in the module of `async_save`, from PyTorch 2.9 and 2.7 on, by which it copies itself."""
+"""Names in the module of `async_save`, from PyTorch 2.9 and 2.7 on, with which it copies itself."""
 
 
 def copies_first(writer: Writer) -> Writer:
-    """Has writers of this class copy the state for `async_save`, where PyTorch does not."""
+    """Makes writers of this class copy the state for `async_save`, if PyTorch does not."""
     if not any(hasattr(state_dict_saver, name) for name in _COPIES):
         kind: Any = writer
         kind.stage, kind.synchronize_staging = _stage, _synchronize_staging
@@ -36,13 +35,13 @@ def _stage(self: object, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any, known: dict[int, Any]) -> Any:
-    """A copy of a value; of a tensor that occurs twice, one.
+    """A copy of a value; a tensor that occurs twice is copied once.
 
-    Not by PyTorch's own functions of these versions, which leave a `DTensor` of the host as it is.
+    PyTorch's own functions of these versions do not copy a `DTensor` on the host.
 
     Args:
-        value: What is copied.
-        known: The copies of tensors, by their ids.
+        value: The value to copy.
+        known: The copies of tensors, by the ids of the originals.
     """
     if isinstance(value, torch.Tensor):
         if id(value) not in known:

@@ -1,9 +1,9 @@
-"""What DCP saves and loads through where nobody has named a writer or reader, after `install`.
+"""DCP's writer and reader after `install`, where no other is named.
 
 `DefaultWriter` is a `StorageWriter` for directories that may hold a checkpoint of DCP's own, and
-that tools look into which know DCP's alone. The two classes of DCP's names stand in the place of
-DCP's: they are those, and their constructors return what reads or writes a Penstock checkpoint
-where that is what is there, or was chosen.
+that tools inspect which know only DCP's format. Two classes replace DCP's `FileSystemReader` and
+`FileSystemWriter`: instances of DCP's count as theirs, and their constructors return a Penstock
+reader for a Penstock checkpoint, or a Penstock writer where it was chosen.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 _CHANGES_BYTES = ("_extensions", "serialization_format")
-"""Arguments of DCP's writer that ask for something that is no Penstock checkpoint."""
+"""Arguments of DCP's writer that require DCP's own format."""
 
 
 class DefaultWriter(StorageWriter):
-    """Saves in the place of DCP's own writer.
+    """A `StorageWriter` in place of DCP's own writer.
 
-    A checkpoint of DCP's own at the path counts like one of Penstock's: it is refused without
-    ``overwrite``, and else its files go once the new one is durable.
+    It treats a checkpoint of DCP's at the path like one of Penstock's: without ``overwrite`` it
+    refuses, else it removes DCP's files once the new checkpoint is durable.
 
     Args:
-        path: As of `StorageWriter`.
+        path: As for `StorageWriter`.
         overwrite: Replace a complete checkpoint, as DCP does.
-        options: As of `StorageWriter`.
+        options: As for `StorageWriter`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DefaultWriter(StorageWriter):
         self._replaced: str | None = None
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Looks what is there, and begins the attempt; on the coordinator only."""
+        """Checks the directory and begins the attempt; on the coordinator only."""
         self._replaced = directory.dcp_digest(self.path)
         if self._replaced is not None and not self.overwrite:
             raise CheckpointExistsError(
@@ -71,7 +71,7 @@ class DefaultWriter(StorageWriter):
         return super().prepare_global_plan(plans)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commits, and then removes what DCP had there; on the coordinator only."""
+        """Commits, then removes DCP's earlier files; on the coordinator only."""
         super().finish(metadata, results)
         directory.mark(self.path)
 
@@ -82,21 +82,21 @@ class DefaultWriter(StorageWriter):
 def reader_of(
     checkpoint_id: str | os.PathLike[str], options: Options | None = None
 ) -> storage.StorageReader:
-    """The reader of what is in a directory; Penstock's, with its errors, where nothing is."""
+    """The reader for a directory's format; Penstock's, with its errors, if there is nothing."""
     if directory.holds_dcp(decode_path(checkpoint_id)):
         return _CheckedReader(checkpoint_id)
     return StorageReader(checkpoint_id, options=options)
 
 
 class _CheckedReader(filesystem.FileSystemReader):
-    """DCP's reader, that first checks the files that are there and the pieces of each tensor."""
+    """DCP's reader, which first checks that all files and all pieces of tensors are there."""
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Begins a load."""
         if is_coordinator:
-            # Whose error is that of all; each rank would ask for the files of all.
+            # On the coordinator, as its error reaches all ranks; each would check the files of all.
             path = str(self.path)
             check_files(path, metadata.storage_data or {})
             for name, entry in metadata.state_dict_metadata.items():
@@ -110,35 +110,36 @@ _Type: Any = type(filesystem.FileSystemWriter)
 
 
 class _StandIn(_Type):  # type: ignore[misc]
-    """The type of a class in the place of its base: what is an instance of that is one of it."""
+    """Metaclass of a class that replaces its base: instances of the base count as its own."""
 
     def __instancecheck__(cls, instance: Any) -> bool:  # noqa: N805  a class is its self
-        # Not of what is derived from it in turn.
+        # But not for classes derived from it.
         stands_in = cls.__module__ == __name__
         return type.__instancecheck__(cls.__base__ if stands_in else cls, instance)
 
 
 class FileSystemReader(filesystem.FileSystemReader, metaclass=_StandIn):
-    """In the place of DCP's class of that name; see `install`."""
+    """Replaces DCP's class of that name; see `install`."""
 
     def __new__(cls, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """DCP's reader, or Penstock's, by what is in the directory."""
+        """Returns DCP's reader or Penstock's, by the format of the directory."""
         is_plain = cls is FileSystemReader and not args and not kwargs and is_local(path)
         return reader_of(path) if is_plain else super().__new__(cls)
 
 
 class FileSystemWriter(filesystem.FileSystemWriter, metaclass=_StandIn):
-    """In the place of DCP's class of that name; see `install`."""
+    """Replaces DCP's class of that name; see `install`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Penstock's writer, unless what is asked for can only be of DCP's own format."""
+        """Returns Penstock's writer, unless an argument requires DCP's own format."""
         bound = _SIGNATURE.bind(None, *args, **kwargs)
         given = dict(bound.arguments)
         changes_bytes = any(given.get(name) is not None for name in _CHANGES_BYTES)
         if cls is not FileSystemWriter or changes_bytes or not is_local(given["path"]):
             return super().__new__(cls)
         writer = DefaultWriter(given["path"], overwrite=given.get("overwrite", True))
-        # Programs read these from DCP's writer: they describe files that this one never makes.
+        # Programs read these settings of DCP's writer; they concern files that this one never
+        # writes.
         bound.apply_defaults()
         for name in _SIGNATURE.parameters.keys() - {"self", *_CHANGES_BYTES[:1], *vars(writer)}:
             setattr(writer, name, bound.arguments[name])

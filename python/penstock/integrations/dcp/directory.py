@@ -1,13 +1,13 @@
-"""What is in a directory that `torch.distributed.checkpoint` (DCP) is pointed at.
+"""Tells the format of a directory used with `torch.distributed.checkpoint` (DCP).
 
-DCP writes its `.metadata` last, so a directory of its own is complete where that is. Launchers and
-trainers look for that name (torchtitan takes no step without it), so a save in DCP's place leaves a
-*mark* under it once the checkpoint is committed. Which of the two a directory holds:
+DCP writes its `.metadata` last, so a directory of its own is complete if it has that. Launchers and
+trainers look for that name (torchtitan ignores steps without it), so a save in DCP's place writes a
+*mark* under it once the checkpoint is committed. A directory holds:
 
-- neither a manifest nor DCP's `.metadata`: nothing, or what is left of a save of DCP that died;
-- one of the two: that one;
-- both: Penstock's saves note the digest of the `.metadata` that they replace. Where that is what is
-  there, the process died between the commit and the mark; else DCP has saved over it since.
+- neither a manifest nor DCP's `.metadata`: nothing, or the rest of a save of DCP that died;
+- one of the two: a checkpoint of that format;
+- both: Penstock's saves record the digest of the `.metadata` that they replace. If the file has
+  that digest, the process died between the commit and the mark; else DCP has saved over it since.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from penstock.integrations.dcp.layout import NOTE
 from penstock.io import durable
 
 REPLACED = "replaced"
-"""The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""
+"""The member of the note of `layout` that holds the digest of the replaced `.metadata`."""
 
 
 def holds_dcp(path: str) -> bool:
-    """Whether the newest that is complete there is of DCP's own format.
+    """Whether the newest complete checkpoint in a directory is of DCP's own format.
 
     Raises:
-        IncompleteCheckpointError: There is what a save of DCP has left that did not end.
+        IncompleteCheckpointError: There is only an unfinished save of DCP.
         CorruptCheckpointError: There are both, and Penstock's is damaged.
     """
     if is_checkpoint(path):
         digest = dcp_digest(path)
         return digest is not None and digest != _replaced(path)
     names = _names(path)
-    # Without a digest: of a large checkpoint every rank would read all of its metadata for that.
+    # Without a digest, for which every rank would read all metadata of a large checkpoint.
     if (METADATA in names and not is_marked(path)) or metadata_of_ranks(names):
         return True
     check_finished(path, names)
@@ -53,7 +53,7 @@ def holds_dcp(path: str) -> bool:
 
 
 def dcp_digest(path: str) -> str | None:
-    """SHA-256 of the `.metadata` of DCP's in a directory; None where there is none."""
+    """SHA-256 of DCP's `.metadata` in a directory; None if there is none."""
     try:
         with open(os.path.join(path, METADATA), "rb") as file:
             data = file.read(len(MARK) + 1)
@@ -70,7 +70,7 @@ def dcp_digest(path: str) -> str | None:
 
 
 def mark(path: str) -> None:
-    """Leaves the mark, and removes what a checkpoint of DCP's own had there.
+    """Writes the mark, and removes the files of a checkpoint of DCP's own.
 
     Raises:
         StorageError: The operating system failed an operation. The checkpoint is complete.

@@ -1,13 +1,13 @@
-"""Where DCP's items are in the tree of a checkpoint.
+"""Maps DCP's items to the tree of a checkpoint and back.
 
 DCP flattens a state before it saves it: an *item* is a tensor or a plain value, and its name (FQN,
-"fully qualified name") the path of keys to it, joined by dots. The tree holds the state as it was
-nested. Which of its nodes are items follows from the rule that DCP flattens by; what does not
-follow is written down in the *note*, an object under `NOTE` in the manifest's metadata:
+"fully qualified name") is the path of keys to it, joined by dots. The tree holds the nested state.
+The rule by which DCP flattens tells which of its nodes are items; everything else is recorded in
+the *note*, an object under `NOTE` in the manifest's metadata:
 
-- ``"raw"``: names of items that are the planner's own bytes, and go back to it as they are;
-- ``"planner_data"``: DCP's path for every name, where the tree does not say the same; as a node;
-- ``"flat"``: true where the tree is not nested: its keys are the names of the items.
+- ``"raw"``: names of items that are the planner's own bytes, returned to it unchanged;
+- ``"planner_data"``: DCP's path for every name, if the tree implies others; as a node;
+- ``"flat"``: true if the tree is not nested: its keys are the names of the items.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 NOTE = "dcp"
-"""The member of the manifest's metadata that is this module's."""
+"""The member of the manifest's metadata that belongs to this module."""
 
 Path: TypeAlias = tuple[str | int, ...]
 
 _NAME_CHARS_PER_CHAR = 256
 _NAME_CHARS_MIN = 1 << 20
-"""What the names of all items may take, by the characters of the tree and in any case: each repeats
-the keys around it, so a small file could have names without end."""
+"""Limits for the names of all items, in characters for each character of the tree and in any case:
+each name repeats the keys around it, so a small file could imply endless names."""
 
 
 class Layout(NamedTuple):
     """The items of a checkpoint.
 
     Attributes:
-        nodes: The node of each, by its name.
-        raw: Names of those that are bytes of the planner's.
-        planner_data: What the planner that saved has left for the one that loads: the path of
-            each item, nearly always.
+        nodes: The node of each item, by its name.
+        raw: Names of items that are the planner's own bytes.
+        planner_data: Data from the planner that saved for the one that loads; nearly always the
+            path of each item.
     """
 
     nodes: dict[str, Node]
@@ -54,13 +54,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """Stands in a state for a value whose node is known."""
+    """A leaf of a state whose node is known."""
 
     node: Node
 
 
 class _Encoder(Flattener):
-    """Encodes containers around leaves that are nodes already."""
+    """Encodes containers whose leaves are nodes already."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,10 +77,10 @@ def arrange(
 
     Args:
         nodes: The node of each item.
-        raw: Names of those that are bytes of the planner's.
-        planner_data: What the planner wants to find again; the paths that DCP has flattened, if
-            it is the default planner.
-        further: Members of the note that `read` does not look at.
+        raw: Names of items that are the planner's own bytes.
+        planner_data: Data that the planner needs when it loads; with the default planner the paths
+            that DCP has flattened.
+        further: Members of the note that `read` ignores.
 
     Raises:
         UnsupportedStateError: ``planner_data`` cannot be stored.
@@ -101,11 +101,11 @@ def read(root: Node, note: Any, tree_chars: int) -> Layout:
 
     Args:
         root: The tree.
-        note: What `arrange` wrote beside it; None for a checkpoint that DCP has not written.
+        note: The note of `arrange`; None for a checkpoint that DCP has not written.
         tree_chars: Length of the tree as text.
 
     Raises:
-        TreeError: The tree is no dictionary, or one of the two is malformed.
+        TreeError: The tree is no dictionary, or tree or note is malformed.
     """
     note = {} if note is None else note
     if type(note) is not dict:
@@ -153,7 +153,7 @@ def _to_json(node: Node) -> str:
 
 
 def _are_paths(planner_data: Any, names: Mapping[str, Any]) -> bool:
-    """Whether it has a path for every one of the names."""
+    """Whether ``planner_data`` has a path for every one of the names."""
     return (
         type(planner_data) is dict
         and names.keys() <= planner_data.keys()
@@ -168,12 +168,12 @@ def _are_paths(planner_data: Any, names: Mapping[str, Any]) -> bool:
 
 
 def _nest(nodes: Mapping[str, Node], paths: Mapping[str, Path]) -> dict[str, Any] | None:
-    """The state that the items were flattened from; None where they do not fit into one.
+    """The nested state from which the items were flattened; None if they do not fit into one.
 
-    That is so where ranks had different states: one a value where another had a dictionary.
+    They do not if ranks had different states: one a value where another had a dictionary.
     """
     state: dict[str, Any] = {}
-    # In the order of the state; that of the items is by the ranks that wrote them.
+    # In the order of the state; the order of the items depends on the ranks that wrote them.
     for name, path in paths.items():
         if name in nodes and not _place(state, path, _Leaf(nodes[name])):
             return None
@@ -181,7 +181,7 @@ def _nest(nodes: Mapping[str, Node], paths: Mapping[str, Path]) -> dict[str, Any
 
 
 def _place(container: Any, path: Path, leaf: _Leaf) -> bool:
-    """Puts a leaf into nested dictionaries and lists; tells whether it has a place there."""
+    """Puts a leaf into nested dictionaries and lists; returns whether it has a place there."""
     *keys, last = path
     for key, following in zip(keys, path[1:], strict=True):
         empty: Any = {} if type(following) is str else []
@@ -199,7 +199,7 @@ def _place(container: Any, path: Path, leaf: _Leaf) -> bool:
 
 
 def _make_room(container: Any, key: str | int) -> bool:
-    """Makes a slot for a key, empty so far: None; tells whether the container has such keys."""
+    """Makes an empty slot (None) for a key; returns whether the container has such keys."""
     if type(container) is dict and type(key) is str:
         container.setdefault(key, None)
         return True
@@ -213,7 +213,7 @@ def _make_room(container: Any, key: str | int) -> bool:
 
 
 def _paths(root: Node) -> dict[str, Path] | None:
-    """The path of every item of a tree; None where two have one name."""
+    """The path of every item of a tree; None if two have one name."""
     items = list(_items(root, (), 0))
     paths = {_name(path): path for path, _ in items}
     return paths if len(paths) == len(items) else None
@@ -247,9 +247,9 @@ def _items(node: Node, path: Path, level: int) -> Iterator[tuple[Path, Node]]:
 
 
 def _is_terminal(nodes: list[Node], level: int) -> bool:
-    """Whether a list is a value to DCP: it holds no tensor, no dictionary, and no such list.
+    """Whether DCP treats a list as a value: it holds no tensor, no dictionary, and no other list.
 
-    What was there and is missing may have been a tensor.
+    A missing entry counts as a tensor, as it may have been one.
     """
     if level > LEVELS_MAX:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
@@ -269,7 +269,7 @@ def _is_mapping(node: Node) -> bool:
 
 
 def _at(node: Node, path: Path) -> _Leaf | None:
-    """The node at a path, in a leaf, as a node may be None; None where there is nothing."""
+    """The node at a path, wrapped, as a node may be None; None if there is no such node."""
     for key in path:
         if type(node) is list:
             children: Any = node if type(key) is int and 0 <= key < len(node) else {}

@@ -1,8 +1,7 @@
-"""`Opened`: a checkpoint in DCP's terms, and reading its items.
+"""`Opened`: a checkpoint in DCP's terms; reads its items.
 
-Every tensor is read box by box straight into the tensors of the state that is loaded, where they
-are on the host and of the stored type; what is not goes through memory of its own, a bounded
-amount at a time.
+Tensors are read box by box, directly into those of the state that is loaded if these are on the
+host and of the stored type; others go through bounce buffers of bounded size.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import Memory
 
 BOUNCE_BYTES_MAX = 1 << 30
-"""Memory for what cannot be read into its place; a single tensor may take more."""
+"""Memory for bounce buffers; a single tensor may take more."""
 
 
 @dataclass(slots=True)
@@ -55,12 +54,12 @@ class _Read:
 
     Attributes:
         item: The request.
-        target: What is to be filled.
-        memory: Where that is, if it can be filled in place.
-        source: Where it comes from.
-        dtype: The type of that.
-        start: Where the box begins there.
-        host: Memory that is filled instead and copied from.
+        target: The tensor to fill.
+        memory: Its memory, if it can be filled in place.
+        source: The stored tensor.
+        dtype: Type of the stored tensor.
+        start: Begin of the requested box in it.
+        host: A bounce buffer, if the target is not filled directly.
     """
 
     item: ReadItem
@@ -72,7 +71,7 @@ class _Read:
     host: torch.Tensor | None = None
 
     def bounce(self) -> int:
-        """Has it go through memory of its own; returns how many bytes that takes."""
+        """Gives the request a bounce buffer; returns its bytes."""
         of_what = self.source.shape if self.source.window else self.target.shape
         self.host = torch.empty(of_what, dtype=self.dtype, device="cpu")
         return self.host.numel() * self.host.element_size()
@@ -83,7 +82,7 @@ class _Read:
         return str(self.item.dest_index.fqn)
 
     def request(self) -> BoxRead:
-        """What is read, and where to."""
+        """The box to read and the memory to fill."""
         source, host, start = self.source, self.host, self.start
         memory = self.memory if host is None else of_tensor(host, self.item.storage_index.fqn)
         if memory is None:
@@ -93,7 +92,7 @@ class _Read:
         return BoxRead(source, start, memory)
 
     def copy_out(self) -> None:
-        """Copies to the target what could not be read there."""
+        """Copies a bounce buffer to the target."""
         if self.host is None:
             return
         found, window = self.host, self.source.window
@@ -105,17 +104,17 @@ class _Read:
 
 
 class Opened:
-    """A checkpoint, open, with its items.
+    """An open checkpoint and its items.
 
     Args:
         path: Its directory.
-        allow_partial: Of one that was salvaged, leave out what is missing.
+        allow_partial: Omit missing items of a salvaged checkpoint.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
         IncompleteCheckpointError: The save there never finished.
-        PartialCheckpointError: It holds what was salvaged from a damaged one, and not all.
-        CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
+        PartialCheckpointError: It was salvaged from a damaged one, and lacks items.
+        CorruptCheckpointError: The checkpoint is damaged, or not Penstock's.
     """
 
     def __init__(self, path: str, *, allow_partial: bool) -> None:
@@ -124,10 +123,10 @@ class Opened:
         try:
             with self.reading():
                 note = self._checkpoint.metadata().get(layout.NOTE)
-                # What DCP wrote has one tree; else each rank gets its own values.
+                # A checkpoint by DCP has one tree; in others each rank has its own values.
                 checkpoint, rank = self._checkpoint, 0 if note is not None else _rank()
                 is_left_out = checkpoint.look(rank, allow_partial=allow_partial)
-                # Not of what is left: a list without its tensors would be a value to DCP.
+                # From the whole tree: DCP would take a list without its tensors for a value.
                 found = layout.read(checkpoint.root, note, checkpoint.tree_chars)
                 self._layout = _without_missing(found) if is_left_out else found
         except PartialCheckpointError as error:
@@ -143,17 +142,17 @@ class Opened:
             raise
 
     def reading(self) -> AbstractContextManager[None]:
-        """Has malformed trees reported as damage of the checkpoint."""
+        """Raises malformed trees as damage of the checkpoint."""
         return self._checkpoint.reading()
 
     def release(self) -> None:
-        """Lets the files be removed."""
+        """Allows the files to be removed."""
         self._checkpoint.release()
 
-    # What is there.
+    # Metadata.
 
     def metadata(self, meta: StorageMeta) -> Metadata:
-        """DCP's description."""
+        """DCP's description of the checkpoint."""
         chunks = self._chunks()
         found: dict[str, Any] = {}
         for name, node in self._layout.nodes.items():
@@ -179,7 +178,7 @@ class Opened:
         )
 
     def _whole(self, node: dict[str, Node]) -> TensorStorageMetadata:
-        """The description of a tensor that is made of others, and stored in one piece."""
+        """The description of a composite tensor, stored as one piece."""
         try:
             size = torch.Size(integers({**node, "v": node["shape"]}))
             if "dtype" in node:
@@ -194,7 +193,7 @@ class Opened:
         )
 
     def _chunks(self) -> dict[str | int, list[ChunkStorageMetadata]]:
-        """The stored boxes of every tensor that has some."""
+        """The stored boxes of tensors that are stored in boxes."""
         chunks: dict[str | int, list[ChunkStorageMetadata]] = {}
         for name, start, shape in self._checkpoint.boxes():
             chunk = ChunkStorageMetadata(torch.Size(start), torch.Size(shape))
@@ -218,7 +217,7 @@ class Opened:
     # Plain values.
 
     def read_values(self, plan: LoadPlan, planner: LoadPlanner, options: dict[str, Any]) -> None:
-        """Hands the planner what is no tensor, as bytes of `torch.save`."""
+        """Gives the planner its plain values, as bytes of `torch.save`."""
         items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         nodes = [self._node(item) for item in items]
         for item, value in zip(items, self._checkpoint.values(nodes, options), strict=True):
@@ -252,12 +251,12 @@ class Opened:
                     with filled.kept(read.name, read.target):
                         read.copy_out()
                     filled.add(read.name, read.target)
-                # Filled behind the back of autograd.
+                # Autograd does not notice direct reads.
                 bump_versions([read.target])
                 planner.commit_tensor(read.item, read.target)
 
     def _copy_whole(self, item: ReadItem, planner: LoadPlanner, options: dict[str, Any]) -> None:
-        """Fills a tensor that is made of others, which its class copies."""
+        """Fills a composite tensor, by the copy of its class."""
         name, path = item.storage_index.fqn, self._checkpoint.path
         (value,) = self._checkpoint.values([self._node(item)], options)
         target = planner.resolve_tensor(item)
@@ -269,7 +268,7 @@ class Opened:
                 path=path,
             )
         try:
-            # Not of a detached one: a sparse tensor gets other indices, of its own.
+            # Not detached, as the copy may give a sparse tensor new indices.
             with torch.no_grad():
                 target.copy_(value)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
@@ -284,7 +283,7 @@ class Opened:
     def _batches(
         self, items: list[ReadItem], planner: LoadPlanner, filled: Filled
     ) -> Iterator[list[_Read]]:
-        """The requests, in portions that need a bounded amount of further memory."""
+        """The requests in batches whose bounce buffers have a bounded size."""
         batch: list[_Read] = []
         bounced_bytes = 0
         for item in items:
@@ -319,7 +318,7 @@ class Opened:
 def _memory(
     target: torch.Tensor, source: StoredTensor, dtype: torch.dtype, name: str
 ) -> Memory | None:
-    """The memory of a tensor that can be filled with what is stored, byte for byte."""
+    """The memory of a tensor that can be filled with the stored bytes directly; else None."""
     is_same = target.dtype == dtype and source.window is None
     if not is_same or not target.is_cpu or target.is_conj() or target.is_neg():
         return None
@@ -328,7 +327,7 @@ def _memory(
 
 
 def _untangled(batch: list[_Read]) -> list[_Read]:
-    """Has all but one of the tensors that share memory go through other memory.
+    """Gives bounce buffers to all but one of the tensors that share memory.
 
     Boxes of one tensor do not overlap, though the memory between their ends may.
     """
@@ -349,7 +348,7 @@ def _untangled(batch: list[_Read]) -> list[_Read]:
 
 
 def _without_missing(found: layout.Layout) -> layout.Layout:
-    """The items of which nothing is missing."""
+    """The items without missing parts."""
     nodes = {
         name: node
         for name, node in found.nodes.items()

@@ -1,7 +1,7 @@
-"""`Filled`: targets of a load that share memory, whatever part of it.
+"""`Filled`: finds targets of a load that share memory, in whole or in part.
 
-A state may have one memory under several names, as a whole or in part. Each is filled with what the
-checkpoint has under its own, so that the last one would win silently where these differ.
+A state may have one memory under several names. Each is filled with the checkpoint's tensor of its
+own name, so that the last one would silently overwrite others that differ.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class _Target(NamedTuple):
-    """One that is filled.
+    """A target that was filled.
 
     Attributes:
-        low: Its first byte.
-        number: How many were filled before it.
-        name: Of its tensor in the state.
+        low: Address of its first byte.
+        number: Its number in the order of filling.
+        name: Name of its tensor in the state.
         tensor: The target.
-        memory: Where it is.
+        memory: Its memory.
     """
 
     low: int
@@ -42,16 +42,16 @@ class _Target(NamedTuple):
 
 
 class Filled:
-    """The targets that a load has filled by now."""
+    """The targets that a load has filled so far."""
 
     def __init__(self) -> None:
-        # By device, in the order of addresses.
+        # By device, sorted by address.
         self._targets: dict[str, list[_Target]] = {}
         self._longest: dict[str, int] = {}
         self._count = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes note of a target of a name."""
+        """Records a filled target."""
         memory = _memory(tensor, name)
         if memory is None:
             return
@@ -62,7 +62,7 @@ class Filled:
         self._longest[memory.device] = max(length, self._longest.get(memory.device, 0))
 
     def sharing(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """The targets of other names that share memory with one."""
+        """The targets of other names that share memory with a tensor."""
         memory = _memory(tensor, name)
         if memory is None or memory.device not in self._targets:
             return []
@@ -78,10 +78,10 @@ class Filled:
 
     @contextmanager
     def kept(self, name: str, tensor: torch.Tensor) -> Iterator[None]:
-        """Watches the targets of other names while one is filled.
+        """Checks that filling a target leaves targets of other names unchanged.
 
         Raises:
-            StateMismatchError: One of them has other elements then.
+            StateMismatchError: One of them has changed.
         """
         before = [(other, one, one.clone()) for other, one in self.sharing(name, tensor)]
         yield
@@ -95,7 +95,7 @@ class Filled:
 
 
 def _memory(tensor: torch.Tensor, name: str) -> Memory | None:
-    """Where a target is; None where it is nowhere, or nobody's view."""
+    """A target's memory; None if it has no bytes, or is no view of a known storage."""
     try:
         memory = of_tensor(tensor, name)
     except UnsupportedStateError:

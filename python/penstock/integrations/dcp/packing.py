@@ -1,4 +1,4 @@
-"""What one rank writes: its items of DCP's plan as tensors of a part and nodes of the tree."""
+"""Packs one rank's items of DCP's plan: tensors of its part, and nodes of the tree."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Packed:
     """The items of one rank.
 
     Attributes:
-        tensors: What the rank writes.
+        tensors: Tensors that the rank writes.
         nodes: The node of each item; the same on every rank that has boxes of one tensor.
-        raw: Names of values that are bytes of the planner's.
-        results: What DCP wants to know of each item.
+        raw: Names of values that are the planner's own bytes.
+        results: DCP's result of each item.
     """
 
     tensors: list[TensorSource]
@@ -56,10 +56,10 @@ def pack(plan: SavePlan, planner: SavePlanner, *, is_alone: bool) -> Packed:
     """Resolves the items of a plan.
 
     Args:
-        plan: What this rank writes.
-        planner: Who has the data.
-        is_alone: Whether no other rank writes. Then a tensor that is whole is stored as such; any
-            other is a box of a global tensor, which every tree can refer to.
+        plan: The items that this rank writes.
+        planner: Holds their data.
+        is_alone: Whether no other rank writes. Then a whole tensor is stored as such; any other is
+            a box of a global tensor, to which every tree can refer.
 
     Raises:
         UnsupportedStateError: An item cannot be stored; the message names it.
@@ -76,12 +76,12 @@ def pack(plan: SavePlan, planner: SavePlanner, *, is_alone: bool) -> Packed:
 
 
 def result_of_rank(report: object) -> WriteResult:
-    """What a rank tells the coordinator, in the only form that DCP passes on."""
+    """A rank's report to the coordinator, as the only type that DCP transmits."""
     return WriteResult(index=MetadataIndex("penstock"), size_in_bytes=0, storage_data=report)
 
 
 def global_name(name: str) -> str:
-    """The name of an item's tensor in all parts: never empty, no lone surrogates."""
+    """Name of an item's tensor in all parts: never empty, without lone surrogates."""
     (unique,) = unique_names([name])
     return unique
 
@@ -95,7 +95,7 @@ class _Packer:
     _entries: list[tuple[str, Memory, GlobalBox | None]] = field(default_factory=list)
 
     def tensors(self) -> list[TensorSource]:
-        """Everything to write. Elements on other devices are copied to the host here."""
+        """All tensors to write. Tensors on other devices are copied to the host here."""
         names = unique_names([name for name, _, _ in self._entries])
         places = DirectPlaces()
         return [
@@ -130,7 +130,7 @@ class _Packer:
     def _add_composite(
         self, name: str, tensor: torch.Tensor, parts: Parts, data: TensorWriteData
     ) -> int:
-        """Adds a tensor that is made of others, which only a whole one can be stored as."""
+        """Adds a composite tensor, which can be stored only as a whole."""
         if data.chunk.sizes != data.size or tensor.size() != data.size:
             raise UnsupportedStateError(
                 f"{name}: a part of a {type(tensor).__name__} cannot be stored, which is made of "
@@ -144,7 +144,7 @@ class _Packer:
         return nbytes
 
     def add_value(self, item: WriteItem) -> int:
-        """Adds anything else; returns its bytes, as far as these are known."""
+        """Adds any other value; returns its bytes, as far as they are known."""
         name = item.index.fqn
         planner = _plain(self.planner)
         if planner is not None:
@@ -153,7 +153,7 @@ class _Packer:
             try:
                 return self._encode(name, value)
             except UnsupportedStateError:
-                # What is refused is stored as the planner pickles it.
+                # Store a refused value as the planner's pickle.
                 pass
         data = self.planner.resolve_data(item)
         if isinstance(data, torch.Tensor):
@@ -197,11 +197,7 @@ class _Packer:
 
 
 def check_same(name: str, known: Node, node: Node) -> None:
-    """Refuses boxes of one tensor that do not fit each other.
-
-    Raises:
-        UnsupportedStateError: The two nodes of an item differ.
-    """
+    """Raises `UnsupportedStateError` if two ranks describe one item differently."""
     if known != node:
         raise UnsupportedStateError(
             f"{name}: the planner gives one tensor with two types or shapes: {known}, {node}",
@@ -210,11 +206,7 @@ def check_same(name: str, known: Node, node: Node) -> None:
 
 
 def _check_files(value: Any, name: str) -> None:
-    """Refuses parts of `DTensor`s that lie in files: of a value DCP stores what one rank has.
-
-    Raises:
-        UnsupportedStateError: There are such.
-    """
+    """Refuses parts of `DTensor`s in files: of a value DCP stores one rank's."""
     if isinstance(value, FileTensor) and value.like is not None:
         raise UnsupportedStateError(
             f"{name}: of a tensor in a file this rank has a part, which "
@@ -228,7 +220,7 @@ def _check_files(value: Any, name: str) -> None:
 
 
 def _plain(planner: SavePlanner) -> DefaultSavePlanner | None:
-    """The planner, if the bytes that it makes of a value are those of `torch.save`."""
+    """The planner, if it turns values into bytes by `torch.save` alone; else None."""
     if not isinstance(planner, DefaultSavePlanner):
         return None
     kind = type(planner)
@@ -242,8 +234,8 @@ def _plain(planner: SavePlanner) -> DefaultSavePlanner | None:
 class _ValueEncoder(Flattener):
     """Encodes a value, or refuses it if `torch.load` would give another one than `penstock.load`.
 
-    A state that `penstock.save` takes apart has tensors for leaves, of which the elements count.
-    Here a tensor is inside of a value, such as a tuple, and is kept with all its properties.
+    In a state that `penstock.save` flattens, only the elements of tensors count. Here a tensor is
+    inside a value, such as a tuple, and must keep all its properties.
     """
 
     def __init__(self) -> None:
@@ -257,12 +249,12 @@ class _ValueEncoder(Flattener):
         return super()._tensor(value, name, level)
 
     def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
-        # DCP asks for values, and has no place for a file.
+        # DCP asks for values, and cannot refer to a file.
         return self._tensor(value.read(), name, level)
 
     def _unusual(self, value: Any, name: str) -> Node:
         if not isinstance(value, np.dtype | np.generic):
-            # Other libraries' arrays would come back as NumPy's.
+            # Arrays of other libraries would be loaded as NumPy arrays.
             raise refusal(value, name)
         return super()._unusual(value, name)
 
@@ -270,10 +262,10 @@ class _ValueEncoder(Flattener):
         raise refusal(value, name)
 
     def data(self, *, needs_torch_type: bool) -> list[tuple[str, dict[str, Any], Memory]]:
-        """Name, node and memory of every leaf that is stored beside the tree.
+        """Name, node and memory of every leaf that is stored outside the tree.
 
         Raises:
-            UnsupportedStateError: Some share memory, or are of a type that no tensor has.
+            UnsupportedStateError: Leaves share memory, or have a type that no tensor has.
         """
         found = [(name, node, self._memories[index]) for name, node, index in self._leaves]
         _, aliases = self.finish()
@@ -286,7 +278,7 @@ class _ValueEncoder(Flattener):
 
 
 class _WholeEncoder(_ValueEncoder):
-    """Encodes a tensor that is made of others, of which the elements count as of any item."""
+    """Encodes a composite tensor, of which only the elements count, as of any item."""
 
     def __init__(self) -> None:
         super().__init__()

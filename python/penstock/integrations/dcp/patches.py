@@ -1,10 +1,10 @@
-"""`install`: DCP saves and loads through Penstock where nobody has named a writer or reader.
+"""`install`: makes DCP save and load through Penstock where no writer or reader is named.
 
-Lightning's strategies of FSDP and model parallelism, Fabric, torchtitan's manager and the
-distributed optimizers of transformers pass a ``checkpoint_id`` and nothing else. DCP asks one
-function then what is meant, `torch.distributed.checkpoint._storage_utils._storage_setup`, and has
-no registry. That function is replaced, in all modules that know it by name. What else is replaced
-depends on what the version of PyTorch has: `_probe` looks before anything changes.
+Lightning's strategies for FSDP and model parallelism, Fabric, torchtitan's manager and the
+distributed optimizers of transformers pass only a ``checkpoint_id``. DCP has no registry: it asks
+one function for the writer or reader, `torch.distributed.checkpoint._storage_utils._storage_setup`.
+That function is replaced in all modules that have imported it. Further replacements depend on the
+version of PyTorch: `_probe` checks them before anything changes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 _VERSIONS = ("2.4", "2.15")
-"""The first PyTorch that Penstock runs with, and the last that this was tried with."""
+"""The first PyTorch that Penstock supports, and the newest tested with this module."""
 
 _DCP = "torch.distributed.checkpoint"
 _PROCESS = f"{_DCP}._async_process_executor"
-"""Saves of another process, which came with PyTorch 2.7."""
+"""Asynchronous saves in another process, since PyTorch 2.7."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """Something of PyTorch's that another thing stands in for.
+    """The replacement of an object of PyTorch's.
 
     Attributes:
-        theirs: What it is.
-        ours: What stands in for it.
+        theirs: PyTorch's object.
+        ours: Its replacement.
         places: The modules, or the class, that have it under its name; None for all modules.
     """
 
@@ -54,23 +54,23 @@ class _Replacement:
     places: Sequence[Any] | None = None
 
     def make(self) -> None:
-        """Has ours stand where theirs does."""
+        """Replaces theirs by ours."""
         self._rebind(self.theirs, self.ours)
 
     def take_back(self) -> None:
-        """Has theirs stand where ours does, also where it was imported from since."""
+        """Replaces ours by theirs, also in modules that have imported ours since."""
         self._rebind(self.ours, self.theirs)
 
     def _rebind(self, old: Any, new: Any) -> None:
         name = self.theirs.__name__
         for place in tuple(sys.modules.values()) if self.places is None else self.places:
-            # Not all that is among the modules is one, and some make what they are asked for.
+            # Entries of sys.modules need not be modules, and some create attributes on access.
             if getattr(place, "__dict__", {}).get(name) is old:
                 setattr(place, name, new)
 
 
 class Installation:
-    """What `install` has done; as a context manager, it ends with the block."""
+    """The active replacements; as a context manager, it takes them back at the end of the block."""
 
     def __init__(self, replacements: Sequence[_Replacement], stagers: Stagers | None) -> None:
         self._replacements = replacements
@@ -82,7 +82,7 @@ class Installation:
         pass
 
     def __exit__(self, *_: object) -> None:
-        # Of two, the second one has taken back the first.
+        # A second installation has taken back the first.
         if _installed is self:
             uninstall()
 
@@ -102,29 +102,29 @@ def install(
     file_system_writer: bool = False,
     options: Options | None = None,
 ) -> Installation:
-    """Has `dcp.save`, `dcp.async_save` and `dcp.load` use Penstock for a ``checkpoint_id``.
+    """Makes `dcp.save`, `dcp.async_save` and `dcp.load` use Penstock for a ``checkpoint_id``.
 
-    Called on every rank, before the first save or load. What names a writer or a reader is as
-    before, and so are URLs (``"s3://…"``). Directories of DCP's own format are loaded by DCP's
-    reader, and so is ``dcp.FileSystemReader(path)``, which gives `StorageReader` where a Penstock
-    checkpoint is. Another call replaces what the one before it has chosen.
+    Call it on every rank, before the first save or load. Calls that name a writer or a reader, and
+    URLs (``"s3://…"``), work as before. Directories of DCP's own format are loaded by DCP's reader.
+    ``dcp.FileSystemReader(path)`` also returns the reader for the directory's format: a
+    `StorageReader` for a Penstock checkpoint. Another call replaces the settings of the one before.
 
     Args:
-        overwrite: Replace a complete checkpoint at the path, as DCP does; else that is a
-            `CheckpointExistsError`. Unlike with DCP, it stays loadable until the new one is
+        overwrite: Replace a complete checkpoint at the path, as DCP does; False raises
+            `CheckpointExistsError`. Unlike with DCP, the old one can be loaded until the new one is
             committed.
-        file_system_writer: Have ``dcp.FileSystemWriter(path)`` save through Penstock too, for
-            frameworks that name it: accelerate. What asks it for extensions or another
-            serialization stays DCP's.
-        options: How bytes move; None for ``Options()``.
+        file_system_writer: Make ``dcp.FileSystemWriter(path)`` save through Penstock, too, for
+            frameworks that name it, such as accelerate. With extensions or another serialization
+            format it stays DCP's.
+        options: Settings of the I/O; None for ``Options()``.
 
     Returns:
-        A context manager that takes it back; `uninstall` does as well.
+        A context manager that takes it back, as `uninstall` does.
 
     Raises:
-        MissingDependencyError: PyTorch is older than 2.4, or has changed what is replaced. Of a
-            version newer than those tried, the first save can raise it as well: before, a tiny
-            state is saved and loaded on trial.
+        MissingDependencyError: PyTorch is older than 2.4, or has changed what is replaced. With a
+            version newer than those tested the first save can raise it, too, as it first saves and
+            loads a tiny state on trial.
 
     Example:
         >>> import penstock, tempfile, torch
@@ -152,7 +152,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Has DCP save and load as if there had been no `install`; nothing where there was none."""
+    """Takes back `install`: DCP saves and loads as before. Does nothing without `install`."""
     global _installed
     if _installed is not None:
         _installed._take_back()
@@ -160,11 +160,7 @@ def uninstall() -> None:
 
 
 def _probe() -> None:
-    """Looks whether all that is replaced is where it was, and is used as it was.
-
-    Raises:
-        MissingDependencyError: It is not.
-    """
+    """Raises `MissingDependencyError` unless all that is replaced exists, used as expected."""
     probe = Probe("torch", "penstock.integrations.dcp.install")
     setup = probe.attribute(f"{_DCP}._storage_utils", "_storage_setup")
     probe.signature(setup, "storage", "checkpoint_id", "reader")
@@ -192,7 +188,7 @@ def _has_process() -> bool:
 
 
 def _has_stager() -> bool:
-    """Whether `async_save` makes a stager where it is given none: from PyTorch 2.9 on."""
+    """Whether `async_save` makes its own stager if it is given none: since PyTorch 2.9."""
     from torch.distributed.checkpoint import state_dict_saver
 
     return hasattr(state_dict_saver, "DefaultStager")
@@ -207,7 +203,7 @@ def _stagers() -> Stagers | None:
 
 
 def _try_out() -> None:
-    """Saves and loads a tiny state by DCP's own functions."""
+    """Saves and loads a tiny state with DCP's own functions."""
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -224,7 +220,7 @@ def _try_out() -> None:
 def _replacements(
     writer: Callable[..., Any], reader: Callable[..., Any], stagers: Stagers | None
 ) -> Iterator[_Replacement]:
-    """What stands in for what, by who makes a writer or a reader of a path."""
+    """The replacements for this version of PyTorch: all makers of a writer or reader of a path."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint import (
         _storage_utils,
@@ -242,7 +238,7 @@ def _replacements(
 
         yield _Replacement(DefaultStager, stagers.lend, (state_dict_saver,))
     if _has_process():
-        # DCP's process for saves makes its writer itself, and there nothing is installed.
+        # DCP's save process makes its own writer, and nothing is installed there.
         process = import_module(_PROCESS)._AsyncCheckpointProcess
         yield _Replacement(process.save, _sending(process.save, writer), (process,))
 

@@ -1,4 +1,4 @@
-"""Which of DCP's checkpoint ids are ours."""
+"""Tells which of DCP's checkpoint ids Penstock handles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_ours(checkpoint_id: object) -> bool:
-    """Whether this is a path of the local file system, or a URL of a bucket that we reach."""
+    """Whether this is a path of the local file system, or a URL of a supported bucket."""
     return _decodes(decode_path, checkpoint_id)
 
 

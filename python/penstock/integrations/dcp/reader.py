@@ -1,6 +1,6 @@
-"""`StorageReader`: what `dcp.load` reads through.
+"""`StorageReader`: reads a checkpoint for `dcp.load`.
 
-DCP asks for the metadata, plans, and has every rank read its share; each byte of that is verified
+DCP asks for the metadata, plans, and lets every rank read its share; each byte of it is verified
 before `dcp.load` returns.
 """
 
@@ -30,37 +30,38 @@ if TYPE_CHECKING:
 
 
 class StorageReader(storage.StorageReader):
-    """Has `torch.distributed.checkpoint` load from a Penstock checkpoint.
+    """Makes `torch.distributed.checkpoint` load from a Penstock checkpoint.
 
-    It reads what `StorageWriter` wrote and what `penstock.save` did, on any number of ranks and in
+    It reads checkpoints by `StorageWriter` and by `penstock.save`, on any number of ranks and in
     any layout. Tensors and values of the latter have the names that DCP would give them.
 
     Args:
-        path: The checkpoint's directory. ``checkpoint_id=`` of `dcp.load` takes its place.
-        options: How bytes move; None for ``Options()``.
-        allow_partial: Load what there is of a checkpoint that `penstock.salvage` made. What is
-            missing is unknown to DCP then, whose planner decides what becomes of that:
-            ``DefaultLoadPlanner(allow_partial_load=True)`` leaves it as it is in the state.
+        path: The checkpoint's directory. ``checkpoint_id=`` of `dcp.load` replaces it.
+        options: Settings of the I/O; None for ``Options()``.
+        allow_partial: Load what a checkpoint by `penstock.salvage` has. Missing items are unknown
+            to
+            DCP then, and its planner decides about them:
+            ``DefaultLoadPlanner(allow_partial_load=True)`` leaves them unchanged in the state.
 
     Attributes:
         path: The checkpoint's directory.
-        load_id: Names this load for planners; another one after each `reset`.
+        load_id: Identifies this load for planners; a new one after each `reset`.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path. Like all errors below, it comes out
-            of `dcp.load` inside of DCP's `CheckpointException`; from reading the metadata,
-            PyTorch 2.9 and later keep its message only.
+        CheckpointNotFoundError: There is nothing at the path. `dcp.load` raises this and all errors
+            below inside DCP's `CheckpointException`; for errors while reading the metadata, PyTorch
+            2.9 and later keep only the message.
         IncompleteCheckpointError: The save there never finished.
-        PartialCheckpointError: It holds what was salvaged from a damaged one, and not all,
-            and ``allow_partial`` is False.
-        CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
-        StateMismatchError: What the planner wants is not there.
-        RankError: The checkpoint was replaced between one rank's look at it and another's.
+        PartialCheckpointError: It was salvaged from a damaged one and lacks items, and
+            ``allow_partial`` is False.
+        CorruptCheckpointError: The checkpoint is damaged, or not Penstock's.
+        StateMismatchError: An item that the planner wants is not there.
+        RankError: The checkpoint was replaced between one rank's first access and another's.
         StorageError: The operating system failed an operation.
     """
 
     use_collectives = True
-    """As of DCP's readers: the coordinator reads the metadata for all ranks."""
+    """As for DCP's readers: the coordinator reads the metadata for all ranks."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class StorageReader(storage.StorageReader):
         return is_ours(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Gets ready for another load, from another path if one is given."""
+        """Prepares for another load, from another path if one is given."""
         if checkpoint_id:
             self.path = decode_path(checkpoint_id)
         self.load_id = uuid4().hex
@@ -98,10 +99,10 @@ class StorageReader(storage.StorageReader):
 
     # In the order in which DCP calls them.
 
-    # No `kwargs`: DCP would take them for "each rank has metadata of its own", ask again after an
-    # error, and report two.
+    # Takes no `kwargs`: DCP would then assume that each rank has its own metadata, ask again after
+    # an error, and report two.
     def read_metadata(self) -> Metadata:
-        """What the checkpoint holds, in DCP's terms."""
+        """The checkpoint's contents, in DCP's terms."""
         self._close()
         opened = self._opened = Opened(self.path, allow_partial=self._allow_partial)
         with opened.reading():
@@ -113,7 +114,7 @@ class StorageReader(storage.StorageReader):
         """Begins a load."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Notes which checkpoint this rank sees."""
+        """Records which checkpoint this rank sees."""
         return dataclasses.replace(plan, storage_data=self._open().id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -129,7 +130,7 @@ class StorageReader(storage.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fills the planner's tensors and hands it the plain values."""
+        """Fills the planner's tensors and gives it the plain values."""
         opened = self._open()
         try:
             with opened.reading():
@@ -147,7 +148,7 @@ class StorageReader(storage.StorageReader):
         return self._opened
 
     def _close(self) -> None:
-        """Lets the files be removed."""
+        """Allows the files to be removed."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.release()

@@ -1,8 +1,8 @@
-"""`Stagers`: DCP's copy of the state for `async_save`, in memory that stays.
+"""`Stagers`: reuses the memory into which DCP copies the state for `async_save`.
 
-DCP makes a stager for each ``async_save`` that is given none, and with it all of its memory, whose
-new pages take most of the time that training waits. A stager that is used again copies into what it
-has; so one is kept from save to save, and lent to one at a time.
+For each ``async_save`` without one DCP makes a stager, and with it all of its memory; allocating
+its pages takes most of the time that training waits. A stager that is used again copies into the
+memory it has; so one is kept from save to save, and lent to one save at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = StagingOptions(False, False, False, False)
 
 
 class Stagers:
-    """What stands in for DCP's `DefaultStager` where it makes its own."""
+    """Replaces DCP's `DefaultStager` where DCP makes one itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Stagers:
         self._is_closed = False
 
     def lend(self, config: StagingOptions = _PLAIN) -> AsyncStager:
-        """A stager, which is given back by its `close`."""
+        """A stager, given back by its `close`."""
         if config != _PLAIN:
             return DefaultStager(config)
         with self._lock:
@@ -43,7 +43,7 @@ class Stagers:
         stager.close()
 
     def close(self) -> None:
-        """Gives the memory back; that of saves under way goes when they end."""
+        """Releases the memory; stagers of saves in progress release theirs at the end."""
         with self._lock:
             stager, self._idle, self._is_closed = self._idle, None, True
         if stager is not None:
@@ -51,7 +51,7 @@ class Stagers:
 
 
 class _Lent(AsyncStager):
-    """A stager, until it is closed."""
+    """A borrowed stager; `close` gives it back."""
 
     _synchronize_after_execute = False
 
@@ -67,7 +67,7 @@ class _Lent(AsyncStager):
         try:
             return stager.stage(state_dict)
         except AssertionError:
-            # A tensor of the state has another size than when it was last copied.
+            # A tensor of the state has another size than at the last copy.
             stager.close()
             self._stager = stager = DefaultStager(_PLAIN)
             return stager.stage(state_dict)

@@ -1,18 +1,17 @@
-"""`StorageWriter`: what `dcp.save` and `dcp.async_save` write through.
+"""`StorageWriter`: writes a checkpoint for `dcp.save` and `dcp.async_save`.
 
-DCP asks each rank for a plan, lets the coordinator look at all of them, has every rank write, and
-ends with the coordinator. Its messages carry ours:
+DCP asks each rank for a plan, shows all plans to the coordinator, lets every rank write, and ends
+on the coordinator. Its messages carry Penstock's:
 
 1. the coordinator begins the attempt and puts a *ticket* into the plan of every rank;
-2. every rank writes its shards; all but the coordinator write their part as well, and cast their
-   vote in a *report* that goes back with the results;
-3. the coordinator, who alone has the reports of all, writes its part with the tree of the whole
-   state, to which the other parts refer, and commits.
+2. every rank writes its shards; all but the coordinator also write their part, and cast their vote
+   in a *report* that is returned with the results;
+3. the coordinator, which alone has all reports, writes its part with the tree of the whole state,
+   to which the other parts refer, and commits.
 
-Nothing is visible before the commit. If DCP never comes to it, the coordinator removes its files
-when the writer is used again or dropped. The other ranks cannot know, once they have voted: their
-files are leftovers then, as of a process that died, and go with the next save to the path or with a
-sweep.
+Nothing is visible before the commit. If DCP never gets that far, the coordinator removes its files
+when the writer is used again or dropped. Other ranks that have voted cannot know: their files
+remain as leftovers, as of a process that died, until the next save to the path or a sweep.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """What the coordinator tells a rank.
+    """The coordinator's message to a rank.
 
     Attributes:
         attempt_id: The attempt to join.
         number: The rank's number among those that save, and that of its part.
-        world_size: How many there are.
+        world_size: The number of ranks that save.
     """
 
     attempt_id: str
@@ -75,13 +74,13 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a rank tells the coordinator.
+    """A rank's message to the coordinator.
 
     Attributes:
-        number: Which rank.
-        vote: For its part; None from the coordinator, who has none yet.
+        number: The rank's number.
+        vote: The vote for its part; None from the coordinator, which has not written its part yet.
         nodes: The node of each item that it wrote, or wrote a box of.
-        raw: Names of values that are bytes of the planner's.
+        raw: Names of values that are the planner's own bytes.
     """
 
     number: int
@@ -92,41 +91,41 @@ class _Report:
 
 @copies_first
 class StorageWriter(storage.StorageWriter):
-    """Has `torch.distributed.checkpoint` save into a Penstock checkpoint.
+    """Makes `torch.distributed.checkpoint` save into a Penstock checkpoint.
 
-    One writer may serve any number of saves, one after the other, and goes to another process with
-    `dcp.async_save` if that is asked for. All ranks have to see one directory.
+    One writer may serve any number of saves, one after the other; `dcp.async_save` may send it to
+    another process. All ranks have to see the same directory.
 
     Args:
-        path: The checkpoint's directory; made if missing. ``checkpoint_id=`` of `dcp.save` takes
-            its place.
-        overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
-            is committed.
-        options: How bytes move; None for ``Options()``.
-        groups: As of `penstock.save`: which tensors lie in shards of their own, with the names that
-            a model has for them, by DCP's names for them. There is no index where ranks hold
-            pieces of one, which a `PenstockWarning` says.
-        files: As of `penstock.save`: small files that go with the checkpoint. They are read here.
-        no_dist: Save alone though a launcher says that this process is one of several ranks, with
-            `torch.distributed` not initialized. Where it is, ``no_dist=True`` of `dcp.save` does.
+        path: The checkpoint's directory; created if missing. ``checkpoint_id=`` of `dcp.save`
+            replaces it.
+        overwrite: Replace a complete checkpoint at the path. The old one can be loaded until the
+            new one is committed.
+        options: Settings of the I/O; None for ``Options()``.
+        groups: As for `penstock.save`: tensors to store in shards of their own, by DCP's names for
+            them, under the names of a model. If ranks hold pieces of such a tensor there is no
+            index, and a `PenstockWarning` says so.
+        files: As for `penstock.save`: small files to store with the checkpoint. They are read here.
+        no_dist: Save alone although a launcher has started several ranks, when `torch.distributed`
+            is not initialized. When it is, use ``no_dist=True`` of `dcp.save`.
 
     Attributes:
         path: The checkpoint's directory.
         overwrite: Whether a complete checkpoint there is replaced.
-        save_id: Names this save for planners; another one after each `reset`.
+        save_id: Identifies this save for planners; a new one after each `reset`.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
-            directory is a store. Like all errors below, it comes out of `dcp.save` inside of DCP's
+            directory is a store. `dcp.save` raises this and all errors below inside DCP's
             `CheckpointException`.
         UnsupportedStateError: An item cannot be stored; the message names it.
-        RankError: A rank does not see the directory, or this is one whose process group is not
-            there, so that each would save over the others.
+        RankError: A rank does not see the directory; or this is one of several ranks without a
+            process group, so that each would save over the others.
         StorageError: The operating system failed an operation.
     """
 
     use_collectives = True
-    """As of DCP's writers: the ranks save one checkpoint together."""
+    """As for DCP's writers: the ranks save one checkpoint together."""
 
     def __init__(
         self,
@@ -162,13 +161,13 @@ class StorageWriter(storage.StorageWriter):
         return is_ours(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Gets ready for another save, to another path if one is given."""
+        """Prepares for another save, to another path if one is given."""
         if checkpoint_id:
             self.path = decode_path(checkpoint_id)
         self.save_id = uuid4().hex
 
     def storage_meta(self) -> StorageMeta:
-        """Where the checkpoint will be, for planners."""
+        """The checkpoint's directory and this save's id, for planners."""
         return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
 
     # In the order in which DCP calls them.
@@ -195,7 +194,7 @@ class StorageWriter(storage.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begins the attempt and tells every rank; on the coordinator only."""
+        """Begins the attempt, with a ticket for every rank; on the coordinator only."""
         if len(plans) > 1 and not all(getattr(plan, "usable", True) for plan in plans):
             raise ValueError(
                 "a planner with enable_plan_caching=True keeps from the ranks which attempt they "
@@ -212,7 +211,7 @@ class StorageWriter(storage.StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes what the plan has for this rank; returns when it is durable."""
+        """Writes this rank's items; returns once they are durable."""
         ticket: _Ticket = plan.storage_data
         try:
             packed = pack(plan, planner, is_alone=ticket.world_size == 1)
@@ -231,7 +230,7 @@ class StorageWriter(storage.StorageWriter):
                 self.path, ticket.attempt_id, ticket.number, groups=self._groups
             )
             return joined.write(ticket.number, tensors, self._options)
-        # Not the ticket's attempt: a planner that keeps its plans keeps old tickets in them.
+        # Not the ticket's attempt: a planner that caches its plans keeps old tickets in them.
         if self._attempt is None:
             raise AssertionError("DCP writes before it has planned")
         self._attempt.write_shards(ticket.number, tensors, self._options)
@@ -257,7 +256,7 @@ class StorageWriter(storage.StorageWriter):
             self._give_up()
 
     def _tell(self, attempt: RankAttempt) -> None:
-        """Says what a report would, which DCP has no place for."""
+        """Warns of fallbacks, as DCP has no report to put them in."""
         for one in attempt.written["fallbacks"]:
             if one.kind == "unindexed":
                 warn(
@@ -268,18 +267,18 @@ class StorageWriter(storage.StorageWriter):
                 warn(f"{self.path} is saved: {one}")
 
     def _further_note(self) -> Mapping[str, Any]:
-        """What else the checkpoint's note is to say."""
+        """Additional members of the checkpoint's note."""
         return {}
 
     def _give_up(self) -> None:
-        """Removes what the coordinator has written, if it is not committed."""
+        """Removes the coordinator's files unless they are committed."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.abandon()
 
 
 def _merge(reports: Iterable[_Report]) -> tuple[dict[str, Node], list[str]]:
-    """The nodes of all ranks.
+    """Merges the nodes of all ranks.
 
     Raises:
         UnsupportedStateError: Ranks do not agree about a tensor, or two items have one name.

@@ -1,8 +1,7 @@
-"""A checkpoint engine for DeepSpeed: all files of a tag, of all ranks, are one Penstock checkpoint.
+"""A checkpoint engine for DeepSpeed: a tag's files, of all ranks, form one Penstock checkpoint.
 
-`install` before ``deepspeed.initialize``, or `attach` behind it. A tag is complete when its
-manifest is there, and only then ``latest`` names it. Tags that DeepSpeed wrote itself are loaded by
-its own code.
+Call `install` before ``deepspeed.initialize``, or `attach` after it. A tag is complete once it has
+a manifest, and ``latest`` names it only then. DeepSpeed's own code loads tags that it wrote itself.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ def install(
     trust: bool = False,
     options: Options | None = None,
 ) -> None:
-    """Has every engine that ``deepspeed.initialize`` builds save and load by Penstock.
+    """Makes every engine that ``deepspeed.initialize`` builds save and load through Penstock.
 
     Args:
-        background: Whether ``save_checkpoint`` returns as soon as the state is copied. A save that
-            failed raises its error from the next one, from ``load_checkpoint`` or ``destroy``.
-        lazy: Whether, in the background, the state is also copied while training goes on, up to the
-            next step; see `penstock.CheckpointStore.save_async`.
-        rng: Whether the random states of each rank are saved, and restored where the optimizer is.
+        background: Whether ``save_checkpoint`` returns once the state is copied. The error of a
+            failed save is raised by the next one, by ``load_checkpoint`` or by ``destroy``.
+        lazy: Whether a background save also copies the state while training goes on, up to the next
+            step; see `penstock.CheckpointStore.save_async`.
+        rng: Whether the random states of each rank are saved, and restored with the optimizer.
         pickled: Names of values that only pickle can store, such as
-            ``"mp_rank_00_model_states.pt.args"``, or patterns of `fnmatch` over them.
+            ``"mp_rank_00_model_states.pt.args"``, or patterns of `fnmatch` for them.
         trust: Whether such values are unpickled, which can run any code.
-        options: How bytes move; None for ``penstock.Options()``.
+        options: Settings of the I/O; None for ``penstock.Options()``.
 
     Raises:
         MissingDependencyError: DeepSpeed is older than 0.17, or has changed a method that is
@@ -63,7 +62,7 @@ def attach(
     trust: bool = False,
     options: Options | None = None,
 ) -> None:
-    """Has one engine, as ``deepspeed.initialize`` returned it, save and load by Penstock.
+    """Makes one engine, a result of ``deepspeed.initialize``, save and load through Penstock.
 
     See `install` for the arguments and errors.
     """

@@ -1,4 +1,4 @@
-"""`PenstockCheckpointEngine`: what DeepSpeed hands the files of a tag to."""
+"""`PenstockCheckpointEngine`: receives the files of a tag from DeepSpeed, and saves them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings:
 
 
 class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """What DeepSpeed hands each file of a tag to."""
+    """Receives each file of a tag from DeepSpeed, and saves all of them in one commit."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -49,57 +49,57 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._is_open = False
         self._files: Files | None = None
         self._pending: PendingSave | None = None
-        # What `latest` should say and does not, as it could not be written.
+        # The path and the tag of a `latest` that could not be written yet.
         self._behind: tuple[str, str] | None = None
         self.loaded = ""
-        """The directory of what was loaded last, for messages."""
+        """The directory of the last load, for messages."""
 
-    # What DeepSpeed calls.
+    # Called by DeepSpeed.
 
     def create(self, info: Any) -> None:
-        """Learns which tag is going to be saved; older versions tell no more than that."""
+        """Learns which tag will be saved; older versions of DeepSpeed pass only its name."""
         self._tag = str(getattr(info, "tag", info))
         if self._is_open:
             settings = self._settings
             self._files = Files(self._directory, pickled=settings.pickled, rng=settings.rng)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Makes no directory of a tag: `finish` does, where the other ranks learn of a failure."""
+        """Makes no directory of a tag; `finish` does, where a failure reaches the other ranks."""
         if not self._is_open:
             super().makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Keeps a file of the tag for `finish`; what belongs to no tag is saved as a file."""
+        """Keeps a file of the tag for `finish`; writes files outside of a tag at once."""
         if self._files is None:
             self._theirs.save(state_dict, path)
         else:
             self._files.add(path, state_dict)
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """A file of a tag, of ours or of DeepSpeed's own."""
+        """Loads a file of a tag, of Penstock's or DeepSpeed's."""
         self.wait()
         self.loaded = os.path.dirname(os.path.abspath(path))
         if not tags.is_stub(path):
             return self._theirs.load(path, map_location)
         settings = self._settings
-        # Others are functions that leave everything on the host.
+        # Other values are functions that leave everything on the host.
         device = None if callable(map_location) else map_location
         return tags.read_file(path, trust=settings.trust, options=settings.options, device=device)
 
     def commit(self, info: Any) -> bool:
-        """Nothing: a tag is committed by `finish`, when it is known that nothing follows."""
+        """Does nothing: `finish` commits a tag, once it is known that no more files follow."""
         return True
 
     def is_decoupled(self) -> bool:
-        """Whether saves go on in the background; then DeepSpeed's `destroy` calls `cleanup`."""
+        """Whether saves run in the background; then DeepSpeed's `destroy` calls `cleanup`."""
         return self._settings.background
 
     def preserves_storage_sharing(self) -> bool:
-        """Whether tensors have to be cloned, as `torch.save` stores all that they are views of."""
+        """Whether views must be cloned, as `torch.save` stores the whole storage of a view; no."""
         return False
 
     def cleanup(self) -> None:
-        """Waits for the save under way.
+        """Waits for the save in progress.
 
         Raises:
             PenstockError: It failed.
@@ -109,55 +109,55 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             self._move_latest(*self._behind)
 
     def plain(self) -> PenstockCheckpointEngine:
-        """Another one, which saves in the foreground."""
+        """Another engine, which saves in the foreground."""
         return PenstockCheckpointEngine(replace(self._settings, background=False, lazy=False))
 
-    # What the methods of DeepSpeed's engine call that take the place of its own.
+    # Called by the methods that replace those of DeepSpeed's engine.
 
     def begin(self, save_dir: str | os.PathLike[str]) -> None:
-        """Files that come from now on are those of a tag in this directory."""
+        """Begins a tag in this directory: files saved from now on belong to it."""
         self._save_dir = os.path.abspath(save_dir)
         self._is_open = True
 
     def end(self) -> Files | None:
-        """They are not any more; returns them."""
+        """Ends the tag; returns its files."""
         files, self._files, self._is_open = self._files, None, False
         return files
 
     @property
     def is_open(self) -> bool:
-        """Whether a tag is being put together."""
+        """Whether a tag is begun and not ended."""
         return self._is_open
 
     def wait(self) -> None:
-        """Waits for the save under way.
+        """Waits for the save in progress.
 
         Raises:
-            PenstockError: It failed, and nobody has seen it.
+            PenstockError: It failed, and its error was not raised before.
         """
         self._saver.wait()
 
     def settle(self) -> None:
-        """Waits for the save under way on all ranks, so that each reads the same ``latest`` then.
+        """Waits for the save in progress on all ranks, so that all then read the same ``latest``.
 
         Raises:
-            PenstockError: It failed, and nobody has seen it.
+            PenstockError: It failed, and its error was not raised before.
         """
         try:
             self.wait()
         finally:
             if self._settings.background:
-                # The first rank moves it, and the others may be done before.
+                # The first rank writes `latest`, and others may finish before it.
                 comm.barrier()
 
     def stage(self) -> None:
-        """Copies what a lazy save has not copied yet: it is about to change."""
+        """Copies tensors that a lazy save has not copied yet, as they are about to change."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.stage()
 
     def finish(self, step: int, *, moves_latest: bool) -> None:
-        """Saves all files of all ranks in one commit, and has ``latest`` name them then."""
+        """Saves all files of all ranks in one commit, then writes ``latest``."""
         files, settings, tag = self.end(), self._settings, self._tag
         tags.check_ours(self._directory)
         latest = os.path.join(self._save_dir, "latest")
@@ -192,7 +192,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._behind = None
 
     def _move_latest_together(self, path: str, tag: str) -> None:
-        """Has the first rank do it, and all of them raise what it raises."""
+        """Writes ``latest`` on the first rank; raises its error on all ranks."""
         failed: list[StorageError | None] = [None]
         if comm.get_rank() == 0:
             try:
@@ -204,7 +204,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             raise failed[0]
 
     def _move_latest_behind(self, path: str, tag: str) -> None:
-        """The same in the background, where nobody hears what it raises: `cleanup` tries anew."""
+        """Writes ``latest`` in the background; warns on failure, and `cleanup` tries again."""
         try:
             self._move_latest(path, tag)
         except StorageError as error:
@@ -212,7 +212,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             warnings.warn(told, PenstockWarning, stacklevel=2)
 
     def restore_random_states(self, path: str) -> None:
-        """Sets the generators of this rank as they were.
+        """Restores the random states of this rank.
 
         Raises:
             StateMismatchError: They were not saved.

@@ -1,4 +1,4 @@
-"""`Files`: the files of a tag that one rank saves, as a state."""
+"""`Files`: the files of a tag that one rank saves, as one state."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Files(LiveState):
-    """What DeepSpeed hands over, put together when the save takes it.
+    """Files received from DeepSpeed, converted when the save flattens the state.
 
-    What a save takes apart may fail on one rank: the save tells the others. A failure before that
-    would leave them in a barrier of DeepSpeed's. So all that can fail is done in `state_dict`.
+    A save tells all ranks if flattening fails on one. A failure before that would leave the others
+    in a barrier of DeepSpeed's. So `state_dict` does everything that can fail.
 
     Args:
         directory: The tag's directory.
-        pickled: Names of values that are stored as pickle.
-        rng: Whether the random states of this rank belong to it.
+        pickled: Names of values to store as pickled bytes.
+        rng: Whether to save the random states of this rank with it.
     """
 
     def __init__(self, directory: str, *, pickled: Sequence[str], rng: bool) -> None:
@@ -36,15 +36,15 @@ class Files(LiveState):
         self._states: dict[str, Any] = {}
 
     def add(self, path: str, state: Any) -> None:
-        """Takes a file."""
+        """Adds a file."""
         self._states[os.path.abspath(path)] = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The state; leaves a stub for each file.
+        """The state; writes a stub for each file.
 
         Raises:
             CheckpointExistsError: DeepSpeed itself has saved one of them.
-            UnsupportedStateError: A value that was to be pickled cannot be.
+            UnsupportedStateError: A value to be pickled cannot be pickled.
             StorageError: The operating system failed an operation.
         """
         files = {}
@@ -54,7 +54,7 @@ class Files(LiveState):
                 raise PenstockError(f"{path} lies outside of the tag {self._directory}")
             tags.check_stub(path)
             files[name] = raw.packed(values.plain(state), name, self._pickled)
-            # Not of bytes: these would be taken for the state of a generator, one of each rank.
+            # Not of bytes, which would be taken for the state of a generator, one for each rank.
             files[name][tags.SHARED] = torch.zeros(1)
         tags.make(self._directory)
         for path in self._states:

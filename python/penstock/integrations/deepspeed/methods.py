@@ -1,7 +1,7 @@
-"""The methods of DeepSpeed's engine that take part in a save by ours: they are wrapped.
+"""Wraps the methods of DeepSpeed's engine that take part in a save.
 
-Nothing else tells an engine of checkpoints where a tag begins, that nothing follows, and when what
-a lazy save has still to copy is about to change.
+A checkpoint engine learns from nothing else where a tag begins and ends, and when state that a lazy
+save has still to copy is about to change.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 
 _ENGINE = "deepspeed.runtime.engine"
 _FACTORY = "create_checkpoint_engine"
-"""Makes what an engine saves by, from DeepSpeed 0.17.2 on."""
+"""Makes an engine's checkpoint engine, since DeepSpeed 0.17.2."""
 
 _MARK = "_penstock"
-"""What a wrapped method has. Those that others wrap around it take it over."""
+"""Attribute of a wrapped method; wrappers around it copy it."""
 
 
 def probe() -> None:
-    """Looks whether the methods are where they were, and take what they took.
-
-    Raises:
-        MissingDependencyError: They do not.
-    """
+    """Raises `MissingDependencyError` unless the methods exist with the expected parameters."""
     found = Probe("deepspeed", "penstock.integrations.deepspeed.checkpoint_engine")
     cls = found.attribute(_ENGINE, "DeepSpeedEngine")
     for name, parameters in (
@@ -87,7 +83,7 @@ def probe() -> None:
 
 
 def build_with(make: Callable[[], PenstockCheckpointEngine]) -> None:
-    """Gives every engine of DeepSpeed that is built from now on one of ours to save by."""
+    """Makes every DeepSpeed engine built from now on save by an engine of ``make``."""
     if hasattr(runtime, _FACTORY):
         runtime.create_checkpoint_engine = lambda *_, **__: make()
         return
@@ -103,7 +99,7 @@ def build_with(make: Callable[[], PenstockCheckpointEngine]) -> None:
 
 
 def take_over() -> None:
-    """Has the methods call ours, in all engines that have one; may be called again."""
+    """Wraps the methods, for all engines that save by ours; may be called again."""
     cls = runtime.DeepSpeedEngine
     if hasattr(cls.save_checkpoint, _MARK):
         return
@@ -115,7 +111,7 @@ def take_over() -> None:
         ("_copy_recovery_script", _copying(cls._copy_recovery_script)),
         ("_take_model_step", _staged(cls._take_model_step)),
         ("destroy", _ending(cls.destroy)),
-        # Before DeepSpeed 0.17.2 it has none.
+        # DeepSpeed before 0.17.2 has none.
         ("__del__", _dying(getattr(cls, "__del__", lambda _: None))),
     ):
         setattr(cls, name, wrapped)
@@ -124,7 +120,7 @@ def take_over() -> None:
 
 
 def _of(engine: Any) -> PenstockCheckpointEngine | None:
-    """Ours of an engine of DeepSpeed, which may be one that could not be built."""
+    """Our engine of a DeepSpeed engine, which may have failed while it was built."""
     found = vars(engine).get("checkpoint_engine")
     return found if isinstance(found, PenstockCheckpointEngine) else None
 
@@ -146,7 +142,7 @@ def _saving(save: Any) -> Any:
         try_out(self, os.fspath(save_dir), ours.plain)
         ours.begin(save_dir)
         try:
-            # It would write ``latest`` in place, before anything is durable.
+            # DeepSpeed would write ``latest`` in place, before anything is durable.
             done = save(self, save_dir, tag, client_state, False, exclude_frozen_parameters)
         except BaseException:
             ours.end()
@@ -203,7 +199,7 @@ def _comparing(load: Any) -> Any:
     ) -> Any:
         ours, state = _of(self), checkpoint["module"]
         if ours is not None and custom_load_fn is None and isinstance(state, Mapping):
-            # PyTorch fills one name after the other, and the last one would win.
+            # PyTorch fills one name after the other: the last of several tied names would win.
             check_model(self.module, state, ours.loaded)
         return load(self, checkpoint, strict, custom_load_fn, *arguments, **further)
 
@@ -215,7 +211,7 @@ def _finding(find: Any) -> Any:
     def _get_all_ckpt_names(self: Any, checkpoints_path: str, tag: Any) -> Any:
         found = find(self, checkpoints_path, tag)
         if not found and _of(self) is not None:
-            # DeepSpeed asserts that there are some, and says nothing.
+            # DeepSpeed would only assert that there are some.
             raise tags.unfit(os.path.abspath(os.path.join(checkpoints_path, str(tag))))
         return found
 
@@ -228,13 +224,14 @@ def _copying(copy: Any) -> Any:
         ours = _of(self)
         if ours is None or not ours.is_open:
             copy(self, save_path)
-        # Else nothing: the scripts read no stubs, and a full disk would stop this rank alone.
+        # Otherwise does nothing: the scripts cannot read stubs, and a full disk would stop one
+        # rank.
 
     return _copy_recovery_script
 
 
 def _staged(change: Any) -> Any:
-    """A method that changes what a lazy save may have to copy yet."""
+    """Wraps a method that changes state which a lazy save may still have to copy."""
 
     @functools.wraps(change)
     def changing(self: Any, *arguments: Any, **further: Any) -> Any:
@@ -247,7 +244,7 @@ def _staged(change: Any) -> Any:
 
 
 def _ending(destroy: Any) -> Any:
-    """`destroy`, which in all versions waits for the save under way."""
+    """Wraps `destroy`, so that it waits for the save in progress in all versions."""
     staged = _staged(destroy)
 
     @functools.wraps(destroy)
@@ -268,7 +265,7 @@ def _dying(delete: Any) -> Any:
             try:
                 ours.cleanup()
             except PenstockError as error:
-                # DeepSpeed's own would swallow it.
+                # DeepSpeed's `__del__` would swallow it.
                 warnings.warn(f"the last save failed: {error}", PenstockWarning, stacklevel=2)
         delete(self)
 
@@ -276,7 +273,7 @@ def _dying(delete: Any) -> Any:
 
 
 def _check(engine: Any) -> None:
-    """Refuses what would be saved beside the checkpoint, or not where all ranks see it."""
+    """Refuses state that DeepSpeed saves outside the checkpoint, or where not all ranks see it."""
     if engine.zero_nvme_offload_optimizer():
         raise UnsupportedStateError(
             "the optimizer's state on NVMe is copied by DeepSpeed itself, beside the commit: keep "

@@ -1,4 +1,4 @@
-"""The ops as DeepSpeed knows them: modules with its names, arguments and defaults."""
+"""The ops as DeepSpeed expects them: modules with its names, arguments and defaults."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES = 4096
 _ALIGNMENT = 512
-"""What DeepSpeed takes for the device's."""
+"""The device's alignment in bytes, as DeepSpeed assumes it."""
 
 
 def module(name: str) -> ModuleType:
-    """The op of a name, as a module."""
+    """The op of that name, as a module."""
     return _MODULES[name]
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A transfer, and what is to be done when it has ended well."""
+    """A transfer, and a function to call once it has succeeded."""
 
     transfer: Transfer
     finish: Callable[[], None]
 
 
 class AioHandle:
-    """``aio_handle``: reads and writes of whole tensors, in order of nothing, waited for together.
+    """``aio_handle``: reads and writes whole tensors, in any order; `wait` waits for all of them.
 
     Args:
-        block_size: What one request to the device moves at most, in bytes.
-        queue_depth: Requests in flight of each thread.
-        single_submit: Kept for `get_single_submit`.
-        overlap_events: Kept for `get_overlap_events`.
-        intra_op_parallelism: Threads.
+        block_size: Most bytes of a request to the device.
+        queue_depth: Requests in flight per thread.
+        single_submit: Returned by `get_single_submit`; has no effect.
+        overlap_events: Returned by `get_overlap_events`; has no effect.
+        intra_op_parallelism: The number of threads.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AioHandle:
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        # As theirs, what counts as a whole number, as of NumPy.
+        # As DeepSpeed's, it takes everything with an index, such as NumPy's integers.
         block_size, queue_depth = operator.index(block_size), operator.index(queue_depth)
         self._settings = (block_size, queue_depth, single_submit, overlap_events)
         self._threads = operator.index(intra_op_parallelism)
@@ -75,43 +75,43 @@ class AioHandle:
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._waiting = threading.Lock()
-        """Held by the thread that waits: another one's `wait` may be for the same operations."""
+        """Held by the waiting thread, as another `wait` may concern the same operations."""
         _handles.add(self)
 
     def get_block_size(self) -> int:
-        """As it was given, in bytes."""
+        """The constructor's ``block_size``, in bytes."""
         return self._settings[0]
 
     def get_queue_depth(self) -> int:
-        """As it was given."""
+        """The constructor's ``queue_depth``."""
         return self._settings[1]
 
     def get_single_submit(self) -> bool:
-        """As it was given."""
+        """The constructor's ``single_submit``."""
         return self._settings[2]
 
     def get_overlap_events(self) -> bool:
-        """As it was given."""
+        """The constructor's ``overlap_events``."""
         return self._settings[3]
 
     def get_intra_op_parallelism(self) -> int:
-        """As it was given."""
+        """The constructor's ``intra_op_parallelism``."""
         return self._threads
 
     def get_alignment(self) -> int:
-        """What programs bring sizes up to, in bytes; nothing here needs it."""
+        """The multiple to which programs round sizes, in bytes; Penstock does not need it."""
         return _ALIGNMENT * self._threads
 
     def read(
         self, buffer: torch.Tensor, filename: str, validate: bool, file_offset: int = 0
     ) -> int:
-        """Reads a whole file, whose size is the tensor's; 0."""
+        """Reads a whole file, which must have the tensor's size; returns 0."""
         return self._now(lambda: self._whole_read(buffer, filename, validate, file_offset))
 
     def write(
         self, buffer: torch.Tensor, filename: str, validate: bool, file_offset: int = 0
     ) -> int:
-        """Writes a tensor; 0."""
+        """Writes a tensor; returns 0."""
         return self._now(lambda: self._write(buffer, filename, validate, file_offset))
 
     def pread(
@@ -119,7 +119,7 @@ class AioHandle:
         buffer: torch.Tensor,
         filename: str,
         validate: bool,
-        # A keyword of Python, so it cannot be written as it is called.
+        # The parameter `async` is a keyword of Python.
         *arguments: Any,
         **keywords: Any,
     ) -> int:
@@ -140,15 +140,15 @@ class AioHandle:
         return self._begun(lambda: self._write(buffer, filename, validate, offset), is_async)
 
     def sync_pread(self, buffer: torch.Tensor, filename: str, file_offset: int = 0) -> int:
-        """Reads a tensor, and waits for all; the count of operations that have ended."""
+        """Reads a tensor, and waits for all operations; returns the number that have ended."""
         return self._begun(lambda: self._read(buffer, filename, False, file_offset), False)
 
     def sync_pwrite(self, buffer: torch.Tensor, filename: str, file_offset: int = 0) -> int:
-        """Writes a tensor, and waits for all; the count of operations that have ended."""
+        """Writes a tensor, and waits for all operations; returns the number that have ended."""
         return self._begun(lambda: self._write(buffer, filename, False, file_offset), False)
 
     def async_pread(self, buffer: torch.Tensor, filename: str, file_offset: int = 0) -> int:
-        """Begins to read a tensor; 0."""
+        """Starts to read a tensor; returns 0."""
         return self._begun(lambda: self._read(buffer, filename, False, file_offset), True)
 
     def async_pwrite(
@@ -159,21 +159,21 @@ class AioHandle:
         *,
         fd: int | None = None,
     ) -> int:
-        """Begins to write a tensor to a file by its name, or by a descriptor that stays open; 0."""
+        """Starts to write a tensor to a file, by name or by an open descriptor; returns 0."""
         file = filename if fd is None else fd
         if file is None:
             raise TypeError("async_pwrite needs a filename or an fd")
         return self._begun(lambda: self._write(buffer, file, False, file_offset), True)
 
     def wait(self) -> int:
-        """Waits for all that was begun.
+        """Waits for all started operations.
 
         Returns:
-            The count of operations.
+            The number of operations.
 
         Raises:
             TransferError: One has failed; all have ended.
-            PenstockError: Nothing was begun.
+            PenstockError: No operation was started.
         """
         with self._waiting:
             pending = self._take_pending()
@@ -185,15 +185,15 @@ class AioHandle:
             return self._finish(pending)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """A tensor of one dimension, with the type of another, page-aligned and locked."""
+        """A one-dimensional tensor of another tensor's type, page-aligned and locked."""
         return pinned.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Whether it was a locked one; it is forgotten then."""
+        """Forgets a locked tensor; returns whether it was one."""
         return pinned.free(tensor.data_ptr())
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether a tensor lies in locked memory."""
+        """Whether a tensor is in locked memory."""
         return pinned.is_pinned(buffer)
 
     def _read(self, buffer: torch.Tensor, filename: str, validate: bool, offset: int) -> _Pending:
@@ -257,7 +257,7 @@ class AioHandle:
                 self._pending.append(one)
             return 0
         with self._waiting:
-            # Its own is not among those that another thread may take to wait for.
+            # Its own operation is not in the list that another thread may take to wait for.
             return self._finish([*self._take_pending(), one])
 
     def _take_pending(self) -> list[_Pending]:
@@ -277,10 +277,10 @@ class AioHandle:
                 try:
                     one.finish()
                 except Exception as error:
-                    # Also PyTorch's: it would be raised by every other wait as well.
+                    # PyTorch's errors, too: otherwise every other wait would raise them as well.
                     failures.append(error)
         except BaseException:
-            # As of a signal: they are still there to be waited for.
+            # For instance a signal: put the operations back, to be waited for again.
             with self._lock:
                 self._pending = pending + self._pending
             raise
@@ -295,22 +295,22 @@ class AioHandle:
 
 
 class GdsHandle(AioHandle):
-    """``gds_handle``: the same for tensors of devices, through memory of the host."""
+    """``gds_handle``: the same for tensors of devices, through host memory."""
 
     def new_pinned_device_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """A tensor of one dimension, with the type and the device of another."""
+        """A one-dimensional tensor of another tensor's type and device."""
         return torch.empty(num_elem, dtype=example_tenosr.dtype, device=example_tenosr.device)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """True: it goes with the last reference to it."""
+        """Returns True: the memory is released with the last reference."""
         return True
 
     def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """True: there is nothing to prepare."""
+        """Returns True: nothing has to be prepared."""
         return True
 
     def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """True: nothing was prepared."""
+        """Returns True: nothing was prepared."""
         return True
 
 
@@ -319,7 +319,7 @@ _handles: weakref.WeakSet[AioHandle] = weakref.WeakSet()
 
 def _renew_locks() -> None:
     for handle in list(_handles):
-        # A thread of the parent may hold them.
+        # A thread of the parent may have held them at the fork.
         handle._lock, handle._waiting = threading.Lock(), threading.Lock()
 
 
@@ -337,11 +337,7 @@ def _async_and_offset(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> t
 
 
 def _compare(host: torch.Tensor, file: str | int, offset: int) -> None:
-    """Reads what is stored again, through the page cache.
-
-    Raises:
-        PenstockError: It is something else.
-    """
+    """Raises `PenstockError` unless stored bytes, read through the page cache, are those moved."""
     with TensorIO(direct="off") as io:
         again = torch.empty_like(host, memory_format=torch.contiguous_format)
         io.read(again, file, offset).result()
@@ -359,7 +355,7 @@ def aio_read(
     overlap_events: bool,
     validate: bool,
 ) -> int:
-    """Reads a whole file, whose size is the tensor's; 0."""
+    """Reads a whole file, which must have the tensor's size; returns 0."""
     handle = AioHandle(block_size, queue_depth, single_submit, overlap_events, 1)
     return handle.read(buffer, filename, validate)
 
@@ -373,13 +369,13 @@ def aio_write(
     overlap_events: bool,
     validate: bool,
 ) -> int:
-    """Writes a tensor; 0."""
+    """Writes a tensor; returns 0."""
     handle = AioHandle(block_size, queue_depth, single_submit, overlap_events, 1)
     return handle.write(buffer, filename, validate)
 
 
 def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
-    """Copies the bytes of one tensor to another; 0."""
+    """Copies the bytes of one tensor to another; returns 0."""
     dest.view(-1).view(torch.uint8).copy_(src.reshape(-1).view(torch.uint8))
     return 0
 

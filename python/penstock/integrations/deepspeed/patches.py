@@ -1,7 +1,7 @@
-"""How DeepSpeed gets our ops: its builders of them are changed as soon as they are defined.
+"""Makes DeepSpeed load Penstock's ops: patches its op builders as soon as they are defined.
 
-In this process by an import hook; in its children, which it starts as forkservers and by ``spawn``,
-by a ``sitecustomize`` that installs the same hook where an environment variable says so.
+In this process an import hook does it; in child processes, which DeepSpeed starts by forkserver and
+``spawn``, a ``sitecustomize`` that installs the same hook if an environment variable says so.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _BUILDERS = ("deepspeed.ops.op_builder.builder", "op_builder.builder")
-"""Where it defines them: as it is installed, and in a checkout with that on the path."""
+"""Modules that define the builders: as installed, and in a checkout on the path."""
 
 _OURS = ("async_io", "gds", "pin_memory")
 
 
 def install(*, strict: bool = True) -> None:
-    """Has DeepSpeed use Penstock's ops, in this process and in those that it starts.
+    """Makes DeepSpeed use Penstock's ops, in this process and in those that it starts.
 
-    Before or after DeepSpeed is imported, but before it loads an op. May be called again.
+    Call it before or after the import of DeepSpeed, but before DeepSpeed loads an op. May be called
+    again.
 
     Args:
-        strict: Whether what goes wrong raises. Else calls return what those of DeepSpeed would: -1
-            for a file that cannot be opened or has another size, and the count of operations from
-            ``wait`` whatever became of them. Bytes that were not moved are told by a warning then.
+        strict: Whether failures raise. Otherwise calls return what DeepSpeed's ops would: -1 for a
+            file that cannot be opened or has another size, and from ``wait`` the number of
+            operations, even failed ones; a warning then says which bytes were not moved.
     """
     os.environ.update(variables.environment(os.environ, strict=strict))
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -45,13 +46,13 @@ def install(*, strict: bool = True) -> None:
 
 
 def install_from_environment() -> None:
-    """Installs the ops in a process that began with the variables of `environment`."""
+    """Installs the ops in a process started with the variables of `environment`."""
     if variables.is_asked_for():
         install(strict=variables.is_strict())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of the builders as everybody else does, and changes them once they ran."""
+    """Finds the modules of the builders with other finders, to patch them after their import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +70,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads by another one."""
+    """Loads a module with another loader, then patches it."""
 
     def __init__(self, inner: importlib.abc.Loader) -> None:
         self._inner = inner
@@ -82,12 +83,12 @@ class _Loader(importlib.abc.Loader):
         _take_over(module)
 
     def __getattr__(self, name: str) -> Any:
-        # What inspection asks of loaders.
+        # Inspection reads further attributes of loaders.
         return getattr(self._inner, name)
 
 
 def _take_over(builders: ModuleType) -> None:
-    """Has all builders of our ops, those defined later too, load ours."""
+    """Makes the builders of these ops load ours, including builders defined later."""
     base = builders.OpBuilder
     if "__init_subclass__" not in vars(base):
 

@@ -1,4 +1,4 @@
-"""Locked tensors, which one process has one registry of, whichever op they are from."""
+"""Locked tensors; all ops of a process share one registry of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNBOUNDED = 1 << 62
 
 _lock = threading.Lock()
 _regions: dict[int, tuple[int, torch.Tensor]] = {}
-"""By address: where a region ends, and what keeps it."""
+"""By a region's address: its end, and the tensor that keeps it alive."""
 
 _locked = Buffers(_UNBOUNDED, lock=True)
 _plain = Buffers(_UNBOUNDED)
@@ -27,7 +27,7 @@ _has_warned = False
 
 
 def new(count: int, example: torch.Tensor) -> torch.Tensor:
-    """A tensor of one dimension, with the type of another, page-aligned and locked; uninitialized.
+    """A one-dimensional uninitialized tensor of another tensor's type, page-aligned and locked.
 
     Raises:
         StorageError: There is no memory for it.
@@ -47,23 +47,23 @@ def new(count: int, example: torch.Tensor) -> torch.Tensor:
             )
     if count > 0:
         with _lock:
-            # Another tensor of the same memory: who waits for the first one to go must hear of it.
+            # Another tensor on this memory, so that finalizers of the returned one still run.
             _regions[tensor.data_ptr()] = (tensor.data_ptr() + tensor.nbytes, tensor.detach())
     return tensor
 
 
 def free(address: int) -> bool:
-    """Forgets a region by its address; the memory goes with the last tensor in it.
+    """Forgets a region by its address; the memory is released with the last tensor in it.
 
     Returns:
-        Whether there was one.
+        Whether there was a region.
     """
     with _lock:
         return _regions.pop(address, None) is not None
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of the host lies in locked memory, PyTorch's or ours."""
+    """Whether a host tensor is in locked memory, of PyTorch or of Penstock."""
     if tensor.device.type != "cpu":
         return False
     if torch.cuda.is_available() and tensor.is_pinned():
@@ -82,17 +82,17 @@ class PinHandle:
     """The op ``pin_memory``: locked tensors without I/O."""
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of one dimension, with the type of another, page-aligned and locked."""
+        """A one-dimensional tensor of another tensor's type, page-aligned and locked."""
         return new(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
-        """Whether it was a locked one; it is forgotten then."""
+        """Forgets a locked tensor; returns whether it was one."""
         return free(locked_tensor.data_ptr())
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
-        """The same, by the address of its first element."""
+        """Forgets a locked tensor by its address; returns whether it was one."""
         return free(address)
 
     def is_pinned(self, buffer: Any) -> bool:
-        """Whether a tensor lies in locked memory."""
+        """Whether a tensor is in locked memory."""
         return is_pinned(buffer)

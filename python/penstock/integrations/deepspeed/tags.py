@@ -1,4 +1,4 @@
-"""A tag on storage: a checkpoint, a stub for each file that DeepSpeed looks for, and ``latest``."""
+"""A tag on storage: a checkpoint, a stub for each of DeepSpeed's files, and ``latest``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SAYS = (
     b"penstock.integrations.deepspeed.checkpoint_engine.to_torch writes it for torch.load.\n"
 )
 SHARED = "penstock.shared"
-"""A tensor in each file: of what other ranks have saved, only what holds one is loaded."""
+"""A tensor in each file: of other ranks' files, a load returns only those that have a tensor."""
 
 
 def is_stub(path: str) -> bool:
-    """Whether a file only stands for one that is in the checkpoint beside it."""
+    """Whether a file is a stub for one in the checkpoint beside it."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_STUB)) == _STUB
@@ -42,18 +42,18 @@ def is_stub(path: str) -> bool:
 
 
 def put_stub(path: str) -> None:
-    """Makes a stub, durably, if there is none."""
+    """Writes a stub, durably, if there is none."""
     if not is_stub(path):
         write(path, _STUB + _SAYS)
 
 
 def stubs(path: str) -> list[str]:
-    """The names of the files that a tag's directory has stubs of."""
+    """Names of the stubs in a tag's directory."""
     return sorted(name for name in os.listdir(path) if is_stub(os.path.join(path, name)))
 
 
 def write(path: str, content: bytes) -> None:
-    """Writes a small file so that after a crash it is the old one or this one.
+    """Writes a small file atomically: after a crash it is the old one or the new one.
 
     Raises:
         StorageError: The operating system failed it.
@@ -65,22 +65,14 @@ def write(path: str, content: bytes) -> None:
 
 
 def check_ours(path: str) -> None:
-    """Refuses a tag that DeepSpeed itself has saved; every rank finds the same.
-
-    Raises:
-        CheckpointExistsError: It has.
-    """
+    """Raises `CheckpointExistsError` for a tag that DeepSpeed saved itself, on every rank alike."""
     if os.path.isdir(path) and not is_checkpoint(path):
         for name in _names(path):
             check_stub(os.path.join(path, name))
 
 
 def check_stub(path: str) -> None:
-    """Refuses a file of DeepSpeed's own.
-
-    Raises:
-        CheckpointExistsError: It is there.
-    """
+    """Raises `CheckpointExistsError` if a file is DeepSpeed's own."""
     if os.path.exists(path) and not is_stub(path):
         raise CheckpointExistsError(
             f"{path} was saved by DeepSpeed itself: save under another tag, or delete it", path=path
@@ -88,7 +80,7 @@ def check_stub(path: str) -> None:
 
 
 def _names(path: str) -> list[str]:
-    """The files in a tag's directory that are called as DeepSpeed calls them."""
+    """Files of a tag's directory that are named as DeepSpeed names them."""
     return sorted(name for name in os.listdir(path) if name.endswith("_states.pt"))
 
 
@@ -110,7 +102,7 @@ def _unwritten(path: str, error: OSError) -> StorageError:
 
 
 def complete(root: str) -> list[str]:
-    """The complete tags of Penstock in a directory."""
+    """Complete tags by Penstock in a directory."""
     try:
         names = sorted(os.listdir(root))
     except OSError:
@@ -119,7 +111,7 @@ def complete(root: str) -> list[str]:
 
 
 def unfit(path: str) -> PenstockError:
-    """The error for a tag that has no file of the names that an engine looks for."""
+    """The error for a tag without a file that the engine looks for."""
     root, tag = os.path.split(path)
     if not os.path.isdir(path):
         found = ", ".join(complete(root)) or "none"
@@ -137,18 +129,18 @@ def unfit(path: str) -> PenstockError:
 def read_file(
     path: str, *, trust: bool = False, options: Options | None = None, device: Any = None
 ) -> Any:
-    """The state that a stub stands for.
+    """Loads the state that a stub stands for.
 
     Args:
         path: The stub.
-        trust: Whether bytes of pickle in it are unpickled.
-        options: How bytes move.
+        trust: Whether pickled bytes in it are unpickled.
+        options: Settings of the I/O.
         device: Where tensors go.
 
     Raises:
         IncompleteCheckpointError: The save of the tag never finished.
-        CheckpointNotFoundError: The tag was saved anew since, without this file.
-        UnsupportedStateError: There are bytes of pickle, and ``trust`` is False.
+        CheckpointNotFoundError: The tag was saved again since, without this file.
+        UnsupportedStateError: There are pickled bytes, and ``trust`` is False.
         PenstockError: It cannot be read.
     """
     directory, name = os.path.split(path)
@@ -161,13 +153,13 @@ def read_file(
         )
     names = penstock.inspect(directory).metadata.get("pickled")
     if names and not trust:
-        # Before anything of it is loaded.
+        # Before anything is loaded.
         raise UnsupportedStateError(
             f"{directory}: {', '.join(names)} are stored as pickle, which can run any code: give "
             "trust=True if you trust whoever wrote them",
             key=names[0],
         )
-    # Without a dot: what has nothing in it, as a layer without weights, is a leaf itself.
+    # Without a dot, as an empty entry, such as a layer without weights, is a leaf itself.
     pattern = f"files.{name}*"
     try:
         state = penstock.load(directory, keys=pattern, options=options, device=device)
@@ -180,7 +172,7 @@ def read_file(
             path=path,
         ) from error
     stored = state["files"][name]
-    # Files that were saved before had none.
+    # Files saved by earlier versions have none.
     stored.pop(SHARED, None)
     found = raw.unpacked(stored, name, trust=trust, remedy="give trust=True")
     return values.built(found, directory)

@@ -1,4 +1,4 @@
-"""`to_torch`: a tag as DeepSpeed's own engine would have written it."""
+"""`to_torch`: writes a tag as DeepSpeed's own engine would."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def to_torch(
 ) -> str:
     """Writes a tag as files of `torch.save`, for ``zero_to_fp32.py`` and ``ds_to_universal.py``.
 
-    One file is in memory at a time, three times.
+    It needs memory for three times the largest file.
 
     Args:
-        load_dir: What was given to ``engine.save_checkpoint``.
-        save_dir: Another directory, where the tag and a file ``latest`` come.
-        tag: Which one; None for the one that ``latest`` names.
-        trust: Whether values that are stored as pickle are taken.
+        load_dir: The directory given to ``engine.save_checkpoint``.
+        save_dir: Another directory, for the tag and a file ``latest``.
+        tag: The tag; None for the one that ``latest`` names.
+        trust: Whether pickled values are unpickled.
 
     Returns:
         The directory of the tag in ``save_dir``.
@@ -55,7 +55,7 @@ def to_torch(
         try:
             state = tags.read_file(os.path.join(source, name), trust=trust)
         except CheckpointNotFoundError:
-            # A stub of other ranks that saved the tag before.
+            # A stub of other ranks, from an earlier save of the tag.
             continue
         torch.save(state, buffer)
         tags.write(os.path.join(target, name), buffer.getvalue())

@@ -1,4 +1,4 @@
-"""A tiny run that is saved and goes on, where DeepSpeed is newer than the versions tried."""
+"""Saves and resumes a tiny run, if DeepSpeed is newer than the versions tested."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def try_out(engine: Any, root: str, make: Callable[[], PenstockCheckpointEngine]) -> None:
-    """Saves an engine of two parameters and goes on, where DeepSpeed is newer than was tried.
+    """Saves and resumes an engine of two parameters, if DeepSpeed is newer than tested.
 
     All ranks call it.
 
     Args:
-        engine: The engine that is about to save; the tiny one has its stage of ZeRO and groups.
+        engine: The engine that is about to save; the tiny one has its ZeRO stage and groups.
         root: A directory that all ranks see.
-        make: Makes what the tiny engine saves by.
+        make: Makes the tiny engine's checkpoint engine.
 
     Raises:
-        MissingDependencyError: It failed, or the run went on otherwise.
+        MissingDependencyError: It failed, or the resumed run differed.
     """
     self_check("deepspeed", lambda: _try_out(engine, root, make))
 
@@ -60,13 +60,13 @@ def _tiny(engine: Any) -> Any:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": engine.zero_optimization_stage()},
     }
-    # An optimizer of PyTorch's, as those of DeepSpeed are compiled when they are first used.
+    # PyTorch's optimizer, as DeepSpeed's are compiled at their first use.
     tiny, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=engine.mpu)
     return tiny
 
 
 def _losses(engine: Any, steps: int) -> list[float]:
-    """The loss of each of some steps; the second one shows what the optimizer had."""
+    """The losses of some steps; the second one depends on the optimizer's state."""
     found = []
     for _ in range(steps):
         loss = engine(torch.ones(1, 1, device=engine.device)).square().mean()

@@ -1,4 +1,4 @@
-"""Objects of DeepSpeed's own classes in its states, as plain values, and back."""
+"""Converts objects of DeepSpeed's own classes to plain values, and back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MODULES = {
     "ZeroStageEnum": "deepspeed.runtime.zero.config",
     "fragment_address": "deepspeed.utils.tensor_fragment",
 }
-"""All that are built anew; each is its attributes and nothing else."""
+"""Classes that are converted; an object consists of its attributes alone."""
 
 
 def plain(value: Any) -> Any:
-    """A state without objects of these classes."""
+    """A state with objects of these classes replaced by plain values."""
     kind = type(value)
     if _MODULES.get(kind.__name__) == kind.__module__:
         fields = {"value": value.value} if isinstance(value, enum.Enum) else vars(value)
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def built(value: Any, path: str) -> Any:
-    """What was given to `plain`.
+    """Inverts `plain`.
 
     Raises:
         CorruptCheckpointError: It names a class that is none of these.

@@ -1,4 +1,4 @@
-"""The variables of the environment by which a program has the ops, and every one that it starts."""
+"""Environment variables that install the ops in a program and in all programs it starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SITE = Path(__file__).with_name("site")
 
 
 def environment(variables: Mapping[str, str], *, strict: bool = True) -> dict[str, str]:
-    """Variables with which a program, and every one that it starts, has the ops installed.
+    """Environment variables that install the ops in a program and in all programs it starts.
 
     Args:
-        variables: Those that it would have.
+        variables: The variables to start from.
         strict: As for `install`.
     """
     said = variables.get("PYTHONPATH")
-    # An empty one among them is the working directory.
+    # An empty entry is the working directory.
     path = said.split(os.pathsep) if said else []
     if str(_SITE) not in path:
         path.insert(0, str(_SITE))
@@ -34,10 +34,10 @@ def environment(variables: Mapping[str, str], *, strict: bool = True) -> dict[st
 
 
 def is_asked_for() -> bool:
-    """Whether this process is to have the ops."""
+    """Whether the ops are to be installed in this process."""
     return bool(os.environ.get(_VARIABLE))
 
 
 def is_strict() -> bool:
-    """Whether what goes wrong raises."""
+    """Whether failures raise."""
     return os.environ.get(_VARIABLE) != _LENIENT

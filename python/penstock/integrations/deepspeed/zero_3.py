@@ -1,7 +1,8 @@
-"""DeepSpeed puts weights in full precision together from the files of a tag: of ours as well.
+"""Makes DeepSpeed's conversion of a tag to full-precision weights read our tags, too.
 
-The functions of `deepspeed.utils.zero_to_fp32` open files by `torch.load`. Its engine of ZeRO 3
-calls them for a model without its optimizer, and takes the latest tag for whichever was asked for.
+The functions of `deepspeed.utils.zero_to_fp32` open files with `torch.load`. The ZeRO 3 engine
+calls them to load a model without its optimizer, and always with the latest tag, not the requested
+one.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def read_stubs() -> None:
-    """Has these functions read tags of ours that hold nothing pickled, in this process."""
+    """Makes these functions read our tags without pickled values, in this process."""
     zero_to_fp32.torch = _Torch(lambda path, device: tags.read_file(path, device=device))
 
 
 @contextmanager
 def weights_by(load: Callable[[str, Any], Any], tag: Any) -> Iterator[None]:
-    """Has them read by an engine in the block, and the right tag.
+    """Makes them read by an engine, and the requested tag, within the block.
 
     Args:
-        load: Is given a stub and where tensors go.
-        tag: Which one; None for the latest.
+        load: Loads a stub, given its path and where tensors go.
+        tag: The tag; None for the latest.
     """
     gather, before = runtime.get_fp32_state_dict_from_zero_checkpoint, zero_to_fp32.torch
     runtime.get_fp32_state_dict_from_zero_checkpoint = functools.partial(gather, tag=tag)
@@ -44,7 +45,7 @@ def weights_by(load: Callable[[str, Any], Any], tag: Any) -> Iterator[None]:
 
 
 class _Torch:
-    """PyTorch, but for who loads stubs."""
+    """PyTorch, with another `load` for stubs."""
 
     def __init__(self, load: Callable[[str, Any], Any]) -> None:
         self._load = load

@@ -1,7 +1,7 @@
 """Pytrees of JAX, saved and loaded with Penstock.
 
-Arrays are written from where XLA has them, each device's part by itself, and come back with the
-types, shardings and containers of ``like``. Nothing is pickled.
+Arrays are written from XLA's memory, each device's part separately, and are loaded with the types,
+shardings and containers of ``like``. Nothing is pickled.
 
 Example:
     >>> import jax, jax.numpy as jnp, optax, tempfile

@@ -1,4 +1,4 @@
-"""`Background`: saves of several processes that go on while training does, one after the other."""
+"""`Background`: background saves of several processes, one after the other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TogetherPending:
-    """A save of several processes that goes on in the background.
+    """A background save of several processes.
 
     Attributes:
-        path: Where to.
+        path: The checkpoint's directory.
     """
 
     def __init__(self, save: SaveTogether, executor: ThreadPoolExecutor) -> None:
@@ -27,7 +27,7 @@ class TogetherPending:
         self._future.add_done_callback(self._ended)
 
     def done(self) -> bool:
-        """Whether it has come to an end, good or bad."""
+        """Whether the save has ended, successfully or not."""
         return self._future.done()
 
     def result(self, timeout_seconds: float | None = None) -> SaveReport:
@@ -45,7 +45,7 @@ class TogetherPending:
                 _live.discard(self)
 
     def tell(self) -> None:
-        """Tells of an error that nobody has seen."""
+        """Prints an error that was not raised to anybody."""
         error = self._future.exception()
         if error is not None:
             sys.stderr.write(f"penstock: {self.path} was not saved: {error}\n")
@@ -56,22 +56,22 @@ class TogetherPending:
 
 
 class Background:
-    """Who saves next, of several processes that all do so in the same order."""
+    """Runs saves in the order of the calls, which is the same in all processes."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-jax")
         self._pending: TogetherPending | None = None
 
     def begin(self, save: SaveTogether) -> TogetherPending:
-        """Begins a save, after `wait`."""
+        """Begins a save; call `wait` before."""
         self._pending = TogetherPending(save, self._executor)
         return self._pending
 
     def wait(self) -> None:
-        """Waits for the save under way.
+        """Waits for the save in progress.
 
         Raises:
-            PenstockError: Its error, if nobody has seen it.
+            PenstockError: It failed, and its error was not raised before.
         """
         pending, self._pending = self._pending, None
         try:
@@ -79,13 +79,13 @@ class Background:
                 pending.result()
         except BaseException:
             if pending is not None and not pending.done():
-                # A Ctrl-C: it is still under way.
+                # An interrupt: the save is still in progress.
                 self._pending = pending
             raise
 
 
 _live: set[TogetherPending] = set()
-"""Saves that run, or have failed: somebody has to hear of them."""
+"""Saves that run, or have failed without raising their error to anybody."""
 
 
 @atexit.register

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Waiting):
-    """A directory with one pytree per training step, what Orbax calls a ``CheckpointManager``.
+    """A directory with one pytree per training step, like Orbax's ``CheckpointManager``.
 
     Args:
-        root: The directory; the first save makes it.
-        keep_last: After each save, delete all complete steps but so many of the newest; never
+        root: The directory; the first save creates it.
+        keep_last: After each save, delete all complete steps but this many of the newest; never
             before the new one is on stable storage. None keeps all.
         keep_every: Also keep every step that is a multiple of this.
-        options: How bytes move; None for ``Options()``.
+        options: Settings of the I/O; None for ``Options()``.
 
     Attributes:
-        store: The `CheckpointStore` behind it: `verify`, `protect`, `delete`, …
+        store: The underlying `CheckpointStore`, with `verify`, `protect`, `delete`, …
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -69,7 +69,7 @@ class Checkpoints(Waiting):
         keep_every: int | None = None,
         options: Options | None = None,
     ) -> None:
-        # The processes of JAX are no ranks of `torch.distributed`.
+        # JAX's processes are not ranks of `torch.distributed`.
         self.store = CheckpointStore(
             root,
             keep_last=keep_last,
@@ -88,7 +88,7 @@ class Checkpoints(Waiting):
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> SaveReport:
-        """Saves a pytree as a step and waits; see `penstock.integrations.jax.save`."""
+        """Saves a pytree as a step, and waits; see `penstock.integrations.jax.save`."""
         fitting.try_out()
         if jax.process_count() == 1:
             state = to_state(pytree, copies=False)
@@ -107,7 +107,7 @@ class Checkpoints(Waiting):
     ) -> PendingSave | TogetherPending:
         """Saves a pytree as a step in the background; see `penstock.integrations.jax.save_async`.
 
-        The error of a save comes from its `PendingSave.result`, or else from the next `save`,
+        The error of a failed save is raised by `PendingSave.result`, or else by the next `save`,
         `save_async`, `wait` or `close`.
         """
         fitting.try_out()
@@ -145,13 +145,13 @@ class Checkpoints(Waiting):
     def load(
         self, step: int | None = None, like: Any = None, *, keys: str | Iterable[str] | None = None
     ) -> Any:
-        """Loads a step, the newest complete one if none is given.
+        """Loads a step; None for the newest complete one.
 
         Raises:
-            CheckpointNotFoundError: There is no complete step, or not the one asked for.
+            CheckpointNotFoundError: There is no complete step, or not the requested one.
             CorruptCheckpointError: It is damaged; `resume` goes back to the newest good one.
             StateMismatchError: ``like`` does not fit.
-            PenstockError: Whatever `penstock.integrations.jax.load` raises.
+            PenstockError: As for `penstock.integrations.jax.load`.
         """
         self.wait()
         if step is None:
@@ -163,14 +163,14 @@ class Checkpoints(Waiting):
         return load(self.store.path(step), like, keys=keys, options=self._options)
 
     def resume(self, like: Any) -> tuple[int, Any] | None:
-        """The newest good step and its pytree; None where there are no steps: a new run.
+        """Loads the newest good step; returns its number and pytree, or None if there are no steps.
 
-        A step that turns out to be damaged while it is read is passed over with a
-        `PenstockWarning`, and set aside once a good one is found: it can be saved again. Several
-        processes all call this, and load the newest step that is good for all of them.
+        A step that proves to be damaged while it is read is skipped with a `PenstockWarning`, and
+        set aside once a good one is found, so that it can be saved again. With several processes
+        all call this, and load the newest step that is good for all of them.
 
         Args:
-            like: What the pytree is like, such as the state of a new run; see
+            like: A pytree of the same structure, such as the state of a new run; see
                 `penstock.integrations.jax.load`.
 
         Raises:
@@ -198,7 +198,7 @@ class Checkpoints(Waiting):
         return None
 
     def _try(self, step: int, like: Any) -> tuple[Any, str | None]:
-        """What a step holds, and what is damaged in it, for whichever of the processes."""
+        """A step's pytree; and the damage in it, if any process has found some."""
         path = self.store.path(step)
         loaded, own = None, None
         try:
@@ -213,13 +213,13 @@ class Checkpoints(Waiting):
         return loaded, next((one[1] for one in told if one is not None), None)
 
     def _give_way(self, steps: list[int]) -> None:
-        """Sets aside what is damaged, so that these steps can be saved again; the newest last."""
+        """Sets damaged steps aside, so that they can be saved again; the newest last."""
         for step in steps if jax.process_index() == 0 else ():
-            # What one process could not read may be good all the same, and the store read-only.
+            # A step that one process could not read may still be good; the store may be read-only.
             with contextlib.suppress(PenstockError):
                 if not self.store.verify(step).ok:
                     self.store.set_aside(step)
-        # All see the same steps from here on.
+        # Afterwards all processes see the same steps.
         from_all(self.store.root, None)
 
     def steps(self) -> list[int]:
@@ -231,12 +231,12 @@ class Checkpoints(Waiting):
         return self.store.latest()
 
     def wait(self) -> None:
-        """Waits for the last `save_async`, and raises its error if nobody has seen it."""
+        """Waits for the last `save_async`; raises its error if that was not raised before."""
         self.store.wait()
         self._background.wait()
 
     def close(self) -> None:
-        """Waits as `wait` does, and gives the memory back."""
+        """Waits as `wait` does, and releases the memory."""
         try:
             self._background.wait()
         finally:

@@ -1,4 +1,4 @@
-"""Runs when an interpreter begins with this directory in PYTHONPATH, and has the next one run."""
+"""Runs when an interpreter starts with this directory in PYTHONPATH; runs the next one, too."""
 
 import importlib.machinery
 import importlib.util
@@ -7,10 +7,10 @@ import sys
 
 
 def _run_next() -> None:
-    """Runs the one that this one hides, which may be that of another Penstock, as itself."""
+    """Runs, as itself, the sitecustomize hidden by this one, perhaps of another Penstock."""
     here = os.path.dirname(os.path.abspath(__file__))
     paths = [os.path.abspath(one or ".") for one in sys.path]
-    # Only of what comes behind this directory: two of these would find each other for ever.
+    # Only behind this directory: two of these would otherwise find each other for ever.
     behind = sys.path[paths.index(here) + 1 :] if here in paths else []
     spec = importlib.machinery.PathFinder.find_spec(__name__, behind)
     if spec is not None and spec.loader is not None:
@@ -23,7 +23,7 @@ def _install() -> None:
     try:
         from penstock.integrations.deepspeed.patches import install_from_environment
     except ImportError:
-        # Another environment, which Penstock is not installed in.
+        # Another environment, in which Penstock is not installed.
         return
     install_from_environment()
 
@@ -31,5 +31,5 @@ def _install() -> None:
 try:
     _run_next()
 finally:
-    # What another one raises is told by the interpreter, which goes on.
+    # The interpreter prints an error of another sitecustomize, and goes on.
     _install()
