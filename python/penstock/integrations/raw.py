@@ -1,4 +1,4 @@
-"""Values of a state that only pickle can store: packed into bytes by choice, unpacked by trust."""
+"""Pickles values of a state that cannot be stored otherwise, by name; unpickles them if trusted."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MARK = "penstock.pickle"
-"""The only key of a dictionary that stands for a pickled value."""
+"""The only key of a dictionary that represents a pickled value."""
 
 _MARKS = frozenset({_MARK, "penstock.pickled"})
-"""All that have stood for one: checkpoints of Lightning had one of their own."""
+"""All keys ever used for it: checkpoints of Lightning had their own."""
 
 
 def packed(state: Any, name: str, patterns: Sequence[str], *, is_last_resort: bool = False) -> Any:
-    """A state whose values of some names are bytes of pickle; everything else is as it was.
+    """A state with the values of some names replaced by pickled bytes.
 
     Args:
         state: The state; it is not changed.
-        name: What it is called itself; empty where its values go by their own names.
-        patterns: Names as `penstock.inspect` shows them, or patterns of `fnmatch` over names.
-        is_last_resort: Whether to leave as it is what can be stored otherwise.
+        name: Name of the state itself; empty if its values have no prefix.
+        patterns: Names as `penstock.inspect` shows them, or patterns of `fnmatch` for names.
+        is_last_resort: Whether values that can be stored otherwise are left unchanged.
 
     Raises:
-        UnsupportedStateError: Such a value cannot be pickled.
+        UnsupportedStateError: A value to be pickled cannot be pickled.
     """
     if not patterns:
         return state
-    # Names first: the keys as they are count for patterns that match none.
+    # Escaped names first; patterns that match none of them are matched with unescaped keys.
     of_names = [(pattern, matcher(pattern)) for pattern in patterns]
     matching = {
         pattern
@@ -63,7 +63,7 @@ def packed(state: Any, name: str, patterns: Sequence[str], *, is_last_resort: bo
 
 
 def _names(state: Any, name: str, written: str) -> Iterator[tuple[str, str]]:
-    """The names of a state and of all in it, each also with its keys as they are."""
+    """Yields the names of a state and of everything in it, escaped and unescaped."""
     if name:
         yield name, written
     if _is_container(state):
@@ -94,16 +94,16 @@ def is_storable(state: Any) -> bool:
 
 
 def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
-    """What was given to `packed`.
+    """Inverts `packed`.
 
     Args:
-        state: What was stored.
-        name: What it is called, as for `packed`.
-        trust: Whether bytes of pickle, which can run any code, are unpickled.
-        remedy: What to do for them to be.
+        state: The stored state.
+        name: Its name, as for `packed`.
+        trust: Whether pickled bytes, which can run any code, are unpickled.
+        remedy: How to have them unpickled, for the error.
 
     Raises:
-        UnsupportedStateError: There are some, and ``trust`` is False.
+        UnsupportedStateError: There are pickled bytes, and ``trust`` is False.
     """
 
     def below(key: Any, one: Any) -> Any:
@@ -125,16 +125,16 @@ def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
 
 
 def like(state: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Other values for the keys of a dictionary, in one of its class.
+    """A dictionary of the same class with other values for its keys.
 
-    A copy is what keeps all that it is: the factory of a ``defaultdict``, and the versions of its
-    parts that PyTorch hangs on the state of a module. The save refuses classes that it cannot keep.
+    It is a copy, which keeps all attributes: the factory of a ``defaultdict``, and the versions
+    that PyTorch attaches to the state of a module. The save refuses classes that it cannot keep.
     """
     if type(state) is dict:
         return items
     found = copy.copy(state)
     for key, value in items.items():
-        # The `update` of a ``Counter`` adds.
+        # One by one, as the `update` of a ``Counter`` adds.
         found[key] = value
     return found
 

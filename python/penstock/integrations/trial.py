@@ -1,4 +1,4 @@
-"""A place and unchanged random states for the trial of a plug-in; see `versions.self_check`."""
+"""A directory and unchanged random states for a plug-in's trial; see `versions.self_check`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PREFIX = ".penstock-trial-"
 
 @contextlib.contextmanager
 def trial_directory(root: str) -> Iterator[str]:
-    """A directory that all ranks share while they try out a save; nothing of it stays.
+    """A directory that all ranks share while they try out a save; removed afterwards.
 
-    Random numbers that are drawn meanwhile are given back. All ranks call it. The
-    next trial below the same directory removes the leftovers of one that was killed.
+    Random states are restored afterwards. All ranks call it. The next trial below the same
+    directory removes the leftovers of one that was killed.
 
     Args:
         root: The directory below which it is made, which all ranks see.
@@ -45,7 +45,7 @@ def trial_directory(root: str) -> Iterator[str]:
             raise
         finally:
             generators.load_state_dict(before)
-        # Others may read there until they answer.
+        # Other ranks may read the directory until they answer.
         _agree(None)
 
 
@@ -53,7 +53,7 @@ def _agree(error: Exception | None) -> None:
     """Waits until the trial has ended on all ranks.
 
     Raises:
-        RankError: It failed on one of them, and on this one it did not.
+        RankError: It failed on another rank, and not on this one.
     """
     if not dist.is_available() or not dist.is_initialized():
         return
@@ -66,13 +66,13 @@ def _agree(error: Exception | None) -> None:
 
 @contextlib.contextmanager
 def _made(root: str) -> Iterator[str]:
-    """A new directory, with a lock that tells others that its owner lives."""
+    """Makes a directory, with a lock that shows that its owner lives."""
     os.makedirs(root, exist_ok=True)
     _sweep(root)
     directory = tempfile.mkdtemp(prefix=_PREFIX, dir=root)
     try:
         with _opened(directory) as fd:
-            # Without such locks nobody sweeps.
+            # On file systems without such locks nobody sweeps.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield directory
@@ -85,7 +85,7 @@ def _sweep(root: str) -> None:
     for name in os.listdir(root):
         if name.startswith(_PREFIX):
             path = os.path.join(root, name)
-            # Its owner lives, or nobody can tell.
+            # Skips those whose owner lives, or may live.
             with contextlib.suppress(OSError), _opened(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

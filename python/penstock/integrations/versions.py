@@ -1,9 +1,9 @@
-"""Whether a plug-in fits the version of its framework that is installed.
+"""Checks that a plug-in fits the installed version of its framework.
 
-Plug-ins replace methods that frameworks promise nobody to keep. One that has moved would go on
-without an error, and save less than it should. So the version is compared with those that were
-tried, a `Probe` asks the framework for each thing that the plug-in replaces or calls, and a version
-newer than those tried saves and loads a tiny state first, by `self_check`.
+Plug-ins replace methods that frameworks do not promise to keep. After a change they might go on
+without an error, and save less than they should. So the version is compared with those tested, a
+`Probe` checks each thing that the plug-in replaces or calls, and with a version newer than those
+tested `self_check` first saves and loads a tiny state.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _tried: dict[str, tuple[str, str]] = {}
-"""The first and the last version that a plug-in was tried with, by the framework's package."""
+"""The first and the last version that a plug-in was tested with, by the framework's package."""
 
 _warned: set[str] = set()
 _self_checked: set[str] = set()
 
 
 class NewerVersionWarning(UserWarning):
-    """A framework is newer than the versions that its plug-in was tried with."""
+    """A framework is newer than the versions that its plug-in was tested with."""
 
 
 def check_version(package: str, first: str, last: str) -> None:
-    """Refuses versions of a framework that are too old, and warns of newer ones than were tried.
+    """Refuses versions of a framework that are too old, and warns of newer ones than tested.
 
     Args:
-        package: The name it is installed by.
-        first: The first version that the plug-in takes, as ``"2.4"``.
-        last: The last one that was tried, whose fixes (``"2.6"``: 2.6.1, 2.6.2, …) count as it.
+        package: The name under which it is installed.
+        first: The first version that the plug-in supports, as ``"2.4"``.
+        last: The last version tested; its patch releases (``"2.6"``: 2.6.1, 2.6.2, …) are included.
 
     Warns:
         NewerVersionWarning: It is newer than `last`; once in a process.
@@ -79,12 +79,12 @@ def is_newer(package: str) -> bool:
 
 
 def self_check(package: str, trial: Callable[[], None]) -> None:
-    """Runs a plug-in's trial once in a process, if its framework is newer than those tried.
+    """Runs a plug-in's trial once in a process, if its framework is newer than the versions tested.
 
     Args:
-        package: The framework's package, of which `check_version` was called before.
-        trial: Saves a tiny state by the framework's own way and loads it again; raises an error if
-            it comes back otherwise.
+        package: The framework's package, given to `check_version` before.
+        trial: Saves and loads a tiny state through the framework; raises an error if another state
+            comes back.
 
     Raises:
         MissingDependencyError: The trial failed.
@@ -92,7 +92,7 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
     """
     if package in _self_checked or not is_newer(package):
         return
-    # Before: the trial saves by the way that asks for it.
+    # Set before, as the trial's own save calls this function again.
     _self_checked.add(package)
     try:
         trial()
@@ -117,12 +117,12 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
 
 
 def skip_self_check(package: str) -> None:
-    """Runs no trial of a framework in this process, which is itself a trial."""
+    """Turns off the trial of a framework in this process, which itself is a trial."""
     _self_checked.add(package)
 
 
 class Probe:
-    """Asks a framework for the things that a plug-in replaces or calls, and collects what moved.
+    """Checks a framework for everything that a plug-in replaces or calls, and collects changes.
 
     Example:
         ```python
@@ -136,11 +136,11 @@ class Probe:
     """
 
     def __init__(self, package: str, plug_in: str) -> None:
-        """Begins with nothing that moved.
+        """Makes a probe without recorded changes.
 
         Args:
-            package: The name that the framework is installed by.
-            plug_in: The plug-in, as it is to be named in an error.
+            package: The name under which the framework is installed.
+            plug_in: The plug-in's name for errors.
         """
         self._package = package
         self._plug_in = plug_in
@@ -150,12 +150,12 @@ class Probe:
         """Looks up an attribute.
 
         Args:
-            owner: A module by its name (``"torch.distributed.checkpoint"``), or any object.
-                `None`, which an earlier look-up returned, is passed over: it is noted already.
+            owner: A module by its name (``"torch.distributed.checkpoint"``), or any object. `None`,
+                the result of a failed look-up, is ignored: that is recorded already.
             name: The attribute's name.
 
         Returns:
-            It, or `None` where it is missing.
+            The attribute, or `None` if it is missing.
         """
         if owner is None:
             return None
@@ -172,12 +172,12 @@ class Probe:
             return None
 
     def signature(self, function: object, *parameters: str) -> None:
-        """Notes parameters that a function no longer has, and new ones that it demands.
+        """Records parameters that a function no longer has, and new ones that it requires.
 
         Args:
-            function: What `attribute` returned. A class stands for its constructor.
+            function: A result of `attribute`. A class stands for its constructor.
             parameters: The names of all parameters that the plug-in passes or takes, without
-                ``self``. Others have to have a default.
+                ``self``. Others must have a default.
         """
         if function is None:
             return
@@ -200,12 +200,12 @@ class Probe:
             self._moved.append(f"{_name(function)} demands {', '.join(demanded)}")
 
     def calls(self, function: object, *names_in_order: str) -> None:
-        """Notes what a function no longer uses, or uses in another order.
+        """Records names that a function no longer uses, or uses in another order.
 
         Args:
-            function: What `attribute` returned.
+            function: A result of `attribute`.
             names_in_order: Functions, methods and attributes that it uses, in the order in which
-                its code names them; others may stand between.
+                its code names them; others may come between.
         """
         if function is None:
             return
@@ -222,14 +222,14 @@ class Probe:
             self._moved.append(f"{_name(function)} does not use in this order: {order}")
 
     def note(self, moved: str) -> None:
-        """Notes a difference that a plug-in has found itself, as ``"no attribute so-and-so"``."""
+        """Records a change that a plug-in has found itself, as ``"no attribute so-and-so"``."""
         self._moved.append(moved)
 
     def check(self) -> None:
-        """Raises an error if anything moved.
+        """Raises an error if any change was recorded.
 
         Raises:
-            MissingDependencyError: With everything that moved, the version found and the remedy.
+            MissingDependencyError: With all changes, the version found and the remedy.
         """
         if self._moved:
             raise MissingDependencyError(
@@ -267,9 +267,9 @@ _USES = (
 
 
 def _used(code: CodeType) -> Iterator[str]:
-    """The names that code uses but for its local variables, in its order.
+    """The names that code uses, except local variables, in its order.
 
-    Code rather than source, which is not installed everywhere.
+    It reads byte code, as source is not installed everywhere.
     """
     for instruction in dis.get_instructions(code):
         if instruction.opname in _USES:

@@ -1,4 +1,4 @@
-"""Whether the JAX that is installed is one that the plug-in fits."""
+"""Checks that the plug-in fits the installed JAX."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from penstock.integrations.versions import Probe, self_check
 
 
 def check() -> None:
-    """Looks whether JAX has the private names that are used.
-
-    Raises:
-        MissingDependencyError: It has not.
-    """
+    """Raises `MissingDependencyError` unless JAX has the private names that the plug-in uses."""
     probe = Probe("jax", "penstock.integrations.jax")
     convert = probe.attribute("jax._src.lax.lax", "_convert_element_type")
     probe.signature(convert, "operand", "new_dtype", "weak_type")
@@ -25,7 +21,7 @@ def check() -> None:
 
 
 def try_out() -> None:
-    """Saves a tiny pytree and loads it, where JAX is newer than was tried.
+    """Saves and loads a tiny pytree, if JAX is newer than the versions tested.
 
     Each process does so by itself, with arrays on its own devices.
 
@@ -38,7 +34,7 @@ def try_out() -> None:
 def _try_out() -> None:
     import jax
 
-    # After `check`: they use what it looks up.
+    # Imported after `check`, as these modules use the names that it looks up.
     from penstock import Saver
     from penstock.integrations.jax.loading import load
     from penstock.integrations.jax.trees import to_state
@@ -56,7 +52,7 @@ def _try_out() -> None:
 
 
 def _tiny() -> dict[str, Any]:
-    """A leaf of each kind that is stored in its own way."""
+    """A leaf of each kind that has its own way of being stored."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -67,7 +63,7 @@ def _tiny() -> dict[str, Any]:
     return {
         "spread": jax.device_put(jnp.arange(2.0 * devices.size), spread),
         "half": jnp.arange(3, dtype=jnp.bfloat16),
-        # Its type is weak, like that of a number of Python.
+        # Weakly typed, like a number of Python.
         "weak": jnp.asarray(0.5),
         "key": jax.random.key(7),
         "step": 1,
@@ -75,7 +71,7 @@ def _tiny() -> dict[str, Any]:
 
 
 def _facts(leaf: Any) -> Any:
-    """All of a leaf that has to come back."""
+    """Everything about a leaf that has to come back."""
     import jax
     import numpy as np
 

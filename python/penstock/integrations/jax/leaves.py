@@ -1,4 +1,4 @@
-"""Leaves of a pytree on their way from a checkpoint: what is read for each, and made of that."""
+"""Leaves of a pytree being loaded: the bytes to read for each, and the value made from them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from penstock.checkpoint.state.tree import Node
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
-"""Begin and end of a part of an array in every dimension."""
+"""Begin and end of a box of an array in every dimension."""
 
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64
-"""Where memory begins that is read into directly, and that XLA takes over without a copy."""
+"""Alignment for direct reads (pages), and for memory that XLA takes over without a copy (lines)."""
 
 
 class Leaf:
-    """A leaf that is loaded.
+    """A leaf to load.
 
     Attributes:
         name: Its dotted name.
-        value: What it has become, after `finish`.
-        nbytes: How much is read for it.
+        value: Its value, after `finish`.
+        nbytes: Bytes to read for it.
     """
 
     nbytes = 0
@@ -49,11 +49,11 @@ class Leaf:
         self._node = node
 
     def reads(self) -> Iterator[BoxRead]:
-        """What has to be read straight into memory."""
+        """The boxes to read, each with the memory to read it into."""
         return iter(())
 
     def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
-        """Makes the value, now that everything is read.
+        """Makes the value, once all boxes are read.
 
         Raises:
             TreeError: Its node is malformed.
@@ -66,12 +66,12 @@ class ValueLeaf(Leaf):
     """A plain value."""
 
     def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
-        """Builds it."""
+        """Builds the value from its node."""
         (self.value,) = opened.values([self._node], options)
 
 
 class NumpyLeaf(Leaf):
-    """An array of NumPy."""
+    """A NumPy array."""
 
     def __init__(self, name: str, node: Node, tensor: StoredTensor) -> None:
         super().__init__(name, node)
@@ -80,27 +80,27 @@ class NumpyLeaf(Leaf):
         if tensor.window is not None:
             check_window(tensor.window, math.prod(tensor.shape))
         self._boxes: dict[Box, np.ndarray[Any, Any]] = {}
-        # Of a strided part, what it is a part of.
+        # The array of which a strided part is requested.
         self._base: np.ndarray[Any, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """The array's shape."""
         window = self._tensor.window
         return self._tensor.shape if window is None else tuple(window[0])
 
     def plan(self) -> list[Box]:
-        """The boxes that are wanted: begin and end of each in every dimension."""
+        """The boxes to load: begin and end of each in every dimension."""
         return [tuple((0, size) for size in self.shape)]
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """How much is read for it."""
+        """Bytes to read."""
         items = sum(math.prod(end - begin for begin, end in box) for box in self.plan())
         return items * self._dtype.itemsize
 
     def reads(self) -> Iterator[BoxRead]:
-        """Its boxes, or all of what it is a strided part of."""
+        """The boxes to load; for a strided part the whole array that contains it."""
         tensor = self._tensor
         if tensor.window is not None:
             self._base = _room(tensor.shape, self._dtype)
@@ -113,7 +113,7 @@ class NumpyLeaf(Leaf):
             yield BoxRead(self._tensor, start, of_array(memory, self.name))
 
     def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
-        """Takes what was read."""
+        """Makes the array from the boxes that were read."""
         self.value = self._made()
         self._boxes.clear()
         self._base = None
@@ -132,7 +132,7 @@ class NumpyLeaf(Leaf):
 
 
 class ArrayLeaf(NumpyLeaf):
-    """An array of JAX, of which only what devices of this process hold is read, each box once."""
+    """A JAX array; only the boxes held by devices of this process are read, each once."""
 
     def __init__(
         self,
@@ -148,10 +148,10 @@ class ArrayLeaf(NumpyLeaf):
         self._is_weak = is_weak
 
     def plan(self) -> list[Box]:
-        """The boxes that devices of this process hold, each once.
+        """The boxes held by devices of this process, each once.
 
         Raises:
-            ValueError: The shape does not lie as the sharding says.
+            ValueError: The sharding does not fit the shape.
         """
         if self._sharding is None:
             return super().plan()
@@ -168,7 +168,8 @@ class ArrayLeaf(NumpyLeaf):
                 lambda index: self._part(_box(index, self.shape)),
                 dtype=self._dtype,
             )
-        # A number that a Python scalar became gives way to the type of what it meets.
+        # A weak type, as of an array made from a Python scalar, yields to types it is combined
+        # with.
         return lax._convert_element_type(array, weak_type=True) if self._is_weak else array
 
 
@@ -176,13 +177,13 @@ class KeyLeaf(NumpyLeaf):
     """Typed keys of `jax.random`.
 
     Attributes:
-        impl: The name of their generator.
+        impl: Name of their generator.
         dtype: Their type.
-        shape: Sizes of the array of keys.
+        key_shape: Shape of the array of keys.
 
     Raises:
         ValueError: JAX knows no generator of that name.
-        TreeError: What is stored are no words of its keys.
+        TreeError: The stored array does not have the type or shape of their key data.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class KeyLeaf(NumpyLeaf):
 
     @property
     def key_shape(self) -> tuple[int, ...]:
-        """Sizes of the array of keys."""
+        """Shape of the array of keys."""
         return self.shape[: self._ndim]
 
     def _made(self) -> Any:
@@ -218,7 +219,7 @@ def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Box:
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Fresh memory that nobody has to copy once more."""
+    """Uninitialized memory, aligned so that nothing has to copy it."""
     nbytes = math.prod(shape) * dtype.itemsize
     align_bytes = _PAGE_BYTES if nbytes >= _PAGE_BYTES else _LINE_BYTES
     raw = np.empty(nbytes + align_bytes, np.uint8)

@@ -1,4 +1,4 @@
-"""`load`: a pytree out of a checkpoint."""
+"""`load`: loads a pytree from a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from penstock.integrations.jax.leaves import Leaf
 
 _BATCH_BYTES_MAX = 1 << 30
-"""How much is read before it goes to the devices: what an accelerator takes is in host memory so
-long."""
+"""Bytes read before they go to the devices: an accelerator's arrays stay in host memory."""
 
 
 def load(
@@ -29,29 +28,31 @@ def load(
     keys: str | Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Any:
-    """Loads a pytree; every byte handed out has been checked against its digest.
+    """Loads a pytree; every byte it returns was verified against its digest.
 
     Args:
         path: The checkpoint's directory.
-        like: A pytree of the same structure, which says of every leaf what it becomes:
+        like: A pytree of the same structure, each leaf of which describes the result:
 
             - a `jax.Array` or `jax.ShapeDtypeStruct`: an array of that shape and type, with that
-              sharding; only what devices of this process hold is read. The arrays themselves are
-              not used, and may be deleted;
-            - a `jax.sharding.Sharding`: an array with it, whatever its shape and type; where the
-              checkpoint has a container, so is every array in that;
-            - a `numpy.ndarray`: one like it; anything else: the value that was saved.
+              sharding; only parts held by devices of this process are read. The arrays themselves
+              are not used, and may be deleted;
+            - a `jax.sharding.Sharding`: an array with that sharding, of any shape and type; for a
+              container in the checkpoint, every array in it;
+            - a `numpy.ndarray`: a NumPy array of that shape and type;
+            - anything else: the value that was saved.
 
-            Containers come back as those of ``like``: a `NamedTuple` of optax as that. None for
-            plain containers, as `penstock.integrations.jax.trees` says, with arrays of NumPy.
-        keys: Dotted names of the leaves to load, or patterns of `fnmatch` over them, such as
+            Containers have the types of those of ``like``, such as the `NamedTuple`s of optax.
+            None: plain containers, as `penstock.integrations.jax.trees` describes, with NumPy
+                arrays.
+        keys: Dotted names of the leaves to load, or patterns of `fnmatch` for them, such as
             ``"params.*"``. ``like`` then has only these.
-        options: How bytes move; None for ``Options()``.
+        options: Settings of the I/O; None for ``Options()``.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: The checkpoint is damaged, or makes no sense.
+        CorruptCheckpointError: The checkpoint is damaged or malformed.
         StateMismatchError: ``like`` does not fit, or a key matches nothing.
         StorageError: The operating system failed an operation.
 
@@ -87,7 +88,7 @@ def load(
 
 
 def _batches(leaves: Sequence[Leaf]) -> Iterator[list[Leaf]]:
-    """The leaves in groups of so many bytes, or of one that is larger."""
+    """Batches of leaves of at most that many bytes, or of one larger leaf."""
     batch: list[Leaf] = []
     nbytes = 0
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""What of a checkpoint goes where in a pytree: ``like`` and the tree, compared leaf by leaf."""
+"""`Matching`: compares a checkpoint's tree with the pytree ``like``, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _REPORTED_MAX = 10
 
 
 class Matching:
-    """What is loaded into a pytree like another one.
+    """The leaves to load into a pytree of the structure of ``like``.
 
     Args:
-        opened: The checkpoint, which somebody has looked at.
-        root: Its tree, `SKIPPED` where nothing was asked for.
-        like: A pytree of arrays, of what stands for them, or of shardings.
+        opened: An open checkpoint.
+        root: Its tree, with `SKIPPED` in place of parts that were not requested.
+        like: A pytree of arrays, of descriptions of arrays, or of shardings.
 
     Attributes:
-        leaves: What is read, in order.
+        leaves: The leaves to read, in order.
 
     Raises:
-        StateMismatchError: The two do not fit.
+        StateMismatchError: Tree and pytree do not fit.
         TreeError: The tree is malformed.
     """
 
@@ -58,7 +58,7 @@ class Matching:
             raise self._mismatch()
 
     def build(self) -> Any:
-        """The pytree, when all of its leaves are read."""
+        """The pytree, once all of its leaves are read."""
         return tree_util.tree_unflatten(self._structure, [_filled(one) for one in self._found])
 
     def _match(self, node: Node, like: Any, name: str, level: int) -> None:
@@ -87,7 +87,7 @@ class Matching:
             self._add(named(name, key), "is in the checkpoint, not in like")
 
     def _leaf(self, node: Node, like: Any, name: str, level: int) -> Any:
-        """What is put in the place of a leaf of the pytree."""
+        """The value in place of a leaf of ``like``: a leaf to load, or a container of such."""
         if isinstance(like, Sharding):
             return self._placed(node, like, name, level)
         if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
@@ -180,7 +180,7 @@ class Matching:
             raise unknown_generator(impl, self._opened.path, name, error) from error
 
     def _stored(self, node: Node, like: Any, name: str) -> StoredTensor | None:
-        """The tensor that a node stands for, if it is one as ``like`` is."""
+        """The tensor of a node with the type and shape of ``like``; else records a mismatch."""
         if not (is_data(node) and node["$"] in ("tensor", "ndarray")):
             what = "a plain value" if branches(node) is None else "a container"
             self._add(name, f"{what} in the checkpoint, an array in like")
@@ -217,7 +217,7 @@ class Matching:
 
 
 def sharding_of(like: Any) -> Sharding | None:
-    """Where an array goes that is like another one; None for where JAX puts it."""
+    """The sharding of an array in ``like``; None to let JAX choose."""
     if isinstance(like, jax.Array) and not like.committed:
         return None
     sharding: Sharding | None = like.sharding
@@ -229,7 +229,7 @@ def _differ(what: str, stored: object, own: object) -> str:
 
 
 def _filled(found: Any) -> Any:
-    """A leaf's value, or a container of such."""
+    """The value of a leaf, or a container of values."""
     if isinstance(found, Leaf):
         return found.value
     if type(found) is dict:

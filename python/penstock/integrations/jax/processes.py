@@ -1,13 +1,13 @@
-"""Several processes (`jax.distributed`) that make one checkpoint together.
+"""Several processes (`jax.distributed`) that save one checkpoint together.
 
-Each writes the pieces of global arrays that its devices hold, of replicas the first. The first
-process also writes what all of them have the same of: plain values, arrays of one process. They
-talk through the key-value store of JAX's coordination service, and not by collectives, so that a
-wait has an end and nothing is in the way of training:
+Each process writes the pieces of global arrays that its devices hold; of replicas it writes the
+first. The first process also writes values that are the same in all: plain values, and arrays of
+one process. The processes talk through the key-value store of JAX's coordination service rather
+than by collectives, so that waits end and training is not disturbed:
 
 1. the first one begins an attempt and posts its id;
-2. every other one joins, writes, and posts its vote, or its error;
-3. the first one compares what all say they have, commits or gives up, and posts that.
+2. every other one joins, writes, and posts its vote or its error;
+3. the first one compares all votes, commits or gives up, and posts the outcome.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import TensorSource
 
 _ANSWER_SECONDS = 600
-"""For how long processes wait for each other where they load."""
+"""Seconds that processes wait for each other during a load."""
 
 
 class _Rounds:
-    """Saves and questions by their numbers, and which of them all processes have left.
+    """Numbers saves and queries, and tracks which of them all processes have left.
 
-    Several may be open: each `Checkpoints` has a save of its own in the background.
+    Several may be open: each `Checkpoints` has its own background save.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _Rounds:
         self._forgotten = 0
 
     def enter(self) -> int:
-        """The next one; every process counts alike."""
+        """The next number; every process counts alike."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -74,22 +74,22 @@ class _Rounds:
             return number
 
     def leave(self, number: int) -> None:
-        """Has this process read no more of it."""
+        """Records that this process reads no more messages of it."""
         with self._lock:
             self._open.discard(number)
 
     def oldest(self) -> int:
-        """The first one that this process may still read of."""
+        """The oldest number of which this process may still read messages."""
         with self._lock:
             return min(self._open, default=self._next)
 
     def heard(self, process: int, oldest: int) -> None:
-        """Takes note of what another process has said last."""
+        """Records another process's oldest number, from its latest message."""
         with self._lock:
             self._oldest_of[process] = max(oldest, self._oldest_of.get(process, 0))
 
     def over(self) -> range:
-        """Those that all have left, each once."""
+        """Numbers that all processes have left, each returned once."""
         with self._lock:
             every = (self._oldest_of.get(process, 0) for process in range(jax.process_count()))
             first, self._forgotten = self._forgotten, max(self._forgotten, min(every))
@@ -100,11 +100,11 @@ _rounds = _Rounds()
 
 
 class _Mail:
-    """The messages of one save, which every process counts alike.
+    """The messages of one save, which has the same number in every process.
 
     Args:
-        path: The checkpoint, for messages.
-        timeout_seconds: For how long to wait for another process.
+        path: The checkpoint, for error messages.
+        timeout_seconds: Seconds to wait for another process.
     """
 
     def __init__(self, path: str, timeout_seconds: float) -> None:
@@ -116,7 +116,7 @@ class _Mail:
         """Posts a message of this process.
 
         Raises:
-            RankError: Nobody takes it, or this process has posted another one.
+            RankError: The service does not take it, or this process has posted it before.
         """
         key = f"{self._prefix(self._number)}{what}/{jax.process_index()}"
         text = json.dumps({**message, "oldest": _rounds.oldest()})
@@ -130,10 +130,10 @@ class _Mail:
             ) from None
 
     def wait(self, what: str, process: int) -> dict[str, Any]:
-        """Waits for a message of another one.
+        """Waits for a message of another process.
 
         Raises:
-            RankError: It has failed, or does not come.
+            RankError: That process has failed, or posts nothing in time.
         """
         key = f"{self._prefix(self._number)}{what}/{process}"
         try:
@@ -156,11 +156,11 @@ class _Mail:
         return message
 
     def leave(self) -> None:
-        """Reads no more of them."""
+        """Records that this process reads no more messages."""
         _rounds.leave(self._number)
 
     def forget(self) -> None:
-        """Removes the messages that nobody reads any more; on the first process."""
+        """Removes messages that no process reads any more; on the first process."""
         _rounds.heard(jax.process_index(), _rounds.oldest())
         for number in _rounds.over():
             self._client().key_value_delete(self._prefix(number))
@@ -180,11 +180,11 @@ class _Mail:
 
 
 class _Part:
-    """What this process has of a pytree.
+    """This process's part of a pytree.
 
     Attributes:
         tree: The tree of the state; the same in every process.
-        sources: What this process writes.
+        sources: The tensors that this process writes.
         marks: A digest of every leaf that each process has whole, by name.
     """
 
@@ -207,7 +207,7 @@ class _Part:
 
 
 def _marks(pytree: Any) -> dict[str, str]:
-    """Digests of what each process has of its own, by the name in the pytree."""
+    """Digests of leaves that each process has whole, by their names in the pytree."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(pytree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -219,7 +219,7 @@ def _marks(pytree: Any) -> dict[str, str]:
         if isinstance(leaf, np.ndarray):
             text = f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()
         else:
-            # The order of a set is of each process its own.
+            # Each process may iterate over a set in another order.
             plain = sorted(map(repr, leaf)) if isinstance(leaf, set | frozenset) else leaf
             text = repr(plain).encode("utf-8", "surrogatepass")
         found[name] = blake2b(text, digest_size=8).hexdigest()
@@ -227,10 +227,10 @@ def _marks(pytree: Any) -> dict[str, str]:
 
 
 def from_all(path: str, value: Any) -> list[Any]:
-    """A plain value of each process, in their order.
+    """Returns a plain value of every process, in their order.
 
     Raises:
-        RankError: One of them does not come.
+        RankError: A process does not answer.
     """
     if jax.process_count() == 1:
         return [value]
@@ -243,29 +243,30 @@ def from_all(path: str, value: Any) -> list[Any]:
 
 
 def from_first(path: str, value: Any) -> Any:
-    """A plain value of the first process.
+    """Returns a plain value of the first process.
 
     Raises:
-        RankError: It does not come.
+        RankError: A process does not answer.
     """
     return from_all(path, value)[0]
 
 
 class SaveTogether:
-    """One save of several processes: what each has is taken at once, and written by `run`.
+    """One save of several processes: captures the pytree at once, and writes it in `run`.
 
     Args:
         path: The checkpoint's directory.
-        pytree: What to save.
+        pytree: The pytree to save.
         overwrite: Whether a complete checkpoint is replaced.
         step: The training step, if any.
-        metadata: A note of plain JSON.
-        options: How bytes move; None for ``Options()``.
-        copies: Whether what is not of JAX may change before it is written.
-        after: What the first process does once the checkpoint is durable.
+        metadata: Plain JSON to store with it.
+        options: Settings of the I/O; None for ``Options()``.
+        copies: Whether leaves that are not JAX's are copied, as they may change before the write.
+        after: Called on the first process once the checkpoint is durable.
 
     Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it. The others hear of it.
+        UnsupportedStateError: A leaf cannot be stored; the message names it. Other processes get
+            the error, too.
     """
 
     def __init__(
@@ -293,11 +294,11 @@ class SaveTogether:
             raise
 
     def run(self) -> SaveReport:
-        """Writes what this process has to write, and sees the save through to its commit.
+        """Writes this process's part, and waits for the commit.
 
         Raises:
             CheckpointExistsError: A complete checkpoint is there, or a store.
-            RankError: Another process failed, is not there or has another pytree.
+            RankError: Another process failed, is missing or has another pytree.
             StorageError: The operating system failed an operation.
         """
         began = time.perf_counter()
@@ -318,7 +319,7 @@ class SaveTogether:
         return SaveReport(**{**attempt.written, **changes})
 
     def _write(self) -> RankAttempt:
-        """What any process but the first does."""
+        """The save on all processes but the first."""
         number = jax.process_index()
         attempt = RankAttempt.join(self.path, self._mail.wait("begun", 0)["id"], number)
         vote = attempt.write(number, self._part.sources, self._options)
@@ -328,7 +329,7 @@ class SaveTogether:
         return attempt
 
     def _coordinate(self) -> RankAttempt:
-        """What the first process does."""
+        """The save on the first process."""
         check_no_store(self.path)
         attempt = RankAttempt.begin(self.path, overwrite=self._overwrite)
         try:
@@ -348,7 +349,7 @@ class SaveTogether:
         return attempt
 
     def _finish(self) -> None:
-        """Deletes what is not kept; what is saved is saved, whatever becomes of that."""
+        """Deletes old steps; a failure is a warning, as the checkpoint is saved."""
         if self._after is None:
             return
         try:
@@ -358,20 +359,16 @@ class SaveTogether:
             warnings.warn(message, PenstockWarning, stacklevel=2)
 
     def _give_up(self, error: BaseException) -> None:
-        """Lets the others know."""
+        """Posts an error to the other processes."""
         for what in ("vote",) if jax.process_index() else ("begun", "outcome"):
-            # What is posted already stays, and the coordination service may be gone.
+            # A message posted already stays, and the coordination service may be gone.
             with contextlib.suppress(RankError):
                 self._mail.post(what, {"error": str(error)})
         self._mail.leave()
 
 
 def _compare(path: str, part: _Part, message: dict[str, Any], process: int) -> None:
-    """Refuses pytrees that are not the same.
-
-    Raises:
-        RankError: They differ.
-    """
+    """Raises `RankError` if another process has another pytree."""
     theirs = message["marks"]
     for name in sorted(part.marks.keys() | theirs.keys()):
         if part.marks.get(name) != theirs.get(name):

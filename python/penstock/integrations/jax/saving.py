@@ -1,4 +1,4 @@
-"""`save`, `save_async`: a pytree into a checkpoint."""
+"""`save`, `save_async`: save a pytree as a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def save(
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> SaveReport:
-    """Saves a pytree durably: when this returns, a crash or power cut cannot take it away.
+    """Saves a pytree durably: when this returns, it survives a crash or power cut.
 
-    Waits for the last `save_async` first. Of several processes (`jax.distributed`) all call this
-    with the same pytree, and make one checkpoint on a file system that they share.
+    Waits for the last `save_async` first. With several processes (`jax.distributed`) all call this
+    with the same pytree, and save one checkpoint on a file system that they share.
 
     Args:
-        path: The checkpoint's directory; made if missing, its parents too.
-        pytree: Any pytree: see `penstock.integrations.jax.trees` for what becomes of it.
-        overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
-            is committed.
+        path: The checkpoint's directory; created if missing, with its parents.
+        pytree: Any pytree; see `penstock.integrations.jax.trees` for the stored form.
+        overwrite: Replace a complete checkpoint at the path. The old one can be loaded until the
+            new one is committed.
         step: The training step, recorded beside the state.
-        metadata: A note of plain JSON, readable with `penstock.inspect`.
+        metadata: Plain JSON to store with it, readable with `penstock.inspect`.
 
     Returns:
-        What was written and how; of several processes, by this one.
+        A report of the save; with several processes, of this one's part.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-        UnsupportedStateError: A leaf cannot be stored, such as an array that is deleted since its
-            buffer was donated; the message names it.
-        RankError: Another process failed, is not there or has another pytree.
+        UnsupportedStateError: A leaf cannot be stored, such as an array deleted because its buffer
+            was donated; the message names it.
+        RankError: Another process failed, is missing or has another pytree.
         StorageError: The operating system failed an operation: disk full, read-only, …
-        PenstockError: The error of the last `save_async`, if nobody has seen it.
+        PenstockError: The error of the last `save_async`, if it was not raised before.
 
     Example:
         >>> import jax.numpy as jnp, penstock, tempfile
@@ -81,29 +81,29 @@ def save_async(
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> PendingSave | TogetherPending:
-    """Saves a pytree in the background, of which nothing on the host is copied at the call.
+    """Saves a pytree in the background, without copying JAX arrays on the host.
 
-    An array of JAX never changes, and its memory stays while it is being written: a step that it is
-    donated to gets other memory for its result. So training goes on at once. Arrays on an
-    accelerator are copied to the host at the call, and so are leaves that are not of JAX.
+    A JAX array never changes, and its memory stays while it is written: a jitted step to which it
+    is donated gets other memory for its result. So training goes on at once. Arrays on an
+    accelerator are copied to the host at the call, and so are leaves that are not JAX's.
 
-    Waits for the last save first. Its error, and that of any save in the background, comes from
-    `PendingSave.result`, or else from the next `save`, `save_async` or `wait`.
+    Waits for the last save first. The error of a failed save is raised by `PendingSave.result`, or
+    else by the next `save`, `save_async` or `wait`.
 
     Args:
-        path: The checkpoint's directory; made if missing, its parents too.
+        path: The checkpoint's directory; created if missing, with its parents.
         pytree: Any pytree.
-        copy: Whether to copy arrays at the call all the same, into memory that is kept for the next
-            save. A step that they are donated to then needs no other memory for its result. Of
-            several processes each saves without.
+        copy: Whether to copy all arrays at the call, into memory that is kept for the next save. A
+            step to which they are donated then needs no other memory for its result. Has no effect
+            with several processes.
         overwrite: Replace a complete checkpoint at the path.
         step: The training step, recorded beside the state.
-        metadata: A note of plain JSON.
+        metadata: Plain JSON to store with it.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
         UnsupportedStateError: A leaf cannot be stored; the message names it.
-        PenstockError: The error of the last save, if nobody has seen it.
+        PenstockError: The error of the last save, if it was not raised before.
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -133,7 +133,7 @@ def wait() -> None:
     """Waits for the last `save_async`, if one is running.
 
     Raises:
-        PenstockError: Its error, if nobody has seen it.
+        PenstockError: It failed, and its error was not raised before.
     """
     _saver.wait()
     _background.wait()

@@ -1,4 +1,4 @@
-"""A pytree as a plain state: containers as dicts, lists and tuples, arrays as NumPy has them.
+"""Converts a pytree to a plain state: containers to dicts, lists and tuples, arrays to NumPy's.
 
 | in the pytree | in the state |
 |---|---|
@@ -9,7 +9,7 @@
 | typed keys of `jax.random` | ``{"prng_impl": "…", "prng_data": array}`` |
 | any other leaf | as `penstock.save` has it |
 
-What a node keeps beside its children (static fields) belongs to the program and is not stored.
+The static fields of a node belong to the program and are not stored.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _Piece: TypeAlias = "tuple[tuple[int, ...], np.ndarray[Any, Any]]"
 
 KEY_IMPL, KEY_DATA = "prng_impl", "prng_data"
-"""Of typed keys: the name of the generator, and the words of the keys."""
+"""Keys of the stored form of typed keys: the generator's name, and the key data."""
 
 
 def children(value: Any) -> list[tuple[Hashable, Any]] | None:
     """The children of a node of a pytree with their keys; None for a leaf."""
     if tree_util.default_registry.flatten_one_level(value) is None:
         return None
-    # Not `flatten_one_level_with_keys`, which gives all fields of a NamedTuple one name.
+    # `flatten_one_level_with_keys` would give all fields of a NamedTuple one name.
     pairs, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda one: one is not value)
     return [(_key(path[0]), child) for path, child in pairs]
 
@@ -59,32 +59,32 @@ def named(name: str, key: object) -> str:
 
 
 def is_key(value: Any) -> bool:
-    """Whether an array, or what stands for one, holds typed keys of `jax.random`."""
+    """Whether an array, or the description of one, is of typed keys of `jax.random`."""
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def to_state(pytree: Any, *, copies: bool, is_shared: bool = False) -> Any:
-    """The state that is saved of a pytree.
+    """The state to save for a pytree.
 
     Args:
-        pytree: What to save. Arrays of JAX are not copied, unless they are on an accelerator.
-        copies: Whether to copy what is not of JAX, since it may change before it is saved.
-        is_shared: Whether several processes save it together: what each has of its own is written
-            by the first.
+        pytree: The pytree. JAX arrays are not copied, unless they are on an accelerator.
+        copies: Whether to copy leaves that are not JAX's, as they may change before the save.
+        is_shared: Whether several processes save it together: arrays that each process has whole
+            are written by the first.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
     """
     for leaf in tree_util.tree_leaves(pytree):
-        # All of them are on their way before the first is waited for.
+        # Starts all copies to the host before waiting for the first.
         if _is_array(leaf) and not (is_key(leaf) or leaf.is_deleted() or _is_on_host(leaf)):
             leaf.copy_to_host_async()
     return _Walk(copies, is_shared).state(pytree, "")
 
 
 class _Walk:
-    """The walk over one pytree."""
+    """The conversion of one pytree."""
 
     def __init__(self, copies: bool, is_shared: bool) -> None:
         self._copies = copies
@@ -151,18 +151,18 @@ class _Walk:
             if shard.replica_id == 0 and value.size
         ]
         if not self._is_shared and len(pieces) == 1:
-            # One device has all of it, or each of them has.
+            # One device has the whole array, or each device has a replica.
             return pieces[0][1]
         if self._is_shared and value.is_fully_addressable:
             pieces = _of_first(pieces)
         boxes = Boxes(value.shape, np.dtype(value.dtype), pieces)
-        # The pytree holds the array, so that no other one gets its id while this walk lasts.
+        # The pytree keeps the array alive, so that its id stays unique during this conversion.
         self._boxes[id(value)] = boxes
         return boxes
 
 
 def _of_first(pieces: list[_Piece]) -> list[_Piece]:
-    """The pieces of what each process has of its own: the first one writes them."""
+    """The pieces of an array that each process has whole: only the first process writes them."""
     return [] if jax.process_index() else pieces
 
 
@@ -189,7 +189,7 @@ def _start(index: tuple[slice, ...]) -> tuple[int, ...]:
 
 
 def with_keys(state: Any, path: str, name: str = "") -> Any:
-    """A state that was loaded, with typed keys of `jax.random` in their places.
+    """Restores typed keys of `jax.random` in a loaded state.
 
     Raises:
         StateMismatchError: JAX does not know their generator here.
@@ -208,7 +208,7 @@ def with_keys(state: Any, path: str, name: str = "") -> Any:
 
 
 def unknown_generator(impl: Any, path: str, name: str, error: Exception) -> StateMismatchError:
-    """The error for keys of a generator that a program has defined, and this one has not."""
+    """The error for keys of a generator that is not registered in this program."""
     return StateMismatchError(
         f"{path}: {name or ROOT}: keys of {impl!r} cannot be made here ({error}): define that "
         "generator first, as the program did that saved them; penstock.load gives their words",

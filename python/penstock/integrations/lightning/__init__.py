@@ -1,7 +1,7 @@
 """Lightning (`Trainer` and `Fabric`), with Penstock as its storage.
 
-`PenstockIO` goes to ``Trainer(plugins=[…])`` or ``Fabric(plugins=[…])``. For models that are
-sharded over ranks, `PenstockModelParallelStrategy` takes the place of Lightning's.
+Pass `PenstockIO` to ``Trainer(plugins=[…])`` or ``Fabric(plugins=[…])``. For models sharded over
+ranks use `PenstockModelParallelStrategy` instead of Lightning's.
 
 Example:
     >>> import tempfile, torch

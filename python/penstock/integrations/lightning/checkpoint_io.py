@@ -1,4 +1,4 @@
-"""`PenstockIO`: what Lightning saves and loads through."""
+"""`PenstockIO`: makes Lightning save and load through Penstock."""
 
 from __future__ import annotations
 
@@ -25,43 +25,42 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 _REQUEUED = "hpc_ckpt"
-"""How checkpoints are called after which a job is queued again at once."""
+"""Prefix of checkpoints after which a job is queued again at once."""
 
 _alive: weakref.WeakSet[PenstockIO] = weakref.WeakSet()
-"""Those that may have a save under way."""
+"""Plug-ins that may have a save in progress."""
 
 _SHARDED = ("state_dict", "optimizer_states")
-"""What of a checkpoint is spread over ranks, where anything is."""
+"""Entries of a checkpoint that are sharded over ranks, if anything is."""
 
 
 class PenstockIO(CheckpointIO):
-    """Has Lightning's Trainer, and Fabric, save into Penstock checkpoints.
+    """Makes Lightning's Trainer, and Fabric, save into Penstock checkpoints.
 
-    ``Trainer(plugins=[PenstockIO()])`` is all there is to do. A checkpoint is a directory of the
-    name that the file would have had, such as ``last.ckpt``. Files that Lightning wrote before load
-    as they always did.
+    Use it as ``Trainer(plugins=[PenstockIO()])``, without further changes. A checkpoint is a
+    directory named like Lightning's file, such as ``last.ckpt``. Files that Lightning wrote are
+    loaded as before.
 
-    What it asks to be removed is deleted once the checkpoint after it is complete and durable.
+    Checkpoints that Lightning removes are deleted once the next checkpoint is complete and durable.
 
     Args:
-        async_save: Save in the background: training waits for a copy in memory only. Saves that
-            cannot be waited for later stay as they are: those of a job that Slurm queues again, and
-            those outside of a run.
-        raw: Names of values as `penstock.inspect` shows them, or patterns of `fnmatch` over names,
-            that may be stored as a pickle where they cannot be stored otherwise, such as
-            ``"hyper_parameters"``.
+        async_save: Save in the background: training waits only for a copy in memory. Saves that
+            nobody could wait for stay in the foreground: those of a job that Slurm queues again,
+            and those outside of a run.
+        raw: Names of values, as `penstock.inspect` shows them, or patterns of `fnmatch` for them,
+            that are pickled if they cannot be stored otherwise, such as ``"hyper_parameters"``.
         trust: Whether to load such values, which can run any code.
-        if_failed: What to do when a save fails: ``"raise"`` its error, which ends the training, or
-            ``"warn"`` and go on. The checkpoints that were there stay.
-        options: How bytes move; None for ``penstock.Options()``.
-        groups: Tensors that readers of models are to find, such as ``{"state_dict.model": ""}``;
-            see `penstock.save`.
-        files: Small files that lie beside the shards, such as the directory of ``config.json``;
-            see `penstock.save`.
+        if_failed: Whether a failed save raises its error (``"raise"``), which ends the training, or
+            warns and goes on (``"warn"``). Earlier checkpoints stay.
+        options: Settings of the I/O; None for ``penstock.Options()``.
+        groups: Models to store so that other programs find them, such as ``{"state_dict.model":
+            ""}``; see `penstock.save`.
+        files: Small files to store beside the shards, such as the directory of ``config.json``; see
+            `penstock.save`.
 
     Raises:
-        MissingDependencyError: Lightning is newer than was tried, and a state of a trial run did
-            not come back.
+        MissingDependencyError: Lightning is newer than the versions tested, and a trial run did not
+            restore its state.
         ValueError: An argument is out of range.
 
     Example:
@@ -97,14 +96,14 @@ class PenstockIO(CheckpointIO):
         self.groups = groups
         self.files = files
         self.is_running = True
-        """Whether somebody comes back to hear what became of a save in the background."""
-        # Lightning asks one rank to save; a strategy of ours asks all of them.
+        """Whether a later call will raise the error of a background save."""
+        # Lightning lets one rank save; Penstock's strategies let all of them.
         self._saver = self._alone = Saver(options=options, no_dist=True)
         self._together = Saver(options=options)
         self._pending: PendingSave | None = None
         self._has_failed = False
         self._newest: str | None = None
-        # A handler of a signal saves, in the middle of anything.
+        # Reentrant, as a signal handler saves at any time.
         self._lock = threading.RLock()
         self._removals: dict[str, None] = {}
         self._links: dict[str, str] = {}
@@ -112,18 +111,18 @@ class PenstockIO(CheckpointIO):
         _alive.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Trainers are copied and go to other processes. A save under way stays where it is.
+        # Trainers are copied and sent to other processes. A save in progress stays here.
         names = ("async_save", "raw", "trust", "if_failed", "options", "groups", "files")
         return _made, ({name: getattr(self, name) for name in names},)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses what a save could not store; nothing of it is copied.
+        """Raises if a checkpoint could not be stored; copies nothing.
 
         Args:
-            checkpoint: What is known of a checkpoint before there is one.
+            checkpoint: The parts of a checkpoint that are known before the first save.
 
         Raises:
-            UnsupportedStateError: A value cannot be stored; the message names it, and the choice.
+            UnsupportedStateError: A value cannot be stored; the message names it and the remedy.
         """
         state = checkpoint
         if self.raw:
@@ -139,11 +138,11 @@ class PenstockIO(CheckpointIO):
         path: str | os.PathLike[str],
         storage_options: Any | None = None,
     ) -> None:
-        """Saves a checkpoint; one that is there stays loadable until the new one is durable.
+        """Saves a checkpoint; an old one of that name can be loaded until the new one is durable.
 
         Raises:
-            TypeError: There are ``storage_options``.
-            UnsupportedStateError: A value cannot be stored; the message names it, and the choice.
+            TypeError: ``storage_options`` are given.
+            UnsupportedStateError: A value cannot be stored; the message names it and the remedy.
             PenstockError: The error of the last save in the background, or of this one.
         """
         if storage_options is not None:
@@ -152,24 +151,24 @@ class PenstockIO(CheckpointIO):
                 "PenstockIO(options=penstock.Options(…))"
             )
         name = directories.absolute(path)
-        # What waits for the last save may make a link of the name.
+        # The actions that wait for the last save may make a link of that name.
         self.wait()
         self.save_as(checkpoint, directories.place_for(name), name, is_together=False)
 
     def save_as(
         self, checkpoint: dict[str, Any], where: str, path: str, *, is_together: bool
     ) -> None:
-        """Saves to one place what is then to be called another.
+        """Saves to one path, and then renames the checkpoint to another.
 
         Args:
-            checkpoint: What to save.
-            where: Where to, see `directories.place_for`.
-            path: The name at the end.
+            checkpoint: The checkpoint to save.
+            where: The first path, see `directories.place_for`.
+            path: The final path.
             is_together: Whether all ranks save, or this one alone.
         """
         self.wait()
         with self._lock:
-            # It is asked for again.
+            # A new checkpoint of that name must not be removed or replaced by a link.
             self._removals.pop(path, None)
             self._links.pop(path, None)
         with self._told(path):
@@ -215,8 +214,8 @@ class PenstockIO(CheckpointIO):
         Args:
             path: The directory or file.
             map_location: Where to put tensors, as for `torch.load`.
-            weights_only: As for `torch.load`. Of a directory nothing is unpickled unless it is
-                False, or the plug-in has ``trust=True``.
+            weights_only: As for `torch.load`. Values in a directory are unpickled only if it is
+                False, or if the plug-in has ``trust=True``.
 
         Raises:
             CheckpointNotFoundError: There is nothing at the path.
@@ -228,22 +227,22 @@ class PenstockIO(CheckpointIO):
         return loading.read(path, map_location, weights_only, trust=self.trust)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Deletes a checkpoint, once the last save is durable; if it fails, after the next one."""
+        """Deletes a checkpoint once the last save is durable; if that fails, after the next one."""
         with self._lock:
             self._removals[directories.absolute(path)] = None
         self._settle_if_saved()
 
     def link_checkpoint(self, target: str, path: str) -> None:
-        """Has a link lead to a checkpoint, once the last save is durable."""
+        """Makes a link to a checkpoint, once the last save is durable."""
         with self._lock:
             self._links[directories.absolute(path)] = directories.absolute(target)
         self._settle_if_saved()
 
     def wait(self) -> None:
-        """Waits for the save under way, if there is one.
+        """Waits for the save in progress, if there is one.
 
         Raises:
-            PenstockError: Its error, unless ``if_failed`` is ``"warn"``.
+            PenstockError: It failed, unless ``if_failed`` is ``"warn"``.
         """
         pending = self._pending
         if pending is not None:
@@ -251,7 +250,7 @@ class PenstockIO(CheckpointIO):
                 with self._told(pending.path):
                     self._saver.wait()
             finally:
-                # After a Ctrl-C it is still under way.
+                # After an interrupt it may still be in progress.
                 if pending.done():
                     self._pending = None
             self._settle_if_saved()
@@ -260,10 +259,10 @@ class PenstockIO(CheckpointIO):
             warnings.warn(trouble, PenstockWarning, stacklevel=1)
 
     def teardown(self) -> None:
-        """Waits for the save under way and gives back the memory that saves are staged in.
+        """Waits for the save in progress and releases the staging memory.
 
         Raises:
-            PenstockError: Its error, unless ``if_failed`` is ``"warn"``.
+            PenstockError: It failed, unless ``if_failed`` is ``"warn"``.
         """
         try:
             self.wait()
@@ -274,12 +273,12 @@ class PenstockIO(CheckpointIO):
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """Has the error of a save told as the user wants."""
+        """Raises or warns of a save's error, as ``if_failed`` says."""
         self._has_failed = True
         try:
             yield
         except UnsupportedStateError:
-            # It would come each time.
+            # Raised always, as each save would fail so.
             raise
         except PenstockError as error:
             if self.if_failed == "raise":
@@ -296,7 +295,7 @@ class PenstockIO(CheckpointIO):
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def _saved(self, where: str, path: str) -> None:
-        """What comes after a checkpoint is complete and durable; in the background nobody hears."""
+        """Renames a durable checkpoint and deletes old ones; keeps errors for the next `wait`."""
         try:
             directories.rename_onto(where, path)
             self._newest = path
@@ -313,18 +312,18 @@ class PenstockIO(CheckpointIO):
         self._settle()
 
     def _settle(self) -> None:
-        """Does what had to wait for a save."""
+        """Makes the links and deletes the checkpoints that waited for a save."""
         with self._lock:
             links, self._links = self._links, {}
             removals, self._removals = self._removals, {}
-        # First the links: else one could lead to what is removed.
+        # Links first: otherwise one could lead to a deleted checkpoint.
         for path, target in links.items():
             self._attempt(f"{path} could not be linked", directories.link, target, path)
         for path in removals:
             what = f"{path} could not be removed"
             if not self._attempt(what, directories.remove, path, self._newest):
                 with self._lock:
-                    # Somebody may read it, and be done after the next save.
+                    # Another process may be reading it: try again after the next save.
                     self._removals[path] = None
 
     def _attempt(self, what: str, call: Any, *arguments: Any) -> bool:
@@ -343,12 +342,12 @@ def _made(settings: dict[str, Any]) -> PenstockIO:
 def _choice(
     error: UnsupportedStateError, state: dict[str, Any], patterns: Sequence[str]
 ) -> UnsupportedStateError:
-    """The error of a save, with the choice that there is, for all of what would be refused.
+    """The error of a save with a remedy: to pickle all values that would be refused.
 
     Args:
-        error: What the save raised.
-        state: Where to look for what else would be refused.
-        patterns: What the user has chosen already.
+        error: The error of the save.
+        state: The state in which to look for further values.
+        patterns: Values that the user has chosen already.
     """
     refused = [key for key, value in state.items() if not raw.is_storable(value)]
     refused = refused or [error.key.partition(".")[0]]
@@ -360,7 +359,7 @@ def _choice(
 
 
 def wait_for_all() -> None:
-    """Waits for what any plug-in of this process has under way.
+    """Waits for all saves in progress of all plug-ins of this process.
 
     Raises:
         PenstockError: One failed.

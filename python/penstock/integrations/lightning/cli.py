@@ -1,8 +1,8 @@
-"""`LightningCLI`: the hyper-parameters of a checkpoint that is a directory.
+"""`LightningCLI`: reads the hyper-parameters of a checkpoint that is a directory.
 
-It builds the model of ``test --ckpt_path=…`` with those that the checkpoint was saved with, and
-looks for them in files only. For a directory it would build the model with its defaults, and fill
-that one.
+For ``test --ckpt_path=…`` the CLI builds the model with the hyper-parameters stored in the
+checkpoint, but reads them from files only. For a directory it would build the model with its
+defaults, and fill that one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.lightning import checkpoint_io, loading
 
 _PATTERN = "hyper_parameters*"
-"""Their key in a checkpoint, and those beside it that describe them."""
+"""Their key in a checkpoint, and the keys that describe them."""
 
 _cli: Any = lightning.pytorch.cli.LightningCLI
 _parse: Any = getattr(_cli, "_parse_ckpt_path", None)
 
 
 def install() -> None:
-    """Has `LightningCLI` read them; before Lightning 2.5.6 it reads none of files either."""
+    """Makes `LightningCLI` read directories; before Lightning 2.5.6 it reads no files either."""
     if _parse is not None:
         _cli._parse_ckpt_path = _parse_ckpt_path
 
@@ -41,19 +41,19 @@ def _parse_ckpt_path(cli: Any) -> None:
         return
     checkpoint_io.wait_for_all()
     if not is_checkpoint(path):
-        # Of another kind; the load says what it is, where it is none.
+        # Another kind of directory: the load tells if it is no checkpoint.
         return
     try:
-        # Without a dot: they may be one value, as of a registered class.
+        # Without a dot: they may be a single value, as of a registered class.
         state = penstock.load(path, keys=_PATTERN)
     except StateMismatchError as error:
         if error.key != _PATTERN:
             raise
-        # The module was saved without any.
+        # The module was saved without hyper-parameters.
         return
     state = loading.unpacked(state, str(path), None, trust=False)
     with tempfile.TemporaryDirectory() as directory:
-        # Lightning's own code goes on with it, as it differs by version.
+        # Written to a file for Lightning's own code, which differs by version.
         file = os.path.join(directory, "hyper-parameters.ckpt")
         torch.save(state, file)
         cli.config[command]["ckpt_path"] = file

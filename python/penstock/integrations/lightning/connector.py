@@ -1,8 +1,8 @@
-"""`Connector`: where Lightning's Trainer chooses, loads and puts together a checkpoint.
+"""`Connector`: chooses, loads and assembles checkpoints in Lightning's Trainer.
 
-A `CheckpointIO` is handed a path and a dictionary. It has no say in which path ``"last"`` is, and
-sees nothing of ranks but the first. Trainers that save through `PenstockIO` have this connector for
-those; for all others it is Lightning's own.
+A `CheckpointIO` gets a path and a dictionary. It does not decide which path ``"last"`` is, and sees
+only the first rank. For trainers that save through `PenstockIO` this connector does; for all others
+it works as Lightning's own.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
 
 _SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
-"""Strategies that save or load past the plug-in."""
+"""Strategies that save or load without the plug-in."""
 
 
 def io_of(trainer: Any) -> PenstockIO | None:
-    """The plug-in that a trainer saves through, if it is Penstock's."""
+    """The plug-in that a trainer saves through, if it is a `PenstockIO`; else None."""
     found = trainer.strategy.checkpoint_io
     return found if isinstance(found, PenstockIO) else None
 
 
 class Connector(_CheckpointConnector):
-    """Lightning's connector, with `PenstockIO` in mind."""
+    """Lightning's connector, extended for `PenstockIO`."""
 
     _place: resume_position.Place | None = None
     _given_schedulers: Sequence[Any] = ()
-    """The schedulers that `configure_optimizers` has made."""
+    """Schedulers made by `configure_optimizers`."""
     _others: tuple[str, ...] = ()
-    """What to go back to where the chosen checkpoint turns out to be damaged."""
+    """Older checkpoints to load if the chosen one proves to be damaged."""
 
     def _parse_ckpt_path(
         self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
@@ -77,7 +77,7 @@ class Connector(_CheckpointConnector):
         return super()._parse_ckpt_path(state_fn, ckpt_path, model_provided, model_connected)
 
     def _resumes_by_itself(self) -> bool:
-        """Whether Lightning would look for the last checkpoint, unasked."""
+        """Whether Lightning resumes from the last checkpoint without being asked."""
         trainer: Any = self.trainer
         return (
             trainer.state.fn == TrainerFn.FITTING
@@ -90,7 +90,7 @@ class Connector(_CheckpointConnector):
         candidates: set[str] = set()
         for callback in trainer.callbacks:
             if isinstance(callback, ModelCheckpoint):
-                # Private to its class, hence the name.
+                # A private method of that class, hence the mangled name.
                 private: Any = callback
                 directory = private._ModelCheckpoint__resolve_ckpt_dir(trainer)
                 candidates |= callback._find_last_checkpoints(trainer)
@@ -110,7 +110,7 @@ class Connector(_CheckpointConnector):
     def resume_start(
         self, checkpoint_path: _PATH | None = None, weights_only: bool | None = None
     ) -> None:
-        """Loads a checkpoint; the one before it where one that was chosen here is damaged."""
+        """Loads a checkpoint; if one chosen here is damaged, an older one."""
         self._place = None
         resume_position.Place.uninstall(self.trainer)
         io = io_of(self.trainer)
@@ -120,12 +120,12 @@ class Connector(_CheckpointConnector):
         self._check_strategy()
         io.is_running = True
         strategy = self.trainer.strategy
-        # Each rank has looked for itself.
+        # Every rank has chosen; the first one's choice counts.
         first, others = strategy.broadcast((checkpoint_path, self._others))
         paths = (first, *others)
         for path in paths:
             error = self._load(path, weights_only)
-            # Without a group nobody answers, and one alone never counts as all of them.
+            # Without a process group the reduction would not count this rank alone as all.
             is_alone = not dist.is_available() or not dist.is_initialized()
             is_good = error is None
             if is_good if is_alone else strategy.reduce_boolean_decision(is_good):
@@ -146,10 +146,10 @@ class Connector(_CheckpointConnector):
         return None
 
     def _check_strategy(self) -> None:
-        """Refuses a strategy that would save without the plug-in, and nobody would notice.
+        """Raises for a strategy that would silently save without the plug-in.
 
         Raises:
-            PenstockError: It is one.
+            PenstockError: It is such a strategy.
         """
         strategy = self.trainer.strategy
         if not isinstance(strategy, _SHARDED) or isinstance(strategy, ShardedCheckpoints):
@@ -167,28 +167,28 @@ class Connector(_CheckpointConnector):
         raise PenstockError(f"{name} does not save and load through PenstockIO: {remedy}")
 
     def restore_model(self) -> None:
-        """Restores the model, whose tied weights have to be equal in the checkpoint.
+        """Restores the model, whose tied weights must be equal in the checkpoint.
 
         Raises:
-            StateMismatchError: They are not; PyTorch would take the last one.
+            StateMismatchError: They differ; PyTorch would use the last one.
         """
         super().restore_model()
         state = self._loaded_checkpoint.get("state_dict") if self._loaded_checkpoint else None
         if state and io_of(self.trainer) is not None:
-            # Afterwards, as hooks of the module may change the state first.
+            # Checked afterwards, as hooks of the module may change the state first.
             check_model(self.trainer.lightning_module, state, str(self._ckpt_path))
 
     def restore_loops(self) -> None:
-        """Brings the loops, the loaders and random states to where they were."""
+        """Restores the loops, and the positions and random states at their saved place."""
         super().restore_loops()
         if self._place is not None:
             self._place.install(self.trainer)
 
     def restore_optimizers_and_schedulers(self) -> None:
-        """Restores them, where there are as many as were saved; Lightning takes what there is.
+        """Restores them, if there are as many as were saved; Lightning would take any number.
 
         Raises:
-            StateMismatchError: There are more, or less.
+            StateMismatchError: There are more or fewer.
         """
         trainer: Any = self.trainer
         given = {
@@ -209,36 +209,36 @@ class Connector(_CheckpointConnector):
         super().restore_optimizers_and_schedulers()
 
     def _added_by_callbacks(self) -> int:
-        """How many of the schedulers that were saved are none of `configure_optimizers`.
+        """The number of saved schedulers that `configure_optimizers` has not made.
 
-        Those that a callback puts in their place, or beside them, it makes and restores itself.
+        A callback that replaces or adds schedulers makes and restores these itself.
         """
         trainer: Any = self.trainer
         own = self._loaded_checkpoint.get(resume_position.KEY) or {}
         if "added_schedulers" in own:
             return int(own["added_schedulers"])
-        # It was saved by Lightning, or by a Penstock that did not count them.
+        # Saved by Lightning, or by a Penstock that did not count them.
         averages = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
         return int(any(one._scheduler_state is not None for one in averages))
 
     def restore_training_state(self) -> None:
-        """Brings all but the model to where it was; each run calls it, even one that begins."""
+        """Restores everything but the model; called by every run, also by a new one."""
         super().restore_training_state()
-        # Callbacks add theirs later, when training has begun.
+        # Callbacks add schedulers later, once training has begun.
         self._given_schedulers = list(self.trainer.lr_scheduler_configs)
         io = io_of(self.trainer)
         if io is not None and self._saves_what_it_has():
             io.check(self._known())
 
     def _saves_what_it_has(self) -> bool:
-        """Whether checkpoints of this run are due, and no hook may leave something out of them."""
+        """Whether this run will save checkpoints, and no hook can remove values from them."""
         trainer: Any = self.trainer
         owners: list[tuple[type, Any]] = [(LightningModule, trainer.lightning_module)]
         owners += [(Callback, one) for one in trainer.callbacks]
         if trainer.datamodule is not None:
             owners.append((LightningDataModule, trainer.datamodule))
         hook = "on_save_checkpoint"
-        # Data modules of some versions have no such hook of their own.
+        # Data modules of some versions lack the hook.
         has_hooks = any(
             getattr(type(one), hook, None) is not getattr(kind, hook, None) for kind, one in owners
         )
@@ -246,7 +246,7 @@ class Connector(_CheckpointConnector):
         return is_fitting and bool(trainer.checkpoint_callbacks) and not has_hooks
 
     def _known(self) -> dict[str, Any]:
-        """All of a checkpoint that is there before training, and asks no hook."""
+        """The parts of a checkpoint that exist before training and need no hook."""
         trainer: Any = self.trainer
         known: dict[str, Any] = {
             "callbacks": {},
@@ -264,11 +264,11 @@ class Connector(_CheckpointConnector):
         return known
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """Puts a checkpoint together, with what Lightning leaves out."""
+        """Assembles a checkpoint, and adds what Lightning leaves out."""
         own = None
         if io_of(self.trainer) is not None and not weights_only:
             is_together = isinstance(self.trainer.strategy, ShardedCheckpoints)
-            # First: loaders and hooks that are asked for their state may draw random numbers.
+            # First: asking loaders and hooks for their state may draw random numbers.
             own = resume_position.capture(self.trainer, is_together=is_together)
             given = [id(one) for one in self._given_schedulers]
             added = [one for one in self.trainer.lr_scheduler_configs if id(one) not in given]
@@ -281,9 +281,9 @@ class Connector(_CheckpointConnector):
 
 
 def _leave_functions_out(checkpoint: dict[str, Any]) -> None:
-    """Leaves a function out that an older PyTorch has in the state of `SWALR`.
+    """Removes a function that older versions of PyTorch put into the state of `SWALR`.
 
-    It follows from the argument ``anneal_strategy``: a scheduler has it when it is made.
+    It follows from the argument ``anneal_strategy``, which a new scheduler gets anyway.
     """
     callbacks = [one for one in checkpoint["callbacks"].values() if isinstance(one, dict)]
     states = [*checkpoint["lr_schedulers"], *(one.get("scheduler_state") for one in callbacks)]

@@ -1,8 +1,8 @@
-"""Names of checkpoints on a file system, changed so that at each moment one is complete.
+"""Renames, links and removes Lightning's checkpoints so that one is complete at any time.
 
-Lightning gives a checkpoint one name, ``last.ckpt``, which may belong to a file of `torch.save`, to
-a link or to a directory already. A directory cannot be renamed onto any of these, so the new
-checkpoint is saved beside it and the two change places. Who is killed between has both.
+Lightning gives a checkpoint one name, such as ``last.ckpt``, which may belong already to a file of
+`torch.save`, a link or a directory. A directory cannot be renamed onto any of these, so the new
+checkpoint is saved beside it, and the two are exchanged. A process killed in between leaves both.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from penstock.integrations import directories
 from penstock.io import durable
 
 SUFFIX = ".ckpt"
-"""What the names of Lightning's checkpoints end with."""
+"""Suffix of the names of Lightning's checkpoints."""
 
 _BESIDE = ".penstock" + SUFFIX
 _REMOVED = ".removed"
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path that no change of the working directory moves.
+    """An absolute path, which survives changes of the working directory.
 
     Raises:
-        UnsupportedPathError: It is a URL, but of a file.
+        UnsupportedPathError: It is a URL other than ``file://``.
     """
     return os.path.abspath(decode_local_path(os.fspath(path).removeprefix("file://")))
 
 
 def place_for(path: str) -> str:
-    """Where to save what is to be called ``path``: beside it, if the name is another's."""
+    """The path to save to before the rename to ``path``: beside it, if that name is taken."""
     is_taken = os.path.lexists(path) and (
         os.path.islink(path) or not os.path.isdir(path) or describe(path) is not None
     )
@@ -43,10 +43,10 @@ def place_for(path: str) -> str:
 
 
 def rename_onto(saved: str, path: str) -> None:
-    """Gives a complete checkpoint its name, and removes what has had it."""
+    """Renames a complete checkpoint, and removes the old one of that name."""
     if saved == path:
         return
-    # The checkpoint at `saved` counts as one while the name is nobody's.
+    # Between the two renames the checkpoint at `saved` is found under that name.
     _put_aside(path)
     os.rename(saved, path)
     durable.sync(os.path.dirname(path))
@@ -54,35 +54,35 @@ def rename_onto(saved: str, path: str) -> None:
 
 
 def remove(path: str, instead: str | None) -> None:
-    """Deletes a checkpoint, whatever it is; nothing happens where there is none.
+    """Deletes a checkpoint of any kind; does nothing if there is none.
 
-    Links beside it that lead to it are turned to another one first.
+    Links beside it that lead to it are changed to another checkpoint first.
 
     Args:
         path: The file, link or directory.
-        instead: A complete checkpoint; None where there is none.
+        instead: A complete checkpoint for these links; None if there is none.
     """
     if not os.path.lexists(path):
         return
     above = os.path.dirname(path)
-    # As a link is resolved, whatever links lead to the directory.
+    # Resolves links in the directory's path, but not the last component.
     real = os.path.join(os.path.realpath(above), os.path.basename(path))
     if instead is not None:
         for entry in os.scandir(above):
             if entry.is_symlink() and entry.path != path and os.path.realpath(entry.path) == real:
                 link(instead, entry.path)
     if is_checkpoint(path) and not os.path.islink(path):
-        # A reader finds its files under its name.
+        # Kept under its name, where readers find its files.
         directories.remove(path)
     else:
-        # A kill leaves it under a name that is no checkpoint's.
+        # Renamed first: a kill then leaves it under a name that is no checkpoint's.
         _put_aside(path)
         durable.sync(above)
     _clear(above)
 
 
 def link(target: str, path: str) -> None:
-    """Has a link lead to a checkpoint; at each moment it leads to one."""
+    """Makes a link lead to a checkpoint; it leads to one at any time."""
     if os.path.abspath(target) == os.path.abspath(path) or not os.path.exists(target):
         return
     above = os.path.dirname(path)
@@ -103,7 +103,7 @@ def link(target: str, path: str) -> None:
 
 
 def _put_aside(path: str) -> None:
-    """Makes a name free: what it was goes with the next `_clear`, or at once."""
+    """Frees a name: renames the old entry for the next `_clear`, or removes it at once."""
     above, name = os.path.split(path)
     aside = os.path.join(above, f".{name}.{uuid.uuid4().hex[:8]}{_REMOVED}")
     if not directories.renamed(path, aside):
@@ -111,7 +111,7 @@ def _put_aside(path: str) -> None:
 
 
 def _clear(above: str) -> None:
-    """Deletes what was put aside in a directory; of what somebody reads the next one does."""
+    """Deletes renamed entries in a directory; those still being read stay for the next call."""
     for aside in Path(above).glob(f".*{_REMOVED}"):
         with contextlib.suppress(OSError, PenstockError):
             directories.remove(str(aside))

@@ -1,7 +1,7 @@
-"""Whether the Lightning that is installed is one that the plug-in fits.
+"""Checks that the plug-in fits the installed Lightning.
 
 The plug-in replaces mostly private names. All of them are looked up before any is replaced, so that
-an error names each one that has moved.
+an error lists all that have changed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ _trying_out = False
 
 
 def check() -> None:
-    """Looks up all that the plug-in relies on.
-
-    Raises:
-        MissingDependencyError: Something has moved; the message names all that has.
-    """
+    """Raises `MissingDependencyError`, with a list, if Lightning lacks parts the plug-in uses."""
     probe = Probe("lightning", "penstock.integrations.lightning")
     for module, names in _NAMES.items():
         for name in names:
@@ -70,7 +66,7 @@ def check() -> None:
 
 
 def _probe_connectors(probe: Probe) -> None:
-    """Asks for the methods that `Connector` and `SignalConnector` override."""
+    """Probes the methods that `Connector` and `SignalConnector` override."""
     kind = probe.attribute(
         f"{_PYTORCH}.trainer.connectors.checkpoint_connector", "_CheckpointConnector"
     )
@@ -92,7 +88,7 @@ def _probe_connectors(probe: Probe) -> None:
 
 
 def _probe_loops(probe: Probe) -> None:
-    """Asks for the places at which a resumed run is brought to where it was."""
+    """Probes the methods in which a resumed run's position is restored."""
     fit = probe.attribute(f"{_PYTORCH}.loops.fit_loop", "_FitLoop")
     data = probe.attribute(fit, "setup_data")
     probe.calls(data, "_load_combined_loader_states", "_select_data_fetcher", "iter")
@@ -108,12 +104,12 @@ def _probe_loops(probe: Probe) -> None:
     loaders = probe.attribute(f"{_PYTORCH}.utilities.combined_loader", "CombinedLoader")
     for name in ("_state_dicts", "_load_state_dicts", "flattened"):
         probe.attribute(loaders, name)
-    # It exists on instances only; the length of a loader uses it.
+    # Only instances have it; the length of a loader uses it.
     probe.calls(probe.attribute(loaders, "__len__"), "_iterator")
 
 
 def try_out(make: Callable[[], Any]) -> None:
-    """Runs two steps and goes on from them, where Lightning is newer than was tried.
+    """Runs two steps and resumes from them, if Lightning is newer than the versions tested.
 
     Args:
         make: Makes a plug-in with default settings.

@@ -1,4 +1,4 @@
-"""Reads a checkpoint of Lightning's, whoever wrote it."""
+"""Reads a Lightning checkpoint, saved by Penstock or by Lightning."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def read(
     *,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """The contents of a checkpoint: of a directory by Penstock, of a file by PyTorch.
+    """Reads a checkpoint: a directory with Penstock, a file with PyTorch.
 
     Args:
-        path: The directory that Penstock saved to, or the file or URL that Lightning did.
+        path: A directory saved by Penstock, or a file or URL saved by Lightning.
         map_location: Where to put tensors, as for `torch.load`.
-        weights_only: As for `torch.load`; False says as well that pickled values are trusted.
-        trust: Whether to unpickle what was stored raw.
+        weights_only: As for `torch.load`; False also means that pickled values are trusted.
+        trust: Whether to unpickle values that were stored raw.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: It is damaged; or a file of `torch.save` ends too early.
+        CorruptCheckpointError: It is damaged; or a file of `torch.save` is cut off.
         UnsupportedStateError: It has a pickled value, and is not trusted.
     """
     where = os.path.expanduser(os.fspath(path).removeprefix("file://"))
@@ -51,23 +51,23 @@ def read(
     check_whole(where)
     if weights_only is None:
         return TorchCheckpointIO().load_checkpoint(where, map_location)
-    # Its plug-in passes the choice on since 2.6.
+    # Lightning's own plug-in passes the choice on since 2.6.
     return _load(where, map_location, weights_only)  # type: ignore[no-any-return]
 
 
 def weights_only_of(chosen: bool | None) -> dict[str, bool]:
-    """The argument ``weights_only`` where it was chosen: most of Lightning has it since 2.6."""
+    """The argument ``weights_only``, if it was chosen: most of Lightning takes it since 2.6."""
     return {} if chosen is None else {"weights_only": chosen}
 
 
 def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -> dict[str, Any]:
-    """What a directory holds, with values that were stored raw as they were.
+    """A loaded state with its pickled values unpickled.
 
     Args:
-        state: What was loaded.
+        state: The state that was loaded.
         path: The directory.
-        weights_only: False says that pickled values are trusted.
-        trust: The same.
+        weights_only: False means that pickled values are trusted.
+        trust: Whether pickled values are trusted.
 
     Raises:
         UnsupportedStateError: It has a pickled value, and is not trusted.
@@ -82,11 +82,7 @@ def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -
 
 
 def check_whole(path: str) -> None:
-    """Refuses what a killed `torch.save` has left, for which PyTorch has no words.
-
-    Raises:
-        CorruptCheckpointError: The file ends too early.
-    """
+    """Raises `CorruptCheckpointError` for the cut-off file of a killed `torch.save`."""
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file:
@@ -100,7 +96,7 @@ def check_whole(path: str) -> None:
 
 
 def _mover(map_location: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What takes a tensor of the host to where it is wanted; None where it may stay."""
+    """A function that moves host tensors as requested; None if they may stay."""
     if isinstance(map_location, dict):
         map_location = map_location.get("cpu")
     if map_location is None:

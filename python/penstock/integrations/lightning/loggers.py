@@ -1,8 +1,7 @@
-"""Loggers that upload checkpoints: those that are directories, too.
+"""Makes Lightning's loggers upload checkpoints that are directories.
 
-Lightning's loggers look for files only, so that ``log_model=True`` would upload nothing, and say
-nothing. A checkpoint is uploaded when it is complete: a logger that is asked for one whose save is
-under way waits for it.
+The loggers look for files only, so ``log_model=True`` would silently upload nothing. A checkpoint
+is uploaded once it is complete: a logger waits for the save in progress.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ _SETTINGS = (
     "save_weights_only",
     "_every_n_train_steps",
 )
-"""Settings of a callback that Lightning notes beside a model that it uploads."""
+"""Settings of a callback that Lightning records with an uploaded model."""
 
 _Found = tuple[float, str, Any, str]
-"""A checkpoint to upload: when it was saved in seconds since 1970, its path, its score, a word."""
+"""A checkpoint to upload: seconds since 1970 of its save, path, score, and a word for it."""
 
 _scan_files = lightning.pytorch.loggers.utilities._scan_checkpoints
 _upload_files = WandbLogger._scan_and_log_checkpoints
 
 
 def install() -> None:
-    """Has Lightning's loggers upload checkpoints that are directories."""
+    """Makes Lightning's loggers upload checkpoints that are directories."""
     loggers: Any = lightning.pytorch.loggers
-    # MLflow and LitLogger take directories as they take files.
+    # MLflow's logger and LitLogger upload directories as they upload files.
     for name in ("utilities", "mlflow", "litlogger"):
         if hasattr(loggers, name):
             getattr(loggers, name)._scan_checkpoints = _scan
@@ -56,7 +55,7 @@ def install() -> None:
 
 
 def _scan(callback: Checkpoint, logged: dict[str, float]) -> list[_Found]:
-    """The checkpoints of a callback that a logger has not uploaded yet, the oldest first."""
+    """Checkpoints of a callback that a logger has not uploaded yet, the oldest first."""
     checkpoint_io.wait_for_all()
     files: list[_Found] = _scan_files(callback, logged)
     return sorted([*files, *_directories(callback, logged)], key=lambda found: found[:2])
@@ -87,7 +86,7 @@ def _directories(callback: Any, logged: dict[str, float]) -> list[_Found]:
 
 
 def _upload(logger: WandbLogger, callback: Any) -> None:
-    """Uploads an artifact of each checkpoint, file or directory, after a save."""
+    """Uploads an artifact for each checkpoint, file or directory, after a save."""
     import wandb
 
     checkpoint_io.wait_for_all()
@@ -102,7 +101,7 @@ def _upload(logger: WandbLogger, callback: Any) -> None:
         if not logger._checkpoint_name:
             logger._checkpoint_name = f"model-{logger.experiment.id}"
         artifact = wandb.Artifact(name=logger._checkpoint_name, type="model", metadata=metadata)
-        # The name that Lightning gives to a file.
+        # Named as Lightning names a file.
         artifact.add_dir(
             path, name="model.ckpt", policy=getattr(logger, "add_file_policy", "mutable")
         )
@@ -117,7 +116,7 @@ def _install_neptune(kind: Any) -> None:
     upload = kind.after_save_checkpoint
 
     def after_save_checkpoint(logger: Any, callback: Any) -> None:
-        """Uploads files; of directories Neptune's `upload` takes none."""
+        """Uploads files; warns of directories, which Neptune's `upload` does not take."""
         checkpoint_io.wait_for_all()
         if logger._log_model_checkpoints and _directories(callback, {}):
             warnings.warn(

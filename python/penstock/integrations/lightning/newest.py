@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: of those that are complete, the one of the highest step."""
+"""Chooses the checkpoint to resume from: the complete one of the highest step."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _UNKNOWN = -1
-"""The step of a file that does not tell it without being unpickled."""
+"""The step of a file that would have to be unpickled to read it."""
 
 _HPC = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A complete checkpoint that a run could go on from.
+    """A complete checkpoint from which a run could resume.
 
     Attributes:
         path: The directory, the file, or a link to either.
         step: The training step.
-        is_last: Whether it is called the last one.
+        is_last: Whether its name begins with ``last``.
     """
 
     path: str
@@ -46,13 +46,13 @@ class Candidate:
 
 
 def newest(paths: Iterable[str]) -> list[str]:
-    """Complete checkpoints that a run can go on from, that of the highest step first.
+    """Complete checkpoints from which a run can resume, those of the highest step first.
 
-    What was never finished, and what holds weights only, is left out. So is what is damaged, with a
+    Unfinished checkpoints and those with weights only are left out; damaged ones are, too, with a
     `PenstockWarning`.
 
     Args:
-        paths: What may be one.
+        paths: Paths of possible checkpoints.
 
     Raises:
         CorruptCheckpointError: There are some, and all are damaged.
@@ -74,13 +74,13 @@ def newest(paths: Iterable[str]) -> list[str]:
         raise damaged[0]
     for one in damaged:
         warnings.warn(f"a checkpoint is passed over: {one}", PenstockWarning, stacklevel=1)
-    # Of one step the last one was saved after the others, and knows of them.
+    # Of equal steps the one named last was saved after the others, and records them.
     found.sort(key=lambda candidate: (candidate.step, candidate.is_last), reverse=True)
     return [candidate.path for candidate in found]
 
 
 def beside(directory: str) -> list[str]:
-    """Directories and links that are called as checkpoints are; of files only those of Penstock."""
+    """Directories and links named like checkpoints; no files of `torch.save`."""
     try:
         entries = list(os.scandir(directory))
     except OSError:
@@ -89,7 +89,7 @@ def beside(directory: str) -> list[str]:
 
 
 def of_slurm(directory: str) -> str | None:
-    """The complete checkpoint of the highest number that was saved before a job was queued again.
+    """The complete checkpoint of the highest number saved before Slurm queued a job again.
 
     Raises:
         CorruptCheckpointError: There are some, and all are damaged.
@@ -114,7 +114,7 @@ def of_slurm(directory: str) -> str | None:
 
 
 def _step(path: str) -> int | None:
-    """The step of a complete checkpoint; None if nothing can go on from it.
+    """The step of a complete checkpoint; None if a run cannot resume from it.
 
     Raises:
         PenstockError: It is not complete, or damaged.
@@ -128,14 +128,14 @@ def _step(path: str) -> int | None:
 
 
 def _step_of_file(path: str) -> int:
-    """What a file of `torch.save` says, if it is one that tells without running code.
+    """The step in a file of `torch.save`, if it can be read without running code.
 
     Raises:
         CorruptCheckpointError: It was never finished.
     """
     check_whole(path)
     try:
-        # Of its tensors nothing is read.
+        # Reads no tensor data.
         state = torch.load(path, map_location="meta", mmap=True, weights_only=True)
         step = state.get("global_step")
     except Exception:

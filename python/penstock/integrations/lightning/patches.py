@@ -1,4 +1,4 @@
-"""Places of Lightning that no plug-in reaches otherwise; each leads on to what was there."""
+"""Replaces functions of Lightning that no plug-in can reach; each calls the original."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _link_checkpoint = ModelCheckpoint._link_checkpoint
 
 
 def install() -> None:
-    """Opens them; more than once is as good as once."""
+    """Installs the replacements; may be called again."""
     _trainer._CheckpointConnector = Connector
     _trainer._SignalConnector = SignalConnector
     _saving.pl_load = _load_for_module
@@ -33,7 +33,7 @@ def install() -> None:
 def _load_for_module(
     path: Any, map_location: Any = None, weights_only: bool | None = None, **further: Any
 ) -> Any:
-    """What `LightningModule.load_from_checkpoint` loads."""
+    """Replaces the loader of `LightningModule.load_from_checkpoint`."""
     if isinstance(path, str | os.PathLike) and os.path.isdir(path):
         checkpoint_io.wait_for_all()
         return loading.read(path, map_location, weights_only)
@@ -42,7 +42,7 @@ def _load_for_module(
 
 
 def _link(trainer: Any, filepath: str, linkpath: str) -> None:
-    """What `ModelCheckpoint(save_last="link")` does; its own removes the link before it has one."""
+    """Links for `ModelCheckpoint(save_last="link")`; Lightning removes the old link first."""
     io = io_of(trainer)
     if io is None:
         _link_checkpoint(trainer, filepath, linkpath)

@@ -1,11 +1,11 @@
-"""Slurm's signal that a job is about to end: a last save, after which the job is queued again.
+"""Handles Slurm's signal that a job is about to end: a last save, after which it is queued again.
 
-Lightning saves in the handler of the signal, which runs wherever a rank happens to be. One would
-wait at the barrier of the save while another waits for it to reduce gradients, and neither would
-go on. So the handler notes the signal, and all ranks save when a batch has ended.
+Lightning saves in the signal handler, which runs wherever a rank happens to be. One rank would wait
+at the barrier of the save while another waits for it to reduce gradients: a deadlock. So the
+handler only notes the signal, and all ranks save after the batch.
 
-Where a trainer validates, tests or predicts, ranks have nothing in common after each batch. There
-the first one saves for itself.
+While a trainer validates, tests or predicts, ranks do not synchronize after each batch. There the
+first rank saves alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SignalConnector(_SignalConnector):
-    """Lightning's connector; that of a trainer that saves through `PenstockIO` never hangs.
+    """Lightning's connector; for a trainer that saves through `PenstockIO` it never deadlocks.
 
     Attributes:
         is_alone: Whether this rank saves without the others, which may be anywhere.
@@ -34,18 +34,18 @@ class SignalConnector(_SignalConnector):
     _requeue: _Requeue | None = None
 
     def register_signal_handlers(self) -> None:
-        """Begins to listen for signals."""
+        """Starts to listen for signals."""
         super().register_signal_handlers()
         trainer: Any = self.trainer
         environment = trainer._accelerator_connector.cluster_environment
         is_requeued = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
         if is_requeued and trainer.state.fn == TrainerFn.FITTING and io_of(trainer) is not None:
             self._requeue = _Requeue(super()._slurm_sigusr_handler_fn)
-            # Behind those that save: a checkpoint knows of the ones before it.
+            # Behind the callbacks that save: a checkpoint records the ones before it.
             trainer.callbacks.append(self._requeue)
 
     def teardown(self) -> None:
-        """Gives the signals back to whoever had them before."""
+        """Restores the previous signal handlers."""
         super().teardown()
         if self._requeue is not None:
             trainer: Any = self.trainer
@@ -63,7 +63,7 @@ class SignalConnector(_SignalConnector):
     def _save_alone(self, signum: Any, frame: Any) -> None:
         own = vars(self.trainer.strategy)
         self.is_alone = True
-        # Whoever saves waits for the others there.
+        # The save would wait for the other ranks there.
         own["barrier"] = _go_on
         try:
             super()._slurm_sigusr_handler_fn(signum, frame)
@@ -73,14 +73,14 @@ class SignalConnector(_SignalConnector):
 
 
 class _Requeue(Callback):
-    """Has all ranks of a run save once the signal has come to one of them.
+    """Makes all ranks of a run save once the signal has reached one of them.
 
     Args:
         save: Lightning's handler, which saves and queues the job again.
 
     Attributes:
-        signal: The number of the signal; None where none has come, or all is done.
-        is_over: Whether nobody asks any more, as training has ended.
+        signal: The number of the signal; None before it arrives and after it was handled.
+        is_over: Whether training has ended, so that the signal is handled otherwise.
     """
 
     def __init__(self, save: Callable[[Any, Any], None]) -> None:
@@ -89,7 +89,7 @@ class _Requeue(Callback):
         self.is_over = False
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        # Gradients that are being accumulated would not be saved.
+        # Accumulated gradients would not be saved.
         if not trainer.fit_loop.epoch_loop._should_accumulate():
             self._save_if_asked(trainer)
 
@@ -98,10 +98,10 @@ class _Requeue(Callback):
         self._save_if_asked(trainer)
 
     def _save_if_asked(self, trainer: Any) -> None:
-        # Lightning waits for the first rank before each batch, so one more question is cheap.
+        # Lightning waits for the first rank before each batch anyway, so this reduction is cheap.
         if trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False):
             self._save(self.signal, None)
-            # It has come to all of them meanwhile.
+            # By now the signal has reached all ranks.
             self.signal = None
 
 

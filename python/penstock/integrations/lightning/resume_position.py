@@ -1,20 +1,20 @@
-"""Where a run goes on: random states of every rank, and the place in the data.
+"""Restores a run's random states and its position in the data.
 
-Lightning saves no random states. It saves the states of loaders that know their place, and forgets
-them where an epoch has just ended, so that the next one has the order of the first. Of what comes
-after a save it leaves out what belongs to the same batch or epoch: a validation, the hooks at the
-end of the epoch, a step of `ReduceLROnPlateau`.
+Lightning saves no random states. It saves the states of loaders that know their position, but drops
+them at the end of an epoch, so that the next epoch has the order of the first. Of actions that
+follow a save it omits those of the same batch or epoch: a validation, the hooks at the end of the
+epoch, a step of `ReduceLROnPlateau`.
 
-A run goes on right where the save was, and nothing that Lightning does before it gets there may
-draw from the random states: they are restored when it is there.
+A resumed run continues exactly at the save. Random states are restored only there, as Lightning may
+draw random numbers on the way:
 
-- In the middle of an epoch the iterators were made before the save, so this is after they are made
-  anew.
-- At the last batch the rest of the epoch comes first. Then loaders are brought to the end of the
-  old epoch, and Lightning begins the next one. It asks loaders for an iterator when a run begins
-  as well, which an epoch without batches does not use: a stream would lose the batch that is
-  fetched ahead. So it is given the iterator of nothing there.
-- After the end of an epoch, only that is left to do.
+- In the middle of an epoch the iterators were made before the save, so random states are restored
+  after they are made again.
+- At the last batch the rest of the epoch comes first. Then loaders are moved to the end of the old
+  epoch, and Lightning begins the next one. It also asks loaders for an iterator when a run begins,
+  which an epoch without batches does not use: a stream would lose the batch fetched ahead. So
+  Lightning gets an empty iterator there.
+- After the end of an epoch only the end of the loop is left.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 KEY = "penstock"
-"""What a checkpoint calls what Lightning does not save."""
+"""Key in a checkpoint for the state that Lightning does not save."""
 
 
 def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
-    """What Lightning does not save, of each rank; called by all of them.
+    """Captures each rank's state that Lightning does not save; called by all ranks.
 
     Args:
-        trainer: Who saves.
-        is_together: Whether every rank saves its own part, or one for all.
+        trainer: The trainer that saves.
+        is_together: Whether every rank saves its own part, or one rank for all.
     """
     loader = trainer.fit_loop._combined_loader
     if loader is not None and trainer.is_global_zero:
@@ -58,16 +58,16 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
     own = {
         "rng": Training().state_dict()["rng"],
         "loaders": [] if loader is None else loader._state_dicts(),
-        # What schedulers and callbacks monitor.
+        # Values that schedulers and callbacks monitor.
         "metrics": {name: value.item() for name, value in metrics.items()},
         "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
-        # After `fit` loaders have no iterator, and begin an epoch when they are asked.
+        # After `fit` loaders have no iterator, and begin an epoch when asked for one.
         "has_begun": trainer.fit_loop._data_fetcher is not None,
     }
     states: list[Any] = [own]
     size = dist.get_world_size() if dist.is_initialized() else 1
     if not is_together and is_alone(trainer):
-        # The others are elsewhere, and would not answer.
+        # The other ranks are elsewhere, and would not answer.
         return {"ranks": 1, "states": states}
     if size > 1 and not is_together:
         states = [None] * size
@@ -76,7 +76,7 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
 
 
 def _check_loaders(loaders: list[Any], batches: Any) -> None:
-    """Warns of loaders that a run cannot go on with at the place where they are."""
+    """Warns of loaders whose position cannot be restored where they are."""
     is_within = batches.current.ready > 0 and not batches.is_last_batch
     for loader in loaders:
         sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
@@ -99,10 +99,10 @@ def _check_loaders(loaders: list[Any], batches: Any) -> None:
 
 
 def is_alone(trainer: Any) -> bool:
-    """Whether this rank of many saves where the others may be anywhere.
+    """Whether this rank saves while others may be anywhere.
 
-    It does in the handler of a signal, and where it ends with an exception, which the others may
-    not have. All of them have that of a SIGTERM, after the same step.
+    It does so in a signal handler, and when it ends with an exception that others may not have. All
+    ranks get the exception of a SIGTERM, after the same step.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return False
@@ -111,11 +111,11 @@ def is_alone(trainer: Any) -> bool:
 
 
 class Place:
-    """What brings one run to where another one was saved.
+    """Moves a run to the position at which another one was saved.
 
     Args:
-        checkpoint: What was loaded.
-        path: From where.
+        checkpoint: The loaded checkpoint.
+        path: Its path.
     """
 
     def __init__(self, checkpoint: dict[str, Any], path: str) -> None:
@@ -124,7 +124,7 @@ class Place:
         self._is_at_last_batch = bool(progress.get("is_last_batch"))
         own = _own(checkpoint.get(KEY), path)
         self._path = path
-        # Of another number of ranks only what the first one had can be anybody's.
+        # With another number of ranks only the first rank's loader state can fit.
         self._loaders = own.get("loaders", loops.get("state_dict", {}).get("combined_loader", []))
         self._random = own.get("rng")
         self._metrics = own.get("metrics")
@@ -133,16 +133,16 @@ class Place:
         self._positioned: list[Any] | None = None
 
     def install(self, trainer: pl.Trainer) -> None:
-        """Has the loops of a trainer, whose state is loaded, begin at this place."""
+        """Makes the loops of a trainer, whose state is loaded, begin at this position."""
         fit_loop: Any = trainer.fit_loop
         epoch = fit_loop.epoch_progress.current
         batch = fit_loop.epoch_loop.batch_progress.current
         is_over = epoch.ready == epoch.started == epoch.processed
         is_between = self._is_at_last_batch and is_over
-        # A save after `fit` comes after this step as well.
+        # A save after `fit` also follows this step.
         has_plateau_step = is_between and epoch.completed < epoch.processed
         if is_between:
-            # Where max_steps bounds a run Lightning takes this epoch up again, for one batch.
+            # If max_steps ends a run, Lightning would enter this epoch again, for one batch.
             vars(_Loop)["restarting"].fset(fit_loop, False)
         is_at_batch_end = not is_over and batch.ready == batch.processed == batch.completed + 1
         if not is_over and batch.ready > batch.completed and not is_at_batch_end:
@@ -153,14 +153,14 @@ class Place:
                 stacklevel=1,
             )
         if is_at_batch_end:
-            # Lightning would leave out a validation that is due, and the end of the epoch.
+            # Lightning would omit a validation that is due, and the end of the epoch.
             fit_loop.epoch_loop.batch_progress.increment_completed()
         self._set_up_data(trainer, has_plateau_step=has_plateau_step)
         self._begin_epochs(trainer, is_between=is_between, is_at_batch_end=is_at_batch_end)
 
     @staticmethod
     def uninstall(trainer: pl.Trainer) -> None:
-        """Leaves the loops as Lightning made them."""
+        """Restores Lightning's own methods of the loops."""
         fit_loop: Any = trainer.fit_loop
         for name in ("_load_combined_loader_states", "on_advance_start", "setup_data"):
             vars(fit_loop).pop(name, None)
@@ -169,13 +169,13 @@ class Place:
 
     @staticmethod
     def _finish_batch(epoch_loop: Any) -> None:
-        """Has a loop go on with what Lightning does after `on_train_batch_end`."""
+        """Skips a batch's training, so that the loop continues after `on_train_batch_end`."""
 
         def advance(data_fetcher: Any) -> None:
             del epoch_loop.advance
             epoch_loop.val_loop.restarting = False
 
-        # Of an earlier `fit`; the loop would be over at once.
+        # Set by an earlier `fit`; the loop would end at once.
         epoch_loop.val_loop._has_run = False
         epoch_loop.advance = advance
 
@@ -193,7 +193,7 @@ class Place:
         def load_combined_loader_states() -> None:
             is_first = self._positioned is None
             if is_first:
-                # The first of all that a loop does.
+                # The loop's first action.
                 self._restore_metrics(trainer)
                 if has_plateau_step and self._metrics is not None:
                     fit_loop.epoch_loop.update_lr_schedulers(
@@ -227,7 +227,7 @@ class Place:
             loader = fit_loop._combined_loader
             begin_advance()
             if fit_loop._combined_loader is not loader:
-                # Made anew for this epoch, and at its place since.
+                # Made again for this epoch, and already at its position.
                 self._loaders, self._positioned = [], []
 
         def on_run_start(data_fetcher: Any) -> None:
@@ -235,11 +235,11 @@ class Place:
             is_new_epoch = self._is_at_last_batch and not is_finishing
             if is_new_epoch:
                 self._position(fit_loop)
-            # A fetcher's iterator is the loaders themselves, which have another one each time.
+            # A fetcher iterates over the loaders themselves, which make another iterator each time.
             iterator = data_fetcher.combined_loader._iterator
             begin_epoch(data_fetcher)
             if is_new_epoch and data_fetcher.combined_loader._iterator is iterator:
-                # Lightning takes that of `setup_data` for it where a run is resumed.
+                # When resumed, Lightning would reuse the iterator of `setup_data`.
                 iter(data_fetcher)
             if not is_finishing:
                 self.uninstall(trainer)
@@ -248,7 +248,7 @@ class Place:
             self._restore_random()
             if is_finishing:
                 is_finishing = False
-                # Else a step of `ReduceLROnPlateau` would be left out.
+                # Otherwise a step of `ReduceLROnPlateau` would be omitted.
                 fit_loop._restarting = False
             if is_at_batch_end:
                 self._finish_batch(epoch_loop)
@@ -257,7 +257,7 @@ class Place:
         epoch_loop.on_run_start = on_run_start
 
     def _position(self, fit_loop: Any) -> None:
-        """Has loaders go on at their place with what iterates over them next."""
+        """Makes the next iterators of the loaders begin at their saved position."""
         combined = fit_loop._combined_loader
         if combined is None:
             return
@@ -265,7 +265,7 @@ class Place:
         if self._positioned is None:
             self._positioned = list(loaders)
         if [id(one) for one in loaders] != [id(one) for one in self._positioned]:
-            # An epoch that has loaders of its own.
+            # This epoch has loaders of its own.
             return
         with isolate_rng():
             if self._loaders:
@@ -274,10 +274,10 @@ class Place:
                 is_kept = getattr(loader, "persistent_workers", False)
                 is_at_end = self._loaders and self._has_begun and isinstance(loader, _Stateful)
                 if self._is_at_last_batch and (is_kept or is_at_end):
-                    # It is at its end now. What iterates over it next begins an epoch. Samplers
-                    # that are generators take their place when they are asked for something.
+                    # It is at its end now, and the next iterator begins an epoch. Samplers that are
+                    # generators take their position when they are first asked.
                     next(iter(loader), None)
-                # Lightning tells samplers after they were asked for the first batches.
+                # Lightning sets the samplers' epoch after the first batches were requested.
                 _set_sampler_epoch(loader, fit_loop.epoch_progress.current.processed)
 
     def _restore_metrics(self, trainer: pl.Trainer) -> None:
@@ -294,10 +294,10 @@ class Place:
 
 
 class _Waiting:
-    """A loader whose epoch has not begun: of its length, and without a batch.
+    """A loader whose epoch has not begun: it has its length, but no batches.
 
     Args:
-        loader: The loader that takes its place then.
+        loader: The loader that replaces it.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -314,7 +314,7 @@ class _Waiting:
 
 
 def _own(saved: dict[str, Any] | None, path: str) -> dict[str, Any]:
-    """What was saved of this rank."""
+    """The saved state of this rank."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if saved is None:
         _warn_once(
@@ -336,6 +336,6 @@ def _own(saved: dict[str, Any] | None, path: str) -> dict[str, Any]:
 
 
 def _warn_once(rank: int, message: str) -> None:
-    """Warns of something that all ranks see, from the first one."""
+    """Warns of something that all ranks see, on the first rank only."""
     if rank == 0:
         warnings.warn(message, PenstockWarning, stacklevel=1)

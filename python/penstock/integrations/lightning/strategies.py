@@ -1,7 +1,7 @@
-"""Strategies for models that are spread over ranks: all of them save and load one checkpoint.
+"""Strategies for models sharded over ranks: all ranks save and load one checkpoint.
 
-Lightning's own never ask a `CheckpointIO` where a model is sharded. They write the tensors through
-PyTorch's Distributed Checkpoint and the rest, after that, as a pickle beside it.
+For sharded models Lightning's own strategies do not use a `CheckpointIO`. They write tensors with
+PyTorch's Distributed Checkpoint, and afterwards the rest as a pickle beside it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _OPTIMIZERS = "optimizer_states"
 
 
 class ShardedCheckpoints(ParallelStrategy):
-    """Mix-in for strategies of models of `DTensor`: every rank saves what it holds, in one commit.
+    """Mix-in for strategies of `DTensor` models: every rank saves its part, in one commit.
 
-    The state is that of `torch.distributed.checkpoint.state_dict`, parameters by their names, so a
-    run goes on with another number of ranks or another layout. Checkpoints that Lightning wrote are
-    loaded by Lightning.
+    The state is that of `torch.distributed.checkpoint.state_dict`, with parameters by name, so a
+    run can resume with another number of ranks or another layout. Checkpoints that Lightning wrote
+    are loaded by Lightning.
     """
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """What saves; `PenstockIO()` unless the trainer was given one."""
+        """The plug-in that saves; `PenstockIO()` unless the trainer was given one."""
         if self._checkpoint_io is None:
             self._checkpoint_io = PenstockIO()
         return self._checkpoint_io
@@ -71,11 +71,11 @@ class ShardedCheckpoints(ParallelStrategy):
         return io
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """What this rank holds of the model."""
+        """This rank's part of the model."""
         return get_model_state_dict(self._sharded())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What this rank holds of an optimizer's state."""
+        """This rank's part of an optimizer's state."""
         inner: Any = getattr(optimizer, "_optimizer", optimizer)
         return get_optimizer_state_dict(self._sharded(), inner)
 
@@ -87,7 +87,7 @@ class ShardedCheckpoints(ParallelStrategy):
             raise TypeError("storage_options are none of PenstockIO's")
         module = self.lightning_module
         if module is not None and resume_position.is_alone(module.trainer):
-            # Those that are still training would never come, and this one would hang.
+            # Ranks that are still training would not take part, and this one would hang.
             warnings.warn(
                 f"{filepath} is not saved: it takes all ranks, and this one is alone, with an "
                 "exception or a signal of its own",
@@ -95,9 +95,9 @@ class ShardedCheckpoints(ParallelStrategy):
                 stacklevel=1,
             )
             return
-        # Else a name that is about to be changed would be looked at.
+        # Names may change when the last save ends, so wait before looking at them.
         self._io().wait()
-        # One rank looks: the others could see what that one has begun.
+        # The first rank looks: others could see what it has begun already.
         path = self.broadcast(directories.absolute(filepath))
         where = self.broadcast(directories.place_for(path))
         self._io().save_as(checkpoint, where, path, is_together=True)
@@ -105,7 +105,7 @@ class ShardedCheckpoints(ParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads with all ranks, each what it holds; what Lightning wrote, as Lightning does."""
+        """Loads each rank's part with all ranks; Lightning's checkpoints as Lightning does."""
         io = self._io()
         io.wait()
         path = self.broadcast(directories.absolute(checkpoint_path))
@@ -135,7 +135,7 @@ class ShardedCheckpoints(ParallelStrategy):
         """Does nothing: the optimizers are filled already."""
 
     def teardown(self) -> None:
-        """Waits for the save under way, while the ranks can still talk."""
+        """Waits for the save in progress, while the ranks can still communicate."""
         io = self._io()
         try:
             io.teardown()
@@ -148,12 +148,12 @@ class ShardedCheckpoints(ParallelStrategy):
 
 
 class _Filled(LiveState):
-    """A checkpoint of a sharded model: tensors are filled in place, the rest is made anew.
+    """A checkpoint of a sharded model: tensors are filled in place, other values are built.
 
     Args:
         model: The model's state to fill.
-        optimizers: Those of its optimizers; none to leave them unread.
-        is_strict: Whether the checkpoint has to hold the same parameters.
+        optimizers: The states of its optimizers to fill; empty to skip them.
+        is_strict: Whether the checkpoint must have the same parameters.
     """
 
     def __init__(

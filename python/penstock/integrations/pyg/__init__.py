@@ -1,7 +1,7 @@
-"""PyTorch Geometric, with the features of nodes in tables that need not fit into memory.
+"""PyTorch Geometric, with node features in tables that need not fit into memory.
 
-`FeatureStore` has features on storage beside those in memory, `Graph` the edges, `NeighborSampler`
-samples in PyTorch alone, and `GatherLoader` samples and gathers batches ahead of training.
+`FeatureStore` holds features on storage and in memory, `Graph` the edges; `NeighborSampler` samples
+with PyTorch alone, and `GatherLoader` samples and gathers batches ahead of training.
 
 Example:
     >>> import torch

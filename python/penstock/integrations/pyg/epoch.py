@@ -1,4 +1,4 @@
-"""`Epoch`: batches of an epoch, sampled and gathered ahead of whoever asks for them."""
+"""`Epoch`: the batches of an epoch, sampled and gathered ahead of their use."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ if TYPE_CHECKING:
 
 
 class Steps(Protocol):
-    """What an epoch needs of its loader, which must not keep the epoch.
+    """The interface of a loader to its epoch; a loader must not keep a reference to the epoch.
 
     Attributes:
-        ahead: How many batches are gathered beside the one that is asked for.
-        window: How many are known beyond those.
+        ahead: Batches gathered beyond the requested one.
+        window: Batches sampled beyond those.
     """
 
     ahead: int
     window: int
 
     def prepared(self, sampled: Any) -> Any:
-        """What was sampled, as a batch is made of it."""
+        """Prepares a sampled neighbourhood for its batch."""
 
     def nodes_of(self, sampled: Any) -> Mapping[str | None, Any]:
-        """The nodes that it has, by type."""
+        """The nodes of a neighbourhood, by type."""
 
     def made(self, sampled: Any, landing: Landing | None) -> Any:
-        """The batch, once its features are there, on the device that it goes to."""
+        """Makes the batch, once its features are gathered, on the device of ``landing``."""
 
     def stop(self, sampling: Any) -> None:
-        """It will not be asked for another one."""
+        """Ends an iterator that is not used any more."""
 
     @property
     def store(self) -> FeatureStore:
-        """What is gathered from."""
+        """The features to gather from."""
 
 
 @dataclass
 class Place:
-    """How far training has come.
+    """The position of training.
 
     Attributes:
-        epoch: Which one it is in, or begins next.
-        batches: How many of it are behind.
+        epoch: The current epoch; between epochs the next one.
+        batches: Batches of it that were handed out.
     """
 
     epoch: int
     batches: int
 
     def passed(self) -> None:
-        """One more batch is behind."""
+        """Counts a batch."""
         self.batches += 1
 
     def over(self) -> None:
-        """The epoch is."""
+        """Moves to the next epoch."""
         self.epoch, self.batches = self.epoch + 1, 0
 
 
 class Epoch:
-    """Batches, in their order.
+    """The batches of an epoch, in their order.
 
-    It ends when nobody has it any more, when something fails, and with the process: then no thread
-    is left, nothing that was begun is kept, and the caches know of none of its batches.
+    It ends when it is dropped, when something fails, and with the process: then its thread ends,
+    batches gathered ahead are dropped, and the caches forget its announced rows.
 
     Args:
-        steps: What is done for each.
-        sampling: Samples them.
-        place: Goes on with each.
-        landing: The device that they go to; None for the host.
+        steps: The loader.
+        sampling: Yields sampled neighbourhoods.
+        place: The position of training, advanced with each batch.
+        landing: The device of the batches; None for the host.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Epoch:
         self._landing = landing
         self._ahead = _Ahead(steps, sampling, landing)
         self._end = weakref.finalize(self, self._ahead.end)
-        # That of the process is another one, which comes before that of worker processes.
+        # Another exit handler ends it, before those of worker processes run.
         self._end.atexit = False
 
     def __iter__(self) -> Epoch:
@@ -100,13 +100,13 @@ class Epoch:
     def __next__(self) -> Any:
         if not self._end.alive:
             raise StopIteration
-        # What is refused here leaves the epoch as it is.
+        # Raises before anything changes, so the epoch can go on.
         self._ahead.check()
         try:
             sampled, error = self._ahead.get()
             batch = None if error is not None else self._made(sampled)
         except BaseException:
-            # Of Ctrl-C, too, which may have come anywhere.
+            # Also an interrupt, which may have come anywhere.
             self._end()
             raise
         if error is not None:
@@ -126,12 +126,12 @@ class Epoch:
         return batch
 
     def end(self) -> None:
-        """Ends it before its time."""
+        """Ends the epoch early."""
         self._end()
 
 
 class _Ahead:
-    """What a thread has sampled, and begun to gather; it knows nothing of whoever asks for it."""
+    """The thread that samples and gathers ahead; it keeps no reference to the `Epoch`."""
 
     def __init__(self, steps: Steps, sampling: Iterator[Any], landing: Landing | None) -> None:
         self._steps = steps
@@ -143,7 +143,7 @@ class _Ahead:
         self._room = threading.Semaphore(steps.ahead)
         self._is_over = threading.Event()
         self._process = os.getpid()
-        # Here, as an order may be drawn from the random numbers that training draws from.
+        # In this thread, as an order may be drawn from the random numbers that training uses.
         try:
             first = self._sampled()
         except BaseException:
@@ -156,16 +156,16 @@ class _Ahead:
         try:
             self._thread.start()
         except BaseException:
-            # Ctrl-C, while it waits for the thread: nobody else knows of this one yet.
+            # An interrupt during the start: nobody else can end the thread yet.
             self.end()
             raise
 
     def check(self) -> None:
-        """Whether a batch can be asked for here.
+        """Raises unless a batch can be requested here.
 
         Raises:
             PenstockError: This process is a fork of the one whose thread samples.
-            DeviceError: The stream that is current here is being captured, or the driver fails.
+            DeviceError: The current stream is being captured, or the driver fails.
         """
         if self._process != os.getpid():
             raise PenstockError(
@@ -176,17 +176,17 @@ class _Ahead:
             self._landing.check()
 
     def get(self) -> tuple[Any, BaseException | None]:
-        """The next neighbourhood, whose rows are on their way, or why there is none."""
+        """The next neighbourhood, whose rows are being gathered, or the error that ended it."""
         found = self._ready.get()
         self._room.release()
         return found
 
     def done(self, sampled: Any) -> None:
-        """It was made a batch of."""
+        """Records that a batch was made of a neighbourhood."""
         self._open.pop(id(sampled), None)
 
     def end(self) -> None:
-        """Has the thread end, and forgets what nobody will ask for."""
+        """Ends the thread, and forgets announced rows."""
         atexit.unregister(self.end)
         if self._process != os.getpid():
             return
@@ -206,11 +206,11 @@ class _Ahead:
             self._steps.store.forget(self._steps.nodes_of(sampled))
 
     def _sampled(self) -> tuple[Any, BaseException | None]:
-        """The next one, which the caches are told of."""
+        """Samples a neighbourhood and announces its rows to the caches."""
         assert self._sampling is not None
         try:
             sampled = self._steps.prepared(next(self._sampling))
-            # What was begun of it is known by the object itself.
+            # The store identifies its gathers by the object itself, so keep it.
             self._open[id(sampled)] = sampled
             self._steps.store.foresee(self._steps.nodes_of(sampled))
         except BaseException as error:
@@ -223,7 +223,7 @@ class _Ahead:
             with contextlib.nullcontext() if landing is None else landing.working():
                 self._work(deque([one]))
         except BaseException as error:
-            # Of the device's stream: who waits for a batch is told.
+            # An error of the device's stream; the caller that waits for a batch raises it.
             self._ready.put((None, error))
         finally:
             if self._is_over.is_set():
@@ -231,7 +231,7 @@ class _Ahead:
 
     def _work(self, known: deque[tuple[Any, BaseException | None]]) -> None:
         while not self._is_over.is_set():
-            # Nothing is waited for as long as there is something to sample.
+            # Does not wait while there is something to sample.
             is_full = bool(known) and (known[-1][1] is not None or len(known) > self._window)
             if not known or not self._room.acquire(blocking=is_full):
                 known.append(self._sampled())
@@ -251,7 +251,7 @@ class _Ahead:
         try:
             self._steps.store.begin(self._steps.nodes_of(sampled), rows)
         except DeviceError as error:
-            # While the stream is captured nothing is begun on it: by whoever takes the batch then.
+            # While the stream is captured the gather starts later, when the batch is requested.
             return None if error.code is None else error
         except BaseException as error:
             return error

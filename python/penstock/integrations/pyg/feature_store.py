@@ -1,4 +1,4 @@
-"""`FeatureStore`: features of nodes, in tables on storage and in memory."""
+"""`FeatureStore`: node features, in tables on storage and in memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Name: TypeAlias = tuple[str | None, str]
-"""Type of nodes, None where there is one, and what the feature is called."""
+"""Node type (None if there is only one), and name of the feature."""
 
 
 _Ahead: TypeAlias = tuple[torch.Tensor, ForeseenRows | PendingRows]
-"""An index, so that no other tensor has its identity meanwhile, and what is known of its rows."""
+"""An index, kept so that its id stays unique, and the state of its rows."""
 
 _HOST = torch.device("cpu")
 
 
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
-    """Features of nodes by type and name: what a tuple ``(FeatureStore, GraphStore)`` has.
+    """Node features by type and name: the first part of a tuple ``(FeatureStore, GraphStore)``.
 
     Args:
-        features: By name (``"x"``), or by type of nodes and name (``("paper", "x")``): a table
-            (`penstock.features.open`), or a tensor in memory, as of labels.
+        features: By name (``"x"``), or by node type and name (``("paper", "x")``): a table
+            (`penstock.features.open`), or a tensor in memory, as for labels.
 
     Raises:
-        TypeError: One is neither.
+        TypeError: A value is neither.
     """
 
     def __init__(self, features: Mapping[str | tuple[str, str], Any] | None = None) -> None:
@@ -46,10 +46,10 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             self.put_tensor(value, group_name=group, attr_name=attribute, index=None)
 
     def foresee(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
-        """Tells the caches of nodes that will be asked for, behind all that they were told of.
+        """Announces nodes to the caches, after all those announced before.
 
         Args:
-            nodes: By type; known again by the tensors themselves.
+            nodes: Nodes by type; later calls recognize them by the tensor objects.
         """
         for name, table, index in self._tables(nodes):
             self._ahead[*name, id(index)] = index, table.foresee(index)
@@ -57,14 +57,14 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
     def begin(
         self, nodes: Mapping[str | None, torch.Tensor], device: torch.device | None = None
     ) -> None:
-        """Begins to gather what whoever asks for these nodes next will need.
+        """Starts to gather the features of nodes, for the next request of them.
 
         Args:
-            nodes: As `foresee` was told of them, if it was.
-            device: Where rows of tables are to be; None for where the nodes are.
+            nodes: Nodes by type, announced or not.
+            device: Where rows of tables go; None for the device of the nodes.
         """
         for name, table, index in self._tables(nodes):
-            # What cannot be begun is not foreseen any more either.
+            # If the gather cannot start, the announcement is dropped, too.
             _, known = self._ahead.pop((*name, id(index)), (index, None))
             if known is None:
                 known = table.gather_async(index, device=device)
@@ -73,7 +73,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             self._ahead[*name, id(index)] = index, known
 
     def forget(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
-        """Nobody will ask for these nodes: what was begun goes on by itself."""
+        """Withdraws announcements of nodes; started gathers finish by themselves."""
         for name, _, index in self._tables(nodes):
             _, known = self._ahead.pop((*name, id(index)), (None, None))
             if isinstance(known, ForeseenRows):
@@ -82,13 +82,13 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
     def _tables(
         self, nodes: Mapping[str | None, torch.Tensor]
     ) -> Iterator[tuple[Name, Features, torch.Tensor]]:
-        """Tables of some types of nodes, always in one order, as caches are told of them."""
+        """The tables of some node types, always in the order of their announcement."""
         for (group, attribute), held in self._held.items():
             if isinstance(held, Features) and group in nodes:
                 yield (group, attribute), held, nodes[group]
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process nothing is under way.
+        # No gathers are in progress in another process.
         return {**self.__dict__, "_ahead": {}}
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -106,7 +106,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         return True
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
-        # All are under way before one is waited for.
+        # Starts all gathers before waiting for the first.
         found = [self._asked_for(attr) for attr in attrs]
         return [one.result() if isinstance(one, PendingRows) else one for one in found]
 
@@ -139,13 +139,13 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         return None if held is None else tuple(held.shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """Type and name of each."""
-        # The caller sets an index on them.
+        """Type and name of each feature."""
+        # New objects, as the caller sets an index on them.
         return [TensorAttr(group, attribute) for group, attribute in self._held]
 
 
 def _rows_of(held: torch.Tensor, index: Any) -> Any:
-    """Rows of a tensor in memory; where the index is, as those of tables, if that is a device."""
+    """Rows of a tensor in memory, on the index's device, as for tables."""
     if isinstance(index, torch.Tensor) and index.device not in (held.device, _HOST):
         index, where = on_host(index, "index")
         return held[index].to(where)

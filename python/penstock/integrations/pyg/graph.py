@@ -1,4 +1,4 @@
-"""`Graph`: edges by the node that they go to."""
+"""`Graph`: edges sorted by target node."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Edges(NamedTuple):
     """The edges of one type, compressed by target (CSC).
 
     Attributes:
-        first: Of each target, where its edges begin among the sources, and where the last ends.
-        sources: Of each edge.
-        numbers: What each edge was called before it was sorted by target; None where it was.
+        first: For each target, where its edges begin in ``sources``; and the end of the last.
+        sources: The source of each edge.
+        numbers: The edge's number before the sort by target; None if the edges came sorted.
     """
 
     first: torch.Tensor
@@ -31,16 +31,16 @@ class Graph(GraphStore):  # type: ignore[misc]
 
     Args:
         edges: ``edge_index`` of shape [2, edges], sources first, or ``(colptr, row)``, which is
-            taken as it is; a mapping from ``(type, relation, type)`` to these for several types.
-        nodes: How many there are; a mapping by type for several.
+            used as it is; a mapping from ``(type, relation, type)`` to these for several types.
+        nodes: The number of nodes; a mapping by type for several.
 
     Attributes:
-        nodes: The same; by None where there is one type.
-        edges: By type, None where there is one.
+        nodes: The number of nodes by type; by None if there is one type.
+        edges: The edges by type; by None if there is one type.
 
     Raises:
-        ValueError: An edge has no node, or ``colptr`` is none of ``row``.
-        TypeError: Numbers of nodes are no integers.
+        ValueError: An edge has no node, or ``colptr`` does not fit ``row``.
+        TypeError: Node numbers are no integers.
     """
 
     def __init__(self, edges: Any, nodes: int | Mapping[str, int]) -> None:
@@ -66,7 +66,7 @@ class Graph(GraphStore):  # type: ignore[misc]
         return self.nodes[source], self.nodes[target]
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """Type and size of each."""
+        """Type and size of each kind of edges."""
         return [
             EdgeAttr(kind, layout="csc", size=self._counts(kind), is_sorted=True)
             for kind in self.edges
@@ -110,7 +110,7 @@ def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Ed
 
 
 def _integers(kind: EdgeType | None, values: torch.Tensor) -> torch.Tensor:
-    """Numbers of nodes or edges; what is empty has no type to speak of."""
+    """Converts node or edge numbers to integers; an empty tensor may have any type."""
     if values.numel() == 0:
         return values.long()
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""`Landing`: where the batches of an epoch go, and on which stream."""
+"""`Landing`: the device and the stream of an epoch's batches."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Landing:
-    """A device that batches go to; made by the thread that begins the epoch.
+    """A device for batches; made by the thread that begins the epoch.
 
-    Rows are asked for ahead by another thread, which has another current stream: it takes that of
-    this one. So rows come into memory of the stream that they are used on, and after what it has.
+    Rows are gathered ahead by another thread, which has another current stream; it uses the stream
+    of this one. So rows are written to memory of the stream that uses them, after its earlier work.
 
     Args:
-        device: Where batches are to be; one without a number is the one that is current here.
+        device: The device of the batches; without an index PyTorch's current device.
 
     Attributes:
-        device: The same, with its number.
-        rows: Where rows are gathered to ahead: there, or on the host where PyTorch has to copy
-            them.
+        device: The device with its index.
+        rows: Where rows are gathered ahead: on that device, or None for the host if PyTorch has to
+            copy them.
 
     Raises:
         DeviceError: The current stream of the device is being captured, its driver fails, or this
@@ -42,28 +42,24 @@ class Landing:
             self._stream = torch.cuda.current_stream(place[0])
 
     def check(self) -> None:
-        """Whether a batch can come to the stream that is current here.
-
-        Raises:
-            DeviceError: The stream is being captured, or the driver fails.
-        """
+        """Raises `DeviceError` if the current stream is being captured, or the driver fails."""
         open_place(self.device)
 
     def working(self) -> AbstractContextManager[Any]:
-        """Has another thread work on the stream that the epoch began on."""
+        """Makes another thread use the stream on which the epoch began, within the context."""
         if self._stream is None:
             return contextlib.nullcontext()
         return torch.cuda.stream(self._stream)
 
     def moved(self, batch: Any) -> Any:
-        """A batch, all of whose tensors are on the device for the current stream."""
+        """The batch with all tensors on the device, ready for the current stream."""
         return batch.apply(self._moved)
 
     def _moved(self, value: Any) -> Any:
         has_driver = self._stream is not None
         if has_driver and isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            # Of other memory the driver may have this thread wait for all that the stream has.
-            # Where none can be pinned, copies are slower.
+            # For pageable memory the driver may make this thread wait for the whole stream. If none
+            # can be pinned, copies are slower.
             with contextlib.suppress(RuntimeError):
                 value = value.pin_memory()
         return value.to(device=self.device, non_blocking=has_driver)

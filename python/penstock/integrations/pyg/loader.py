@@ -1,4 +1,4 @@
-"""`GatherLoader`: batches of neighbourhoods, sampled and gathered ahead of whoever trains."""
+"""`GatherLoader`: batches of neighbourhoods, sampled and gathered ahead of training."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 
 
 class GatherLoader(NodeLoader):  # type: ignore[misc]
-    """Batches of nodes with their neighbourhoods and features, made while the last one is used.
+    """Batches of nodes with their neighbourhoods and features, made while earlier ones are used.
 
-    A thread has the next batches sampled, by itself or by ``num_workers`` processes, tells the
-    caches of their rows, and has them gathered, so that storage has something to do while the
-    caller trains. Features are gathered in this process, by one set of workers and one cache,
-    however many processes sample.
+    A thread samples the next batches, by itself or with ``num_workers`` processes, announces their
+    rows to the caches, and gathers them, so that storage works while the caller trains. Features
+    are gathered in this process, with one set of I/O workers and one cache, however many processes
+    sample.
 
-    It has a state, two numbers, for `penstock.Training`: whoever restores it goes on with the batch
-    behind the last one that it gave, and draws what it would have drawn. Random numbers that
-    training draws from it leaves alone.
+    Its state, two numbers, can be part of a `penstock.Training`: a restored loader continues with
+    the batch after the last one that it handed out, and draws the same nodes. It does not draw from
+    the random numbers that training uses.
 
     Args:
-        features: What nodes have.
-        graph: Their edges.
-        num_neighbors: As `NeighborSampler` takes it, or such a sampler, or another one of PyG.
-        input_nodes: What batches are of: a tensor, or ``(type, tensor)``, or a type.
-        window: How many batches are sampled beyond those that are gathered, so that caches know
-            which rows they need; fewer while others wait for the sampling.
-        ahead: How many batches are gathered beside the one that is asked for.
-        replace: As `NeighborSampler` takes it.
-        seed: As `NeighborSampler` takes it; of the order too, with ``shuffle=True``.
-        device: Where batches are to be, as PyTorch names it. Rows of tables are gathered straight
-            to a GPU ahead, on the stream that is current where an epoch is begun; what else a batch
-            has is moved when it is made, on the stream that is current then.
-        transform: Of each batch, on its device.
-        transform_sampler_output: Of each neighbourhood, before it is gathered.
-        **settings: Of `torch.utils.data.DataLoader`: ``batch_size``, ``shuffle``, ``num_workers``.
-            A ``sampler`` or ``batch_sampler`` has to give the same order for the same epoch, which
-            it is told of by ``set_epoch``, if the state is to be of use.
+        features: The nodes' features.
+        graph: The edges.
+        num_neighbors: As for `NeighborSampler`; or a `NeighborSampler`, or another sampler of PyG.
+        input_nodes: The nodes to make batches of: a tensor, or ``(type, tensor)``, or a type.
+        window: Batches sampled beyond those gathered, so that caches know which rows they need;
+            fewer while gathering waits for sampling.
+        ahead: Batches gathered beyond the requested one.
+        replace: As for `NeighborSampler`.
+        seed: As for `NeighborSampler`; with ``shuffle=True`` also of the order.
+        device: Where to put batches, as PyTorch names devices. Rows of tables are gathered ahead
+            directly to a GPU, on the stream that is current when an epoch begins; the rest of a
+            batch is moved when it is requested, on the stream that is current then.
+        transform: Applied to each batch, on its device.
+        transform_sampler_output: Applied to each neighbourhood before it is gathered.
+        **settings: Arguments of `torch.utils.data.DataLoader`: ``batch_size``, ``shuffle``,
+            ``num_workers``, … For its state to be valid, a ``sampler`` or ``batch_sampler`` has to
+            give the same order for the same epoch, which it learns from ``set_epoch``.
 
     Attributes:
-        window: The same.
-        ahead: The same.
-        device: The same; None for batches that stay where they are made.
+        window: As given.
+        ahead: As given.
+        device: The device; None for batches that stay where they are made.
 
     Raises:
-        ValueError: A value is out of range, or there is no such device.
+        ValueError: An argument is out of range, or there is no such device.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         self.device = device_of(device)
         sampler = num_neighbors
         if isinstance(sampler, NeighborSampler):
-            # The epoch of one loader is none of another one's business.
+            # A copy, as loaders must not share an epoch.
             sampler = sampler.another()
         elif not hasattr(sampler, "sample_from_nodes"):
             sampler = NeighborSampler(graph, num_neighbors, replace=replace, seed=seed)
@@ -115,16 +115,16 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             sampler,
             _input_of(graph, input_nodes),
             filter_per_worker=False,
-            # What the iterators of PyTorch draw is not drawn from what training draws from.
+            # Keeps PyTorch's iterators from drawing random numbers that training uses.
             generator=torch.Generator(),
             **self._ordered(settings),
         )
         self._order.count = len(self.input_data.node)
-        # Workers get this, and so neither features nor what is under way.
+        # Sent to workers, without features and without gathers in progress.
         self.collate_fn = _Sampling(self.node_sampler, self.input_data)
 
     def _ordered(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings with an order that knows its epoch, and where to begin."""
+        """The settings, with an order that knows its epoch and where to begin."""
         settings = {name: value for name, value in settings.items() if name != "generator"}
         if settings.get("batch_sampler") is not None:
             self._order = Order(settings["batch_sampler"], is_shuffled=False, seed=self._seed)
@@ -140,14 +140,14 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
 
     @property
     def epoch(self) -> int:
-        """Which one it is in; between epochs, the next one."""
+        """The current epoch; between epochs the next one."""
         return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Has this epoch begin next, with an order and neighbours of its own.
+        """Sets the next epoch, which determines its order and its neighbours.
 
-        Without it one follows the other. Where it is the one that a state was restored in, it goes
-        on there. One that is under way goes on as it began.
+        Without this call epochs follow each other. If it is the epoch of a restored state, it
+        continues there. An epoch in progress is not changed.
 
         Raises:
             TypeError: It is no integer.
@@ -156,7 +156,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             self._place, self._is_resumed = Place(operator.index(epoch), 0), False
 
     def state_dict(self) -> dict[str, int]:
-        """How far it has come: batches that were given, of which epoch, and what both depend on."""
+        """The position: batches handed out and their epoch; and the settings both depend on."""
         return {
             "epoch": self._place.epoch,
             "batches": self._place.batches,
@@ -168,11 +168,11 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Has the next epoch begin where that one was.
+        """Restores a position, at which the next epoch begins.
 
         Raises:
-            ValueError: It is of another order: of other nodes, batches or seed; or no state of a
-                loader.
+            ValueError: The state has another order, by other nodes, batches or seed; or it is no
+                state of a loader.
         """
         here = self.state_dict()
         missing = [name for name in here if name not in state]
@@ -194,11 +194,11 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             self.node_sampler.set_epoch(self._place.epoch)
 
     def __call__(self, index: Any) -> Any:
-        """The batch of some of the input nodes, by their places among them."""
+        """The batch of some of the input nodes, given their positions among them."""
         return self.made(self.collate_fn(index), self._landing())
 
     def _landing(self) -> Landing | None:
-        """Where batches go that are begun here; None where they stay."""
+        """The device of batches requested here; None if they stay where they are."""
         if self.device is None or self.device.type == "cpu":
             return None
         return Landing(self.device)
@@ -207,58 +207,58 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         landing = self._landing()
         last = self._last()
         if last is not None and self.persistent_workers:
-            # They work for one epoch at a time.
+            # Its workers serve one epoch at a time.
             last.end()
         batches = self._place.batches if self._is_resumed else 0
         self._place, self._is_resumed = Place(self._place.epoch, batches), False
         self._tell_epoch()
         self._order.skipped = batches * self._batch_size
-        # What samples is of the host, whatever device tensors are on by default.
+        # Samplers work on the host, even if tensors are on a device by default.
         with torch.device("cpu"):
             made = Epoch(self, super().__iter__(), self._place, landing)
         self._last = weakref.ref(made)
         return made
 
     def _get_iterator(self) -> Iterator[Any]:
-        # That of `NodeLoader` would gather when a batch is asked for.
+        # `NodeLoader`'s own iterator would gather only when a batch is requested.
         sampling: Iterator[Any] = super(NodeLoader, self)._get_iterator()
         return sampling
 
-    # What an epoch does for each batch.
+    # Called by an epoch for each batch.
 
     @property
     def store(self) -> FeatureStore:
-        """What is gathered from."""
+        """The features to gather from."""
         store: FeatureStore = self.data[0]
         return store
 
     def prepared(self, sampled: Any) -> Any:
-        """What was sampled, as a batch is made of it."""
+        """Prepares a sampled neighbourhood for its batch."""
         if self.num_workers:
             sampled = _own(sampled)
         transform = self._transform_sampled
         return sampled if transform is None else transform(sampled)
 
     def nodes_of(self, sampled: Any) -> Mapping[str | None, torch.Tensor]:
-        """The nodes that it has, by type."""
+        """The nodes of a neighbourhood, by type."""
         return {None: sampled.node} if isinstance(sampled, SamplerOutput) else sampled.node
 
     def made(self, sampled: Any, landing: Landing | None) -> Any:
-        """The batch, once its features are there, on the device that it goes to."""
+        """Makes the batch, once its features are gathered, on the device of ``landing``."""
         batch = self.filter_fn(sampled)
         if landing is not None:
             batch = landing.moved(batch)
         return batch if self._transform is None else self._transform(batch)
 
     def stop(self, sampling: Any) -> None:
-        """Has worker processes end that no other epoch needs."""
-        # By themselves they stay as long as somebody has the traceback of what went wrong.
+        """Ends worker processes that no other epoch needs."""
+        # Otherwise they live as long as anybody keeps the traceback of an error.
         if self.num_workers and not self.persistent_workers:
             sampling._shutdown_workers()
 
 
 def _input_of(graph: Graph, given: Any) -> Any:
-    """Input nodes as PyG takes them: of a graph with one type of nodes all where none are said.
+    """Input nodes as PyG takes them; by default all nodes of a graph with one node type.
 
     Raises:
         TypeError: They are neither a tensor, nor a type, nor both.
@@ -283,7 +283,7 @@ def _input_of(graph: Graph, given: Any) -> Any:
 
 
 class _Sampling:
-    """Samples neighbourhoods of some of the input nodes: all that a worker has."""
+    """Samples neighbourhoods of some input nodes: all that worker processes need."""
 
     def __init__(self, sampler: Any, nodes: Any) -> None:
         self._sampler = sampler
@@ -294,9 +294,9 @@ class _Sampling:
 
 
 def _own(value: Any) -> Any:
-    """The same in memory of this process alone.
+    """A copy in memory of this process alone.
 
-    What comes from a worker holds a descriptor for each tensor, and a window has many.
+    A tensor from a worker holds a file descriptor, and a window has many tensors.
     """
     if isinstance(value, torch.Tensor):
         return value.clone()

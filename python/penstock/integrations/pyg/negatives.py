@@ -1,4 +1,4 @@
-"""`Negatives`: ends of links that are taken for none."""
+"""`Negatives`: draws the ends of negative links."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch_geometric.sampler import NegativeSampling
 
 
 class Negatives(NegativeSampling):  # type: ignore[misc]
-    """PyG's `NegativeSampling`, which draws from a generator of its own.
+    """PyG's `NegativeSampling`, drawing from a generator of its own.
 
-    PyG's draws from the random numbers of the process, which training uses too, while batches are
+    PyG's draws from the process's random numbers, which training uses, too, while batches are
     sampled ahead or by other processes.
     """
 
@@ -20,10 +20,10 @@ class Negatives(NegativeSampling):  # type: ignore[misc]
         self._generator = generator
 
     def sample(self, num_samples: int, endpoint: str, num_nodes: Any = None) -> torch.Tensor:
-        """So many nodes, as likely as their weights say.
+        """Draws nodes with probabilities proportional to their weights.
 
         Raises:
-            ValueError: There are other weights than nodes.
+            ValueError: The number of weights is not that of nodes.
         """
         weight: Any = self.src_weight if endpoint == "src" else self.dst_weight
         if weight is None:

@@ -1,4 +1,4 @@
-"""`Order`: which nodes an epoch begins with, and which it has behind it."""
+"""`Order`: the order of an epoch's input nodes, and where to begin in it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Order(Sampler[Any]):
-    """The order of an epoch, which follows from a seed and the epoch alone.
+    """The order of an epoch, determined by a seed and the epoch alone.
 
     Args:
-        given: What has an order of its own, of nodes or of batches of them; None for ours.
-        is_shuffled: Whether ours is one of all orders, each as likely; else as they come.
-        seed: Of that.
+        given: A sampler with its own order, of nodes or of batches; None for this class's.
+        is_shuffled: Whether this class's order is a uniform random permutation; else ascending.
+        seed: Its seed.
 
     Attributes:
-        count: Of how many, where the order is ours.
-        epoch: Which one is begun next.
-        is_shuffled: The same.
-        skipped: How many it leaves out, as they were there before it was interrupted.
+        count: The number of nodes, for this class's order.
+        epoch: The epoch that begins next.
+        is_shuffled: As given.
+        skipped: Entries to skip, as they were used before an interruption.
     """
 
     def __init__(self, given: Any, *, is_shuffled: bool, seed: int) -> None:
@@ -37,7 +37,7 @@ class Order(Sampler[Any]):
         self.skipped = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next one begin as that epoch."""
+        """Sets the epoch that begins next."""
         self.epoch = epoch
         if hasattr(self._given, "set_epoch"):
             self._given.set_epoch(epoch)
@@ -56,7 +56,7 @@ class Order(Sampler[Any]):
 
 
 def seeded(*told: object) -> torch.Generator:
-    """What draws random numbers that follow from some bytes and plain values alone."""
+    """A generator seeded from bytes and plain values."""
     found = hashlib.blake2b(digest_size=8)
     for one in told:
         found.update(one if isinstance(one, bytes) else f"{one} ".encode())

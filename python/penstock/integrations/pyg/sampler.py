@@ -1,4 +1,4 @@
-"""`NeighborSampler`: neighbours of nodes, hop by hop, drawn by PyTorch alone."""
+"""`NeighborSampler`: samples neighbours of nodes, hop by hop, with PyTorch alone."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]
-    """Draws neighbours of nodes, each hop among those of the nodes that the last one has found.
+    """Samples neighbours of nodes; each hop samples for the nodes that the hop before has found.
 
-    It has PyG's contract: seeds come first, every node once, in the order in which it was found,
-    edges by local numbers. What is drawn depends on the seed, the epoch and the input nodes alone,
-    so it is the same whoever draws it, when, and how many workers there are.
+    It follows PyG's contract: seeds come first, every node occurs once, in the order in which it
+    was found, and edges have local numbers. The draws depend on the seed, the epoch and the input
+    nodes alone, so they are the same in any process, at any time, and with any number of workers.
 
     Args:
-        graph: Its edges.
-        num_neighbors: Of each hop, how many for a node; -1 for all. A mapping by type of edges
-            where there are several and they differ.
+        graph: The edges.
+        num_neighbors: For each hop, the number of neighbours of a node; -1 for all. A mapping by
+            edge type if there are several and they differ.
         replace: Whether a neighbour may be drawn more than once.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
-        ValueError: A number is less than -1, or types of edges are missing, unknown or have other
-            hops.
+        ValueError: A number is less than -1, or edge types are missing, unknown or have different
+            numbers of hops.
         TypeError: A number is no integer.
     """
 
@@ -58,7 +58,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self.graph = graph
         self.replace = replace
         self.seed = seed
-        # In memory that workers share, of whom some live longer than an epoch.
+        # In shared memory, as some workers live longer than an epoch.
         self._epoch: torch.Tensor = torch.zeros((), dtype=torch.long, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         kinds = list(graph.edges)
@@ -84,18 +84,18 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self.hops = hops.pop() if hops else 0
 
     def another(self) -> NeighborSampler:
-        """One of the same graph and settings with an epoch of its own, the same for now."""
+        """A copy with its own epoch, the same for now."""
         made = copy.copy(self)
         made._epoch = self._epoch.clone().share_memory_()  # type: ignore[no-untyped-call]
         return made
 
     @property
     def epoch(self) -> int:
-        """Which one neighbours are drawn for."""
+        """The epoch for which neighbours are drawn."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Has other neighbours drawn from now on than in other epochs, by workers too."""
+        """Sets the epoch, on which the draws depend, for workers too."""
         self._epoch.fill_(epoch)
 
     def sample_from_nodes(
@@ -104,7 +104,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         """The neighbourhood of some nodes.
 
         Raises:
-            ValueError: They have times, which are not looked at here.
+            ValueError: The input has times, which this sampler does not support.
         """
         _check_untimed(index)
         out = self._sample({index.input_type: _integers("input nodes", index.node)})
@@ -114,14 +114,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: Any = None, **_: Any
     ) -> SamplerOutput | HeteroSamplerOutput:
-        """The neighbourhood of both ends of some links, and of others that are drawn for them.
+        """The neighbourhood of both ends of some links, and of negative links drawn for them.
 
         Args:
             index: The links.
-            neg_sampling: How links are drawn that are taken for none, as PyG takes it.
+            neg_sampling: How negative links are drawn, as for PyG.
 
         Raises:
-            ValueError: They have times, which are not looked at here.
+            ValueError: The input has times, which this sampler does not support.
         """
         _check_untimed(index)
         negatives = NegativeSampling.cast(neg_sampling)
@@ -163,19 +163,19 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def edge_permutation(self) -> None:
-        """None: edges have the numbers that they were given with."""
+        """None: edges keep their original numbers."""
         return
 
     def generator(self, *nodes: torch.Tensor) -> torch.Generator:
-        """What draws for some input nodes."""
+        """The generator of the draws for some input nodes."""
         return seeded(*(some.numpy().tobytes() for some in nodes), self.seed, self.epoch)
 
 
 def _integers(name: str, values: torch.Tensor) -> torch.Tensor:
-    """Numbers of nodes, of any type of integers.
+    """Converts node numbers of any integer type.
 
     Raises:
-        TypeError: They are none.
+        TypeError: They are no integers.
     """
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"{name}: {values.dtype}: use integers")
@@ -194,7 +194,7 @@ def _count_of(nodes: Mapping[str | None, int], kind: str | None) -> int:
 
 
 class _Drawn:
-    """A neighbourhood, as far as it is drawn."""
+    """A neighbourhood while it is sampled."""
 
     def __init__(self, sampler: NeighborSampler, seeds: Mapping[str | None, torch.Tensor]) -> None:
         self._sampler = sampler
@@ -219,7 +219,7 @@ class _Drawn:
         self.edge_counts: dict[Any, list[int]] = {one: [] for one in self._edges}
 
     def hop(self, hop: int) -> None:
-        """Neighbours of the nodes that the hop before has found."""
+        """Samples neighbours of the nodes that the hop before has found."""
         frontier = {one: (begin, self.nodes[one][begin:]) for one, begin in self._begin.items()}
         self._begin = {one: len(nodes) for one, nodes in self.nodes.items()}
         for kind, edges in self._edges.items():
@@ -240,11 +240,11 @@ class _Drawn:
             self.node_counts[one].append(len(nodes) - self._begin[one])
 
     def _numbered(self, kind: str | None, found: torch.Tensor) -> torch.Tensor:
-        """Local numbers of nodes, of which new ones come behind those that there are."""
+        """Local numbers of nodes; new nodes are appended."""
         known = self.nodes[kind]
         both = torch.cat([known, found])
         distinct, which = torch.unique(both, return_inverse=True)
-        # Of each, where it comes first.
+        # The position at which each distinct node occurs first.
         first = torch.full((len(distinct),), len(both), dtype=torch.long, device="cpu")
         first.scatter_reduce_(0, which, torch.arange(len(both), device="cpu"), "amin")
         is_new = first >= len(known)
@@ -266,10 +266,10 @@ def _draw(
     is_replaced: bool,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Edges that go to some nodes.
+    """Samples edges to some nodes.
 
     Returns:
-        Of each edge, the place of its node among them, and where it is.
+        For each edge, the position of its target among the nodes, and its position in the graph.
     """
     begin = edges.first[nodes]
     degrees = edges.first[nodes + 1] - begin
@@ -302,9 +302,9 @@ def _all_of(begin: torch.Tensor, degrees: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _distinct(degrees: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """So many different numbers below each of the degrees, each set as likely as any other.
+    """Draws ``count`` distinct numbers below each degree, each set with equal probability.
 
-    Floyd's algorithm (Bentley, Communications of the ACM 30(9), 1987), for all nodes at a time.
+    Floyd's algorithm (Bentley, Communications of the ACM 30(9), 1987), for all nodes at once.
     """
     chosen = torch.empty(len(degrees), count, dtype=torch.long, device="cpu")
     for drawn in range(count):

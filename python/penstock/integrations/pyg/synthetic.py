@@ -1,4 +1,4 @@
-"""`Igbh`: a graph of the shape of IGBH-full at any scale, made rather than downloaded."""
+"""`Igbh`: generates a graph of the shape of IGBH-full at any scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     _Array = np.ndarray[Any, np.dtype[Any]]
 
 NODES = {"paper": 269_346_174, "author": 277_220_883, "fos": 712_960, "institute": 26_918}
-"""Of IGBH-full (Khatua et al., KDD 2023)."""
+"""Node counts of IGBH-full (Khatua et al., KDD 2023)."""
 EDGES = {
     ("paper", "cites", "paper"): 3_996_442_004,
     ("paper", "topic", "fos"): 1_050_280_600,
@@ -30,7 +30,7 @@ CLASSES = 19
 
 _LEAST = {"paper": 64, "author": 64, "fos": 8, "institute": 4}
 _TOGETHER = 0.05
-"""By how much an edge is likelier to join nodes of the same half, at each level (R-MAT)."""
+"""Additional probability that an edge joins nodes of the same half, at each level (R-MAT)."""
 _DRAWN = 1 << 22
 _CHUNK_ROWS = 4096
 
@@ -38,20 +38,20 @@ _CHUNK_ROWS = 4096
 class Igbh:
     """Papers, authors, fields of study and institutes, and the edges between them.
 
-    Shares of types and mean degrees are those of IGBH-full; of each type of edges the largest
-    degree is 0.13 times the number of nodes to the power of 0.75, as in IGB at its four sizes.
-    Edges are drawn by R-MAT (Chakrabarti et al., SDM 2004), whose first nodes have most of them.
-    All follows from the arguments, bit for bit.
+    Shares of types and mean degrees are those of IGBH-full; for each edge type the largest degree
+    is 0.13 times the number of nodes to the power of 0.75, as in IGB at its four sizes. Edges are
+    drawn with R-MAT (Chakrabarti et al., SDM 2004), in which the first nodes have most of them.
+    Everything follows from the arguments, bit for bit.
 
     Args:
-        scale: Of IGBH-full, whose rows of features take 2.2 TB: 0.001 for 2.2 GB.
+        scale: Size relative to IGBH-full, whose features take 2.2 TB: 0.001 for 2.2 GB.
         is_permuted: Whether nodes are numbered at random, as those of real graphs nearly are;
-            else those with many edges lie together, which flatters whoever merges reads.
-        seed: Of everything.
+            otherwise nodes with many edges are adjacent, which favours readers that merge requests.
+        seed: Seed of everything.
 
     Attributes:
-        nodes: How many there are, by type.
-        labels: Of papers.
+        nodes: The number of nodes, by type.
+        labels: Labels of papers.
 
     Raises:
         ValueError: The scale is out of range.
@@ -72,14 +72,14 @@ class Igbh:
         self.is_permuted = is_permuted
         self.seed = seed
         self.nodes = {name: max(_LEAST[name], round(NODES[name] * scale)) for name in NODES}
-        # Papers that lie together in the order of R-MAT, before they are permuted, are alike.
+        # Papers that are close in the order of R-MAT, before the permutation, have the same label.
         order = self._order("paper")
         labels = np.empty(self.nodes["paper"], np.int64)
         labels[order] = np.arange(len(order)) * CLASSES // len(order)
         self.labels = torch.from_numpy(labels)
 
     def graph(self) -> Graph:
-        """The edges in both directions, those back named ``rev_…``; papers cite one way only."""
+        """The edges and their reverses, named ``rev_…``; citations in one direction only."""
         edges: dict[EdgeType, torch.Tensor] = {}
         for kind, count in EDGES.items():
             source, name, target = kind
@@ -90,9 +90,9 @@ class Igbh:
         return Graph(edges, self.nodes)
 
     def rows(self, kind: str, width: int = WIDTH) -> Iterator[_Array]:
-        """Features of all nodes of a type, some at a time, as `penstock.features.write` takes them.
+        """Yields features of all nodes of a type in chunks, for `penstock.features.write`.
 
-        Those of papers have something of their labels in them; the rest is noise.
+        Features of papers correlate with their labels; the rest is noise.
         """
         rng = self._rng("rows", kind)
         of_classes = self._rng("classes").standard_normal((CLASSES, width), np.float32)
@@ -117,7 +117,7 @@ class Igbh:
         return found
 
     def _order(self, kind: str) -> _Array:
-        """Which number each node has, by its place in the order of R-MAT."""
+        """The number of each node, by its position in the order of R-MAT."""
         count = self.nodes[kind]
         return self._rng("order", kind).permutation(count) if self.is_permuted else np.arange(count)
 
@@ -128,9 +128,9 @@ class Igbh:
 def _drawn(
     rng: np.random.Generator, sizes: tuple[int, int], edges: int, count: int
 ) -> tuple[_Array, _Array]:
-    """Some of the edges between so many nodes, in the order of R-MAT."""
+    """Draws some of the edges, as node positions in the order of R-MAT."""
     levels = [max(1, math.ceil(math.log2(size))) for size in sizes]
-    # The first node has this share of the edges, which is that of its half at each level.
+    # The share of the first node's edges is the product of its half's shares at all levels.
     upper = [min(0.95, max(0.5, _most(size, edges) ** (1 / math.log2(size)))) for size in sizes]
     places = [np.zeros(count, np.int64), np.zeros(count, np.int64)]
     for level in range(max(levels)):
@@ -141,7 +141,7 @@ def _drawn(
         both = source * target + together
         share = rng.random(count, np.float32)
         is_low = share >= source
-        # Within the half of the source: first those with the target in the same half.
+        # Within the source's half: first the edges whose target is in the same half.
         is_right = np.where(is_low, share >= source + target - both, share >= both)
         for place, of, is_second in zip(places, levels, (is_low, is_right), strict=True):
             if level < of:
@@ -154,7 +154,7 @@ def _drawn(
 
 
 def _most(nodes: int, edges: int) -> float:
-    """The share of the edges that the node with most of them has."""
-    # Of a few fields or institutes all have many.
+    """The share of edges of the node that has most."""
+    # With few nodes, as of fields or institutes, each has many edges.
     most: float = max(0.13 * nodes**0.75, 2 * edges / nodes)
     return min(1.0, most / edges)

@@ -1,8 +1,8 @@
-"""Ray Train (its version 2), whose checkpoints Penstock writes where Ray keeps them.
+"""Ray Train (version 2), with checkpoints that Penstock writes directly where Ray keeps them.
 
-`report` saves straight below the run's storage path, by all workers together, and has Ray register
-what is there: nothing is written to a temporary directory and uploaded. `resume` restores the
-newest complete one.
+`report` saves directly below the run's storage path, with all workers together, and registers the
+checkpoint with Ray: nothing is written to a temporary directory and uploaded. `resume` restores the
+newest complete checkpoint.
 
 Example:
     >>> import tempfile, penstock, ray.train

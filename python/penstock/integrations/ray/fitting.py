@@ -1,4 +1,4 @@
-"""Whether the Ray that is installed is one that the plug-in fits."""
+"""Checks that the plug-in fits the installed Ray."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ _TRIAL_SECONDS_MAX = 300
 
 
 def check() -> None:
-    """Looks whether Ray has what is called.
-
-    Raises:
-        MissingDependencyError: It has not.
-    """
+    """Raises `MissingDependencyError`, with a list, if Ray lacks parts the plug-in uses."""
     probe = Probe("ray", "penstock.integrations.ray")
     is_enabled: Any = probe.attribute("ray.train.v2._internal.constants", "is_v2_enabled")
     if is_enabled is not None and not is_enabled():
-        # As in Ray 2.50, unless it is asked for; all else would seem to be missing.
+        # The default in Ray 2.50; all later look-ups would fail, too.
         probe.note("Ray Train is its version 1 here: set RAY_TRAIN_V2_ENABLED=1 in the environment")
         probe.check()
     probe.signature(
@@ -53,9 +49,9 @@ def check() -> None:
 
 
 def try_out(run: Run) -> None:
-    """Reports a tiny state and resumes it, where Ray is newer than was tried.
+    """Reports and resumes a tiny state, if Ray is newer than the versions tested.
 
-    A worker has one run, and what it reports stays reported: so another process does it, in Ray's
+    A worker has one run, and its reports cannot be taken back. So another process runs it, in Ray's
     local mode. All workers call this.
 
     Raises:
@@ -71,7 +67,7 @@ def _try_out(run: Run) -> None:
 
 
 def _trial() -> str | None:
-    """Runs it; the last words of one that failed."""
+    """Runs the trial; returns the last line of its errors if it failed."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with tempfile.TemporaryDirectory(prefix="penstock-trial-") as directory:
         try:
@@ -85,7 +81,7 @@ def _trial() -> str | None:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            # The others wait for what this worker finds.
+            # Returned, as the other workers wait for this one's result.
             return str(error)
     if not ended.returncode:
         return None

@@ -1,4 +1,4 @@
-"""`report`: a checkpoint where Ray keeps it, registered once it is durable."""
+"""`report`: saves a checkpoint where Ray keeps it, and registers it once it is durable."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ def report(
     lazy: bool = False,
     storage_path: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Saves a state and reports it to Ray Train, in the place of `ray.train.report`.
+    """Saves a state and reports it to Ray Train; use it instead of `ray.train.report`.
 
-    All workers call this equally often, and save together (`torch.distributed`): each writes what
-    it holds, straight into the run's directory. Ray hears of the checkpoint when it is durable, and
-    deletes old ones (``CheckpointConfig(num_to_keep=…)``) after that.
+    All workers call this equally often, and save together (`torch.distributed`): each writes its
+    part directly into the run's directory. Ray registers the checkpoint once it is durable, and
+    then deletes old ones (``CheckpointConfig(num_to_keep=…)``).
 
     Args:
-        metrics: As for `ray.train.report`: numbers, NaN and infinity too, text, and lists and
-            dictionaries of these, which are kept as JSON.
-        state: What to save: a `penstock.Training`, or any state; None for a report without a
+        metrics: As for `ray.train.report`: numbers, including NaN and infinity, text, and lists and
+            dictionaries of these, stored as JSON.
+        state: The state to save: a `penstock.Training`, or any state; None for a report without a
             checkpoint.
-        step: The training step, by which `resume` knows the newest. Given with a state, and another
-            one each time.
-        wait: Whether to wait until the checkpoint is durable. If not, Ray registers it when it is,
-            and an error ends the run's workers as Ray's own asynchronous uploads do: with
-            ``FailureConfig(max_failures=…)`` they are started anew, from the newest complete one.
-            In local mode it is always waited for.
+        step: The training step, by which `resume` finds the newest. Required with a state, and a
+            new one each time.
+        wait: Whether to wait until the checkpoint is durable. If not, Ray registers it later, and
+            an error ends the run's workers, as with Ray's own asynchronous uploads: with
+            ``FailureConfig(max_failures=…)`` they start again from the newest complete checkpoint.
+            Local mode always waits.
         lazy: Without ``wait``, whether to copy the state while training goes on; see
             `CheckpointStore.save_async`.
-        storage_path: Of the run, in local mode, where Ray does not tell it; None for Ray's default.
+        storage_path: The run's storage path in local mode, where Ray does not provide it; None for
+            Ray's default.
 
     Raises:
         UnsupportedStateError: A leaf of the state, or a metric, cannot be stored.
         UnsupportedPathError: The run's storage is no file system.
-        CheckpointExistsError: The step was saved before by these workers.
-        RankError: Another worker failed, or they have no process group.
+        CheckpointExistsError: These workers have saved the step before.
+        RankError: Another worker failed, or there is no process group.
         StorageError: The operating system failed an operation. Nothing is reported, older
-            checkpoints stay, and training may go on where all workers catch the error.
+            checkpoints stay, and training may go on if all workers catch the error.
         ValueError: There is a state and no step.
     """
     metrics = dict(metrics)
@@ -79,7 +80,7 @@ def report(
 
 
 def register(run: Run, path: str, metrics: dict[str, Any]) -> None:
-    """Has Ray register what is complete and durable."""
+    """Registers a complete and durable checkpoint with Ray."""
     ray.train.report(
         metrics,
         checkpoint=run.checkpoint(path),
@@ -88,9 +89,9 @@ def register(run: Run, path: str, metrics: dict[str, Any]) -> None:
 
 
 def _register_later(run: Run, path: str, metrics: dict[str, Any], pending: PendingSave) -> None:
-    """Has Ray's thread for uploads wait for the save, which is all that there is to upload.
+    """Makes Ray's upload thread wait for the save, instead of an upload.
 
-    It keeps the order of reports, and is waited for at the end of training.
+    It keeps the order of reports, and Ray waits for it at the end of training.
     """
 
     def durable(checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
@@ -102,15 +103,15 @@ def _register_later(run: Run, path: str, metrics: dict[str, Any], pending: Pendi
         checkpoint=run.checkpoint(path),
         checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
         checkpoint_upload_fn=durable,
-        # What Ray would delete as the local copy is the checkpoint.
+        # The checkpoint is what Ray would delete as the local copy.
         delete_local_checkpoint_after_upload=False,
     )
 
 
 def _to_json(metrics: dict[str, Any]) -> str:
-    """Metrics as they are kept beside the state, for a `resume` that has to report them again.
+    """Metrics as JSON, stored with the state, so that `resume` can report them again.
 
-    As text, since a checkpoint's metadata has no place for a loss that is NaN.
+    Stored as text, since a checkpoint's metadata cannot hold NaN.
     """
     for name, value in metrics.items():
         try:
@@ -125,7 +126,7 @@ def _to_json(metrics: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """What JSON has for a number of NumPy."""
+    """A NumPy scalar as a Python number, for JSON."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is no number")

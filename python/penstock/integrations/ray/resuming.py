@@ -1,4 +1,4 @@
-"""`resume`: the newest complete checkpoint of a run, registered or not."""
+"""`resume`: restores the newest complete checkpoint of a run, registered or not."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class _Found(NamedTuple):
-    """What of a run the worker of rank 0 sees.
+    """The checkpoints of a run, as the worker of rank 0 sees them.
 
     Attributes:
         complete: Paths of complete checkpoints, the newest first.
         steps: The step of each.
-        metrics: What each was reported with.
-        registered: Those that Ray knows of.
-        leftovers: Paths of saves that never finished.
-        bad: What is wrong with those that should be complete and are not.
+        metrics: The metrics reported with each.
+        registered: Paths that Ray has registered.
+        leftovers: Paths of unfinished saves.
+        bad: Errors of checkpoints that should be complete and are not.
     """
 
     complete: list[str]
@@ -54,25 +54,25 @@ def resume(
 ) -> int | None:
     """Restores a training from the newest complete checkpoint of the run.
 
-    That is the one of the highest step that is complete and turns out to be good while it is read,
-    on every worker. One that is damaged is passed over with a `PenstockWarning`. A checkpoint that
-    was durable when the workers ended, and that Ray had not registered yet, counts as well: it is
-    registered now, with the metrics it was saved with. What saves left behind that never finished
-    is removed.
+    It loads the complete checkpoint of the highest step that every worker can read without damage,
+    and skips damaged ones with a `PenstockWarning`. A checkpoint that was durable when earlier
+    workers ended but not registered yet counts, too: Ray registers it now, with the metrics it was
+    saved with. The remains of unfinished saves are removed.
 
     All workers call this, once, before their first `report`.
 
     Args:
-        training: What to restore, built as for a new run; or a state whose tensors are filled, as
-            by ``penstock.load(into=…)``.
-        storage_path: Of the run, in local mode, where Ray does not tell it; None for Ray's default.
+        training: The training to restore, built as for a new run; or a state whose tensors are
+            filled, as by ``penstock.load(into=…)``.
+        storage_path: The run's storage path in local mode, where Ray does not provide it; None for
+            Ray's default.
 
     Returns:
-        The step, or None where there is no checkpoint: then it is a new run.
+        The step; None if there is no checkpoint, in a new run.
 
     Raises:
         CorruptCheckpointError: There are checkpoints, and none is good; or the newest that Ray has
-            is none of Penstock's.
+            is not Penstock's.
         StateMismatchError: The training does not fit.
         RankError: Another worker could not restore it.
         StorageError: The operating system failed an operation.
@@ -89,7 +89,7 @@ def resume(
             _register(run, found, index)
             if run.rank == 0:
                 for leftover in found.leftovers:
-                    # One that a save is at work in stays.
+                    # A directory in which a save is running stays.
                     with contextlib.suppress(OSError, PenstockError):
                         remove(leftover)
             return found.steps[path]
@@ -108,7 +108,7 @@ def _pass_over(why: str) -> None:
 
 
 def _load(run: Run, path: str, training: Any) -> str | None:
-    """Loads a checkpoint on all workers; what is damaged in it, for whichever of them."""
+    """Loads a checkpoint on all workers; returns the damage that any of them has found."""
     own: PenstockError | None = None
     try:
         penstock.load(path, into=training)
@@ -123,7 +123,7 @@ def _load(run: Run, path: str, training: Any) -> str | None:
 
 
 def _seen(run: Run) -> _Found | Exception | None:
-    """What the worker of rank 0 sees, or its error, of which the others have to hear."""
+    """The checkpoints that rank 0 sees, or its error, which all workers raise."""
     if run.rank:
         return None
     try:
@@ -133,11 +133,11 @@ def _seen(run: Run) -> _Found | Exception | None:
 
 
 def _look(run: Run) -> _Found:
-    """Looks at the run's directory and at what Ray knows.
+    """Inspects the run's directory, and asks Ray for its checkpoints.
 
     Raises:
-        CorruptCheckpointError: Ray has a checkpoint that was not reported by this plug-in, and is
-            none of Penstock's or has no step.
+        CorruptCheckpointError: Ray has a checkpoint that this plug-in has not reported, and that is
+            not Penstock's or has no step.
     """
     found = _Found([], {}, {}, _registered(run), [], [])
     paths = [path for _, path in run.directories()]
@@ -167,26 +167,26 @@ def _look(run: Run) -> _Found:
         found.steps[path] = info.step
         metrics = note.get("metrics") if isinstance(note, dict) else None
         found.metrics[path] = json.loads(metrics) if isinstance(metrics, str) else {}
-    # What Ray has last need not be named by its step.
+    # The last checkpoint that Ray has may not be named by its step.
     found.complete.sort(key=lambda path: found.steps[path], reverse=True)
     return found
 
 
 def _registered(run: Run) -> list[str]:
-    """Paths of what Ray has registered and keeps, in its order."""
+    """Paths of checkpoints that Ray has registered and keeps, in its order."""
     if run.is_local:
         return []
-    # Before Ray 2.53 there is none, and what is told is what is committed.
+    # Ray before 2.53 lacks it, and returns committed checkpoints only.
     modes = getattr(ray.train, "CheckpointConsistencyMode", None)
     further = () if modes is None else (modes.COMMITTED,)
     return [one.checkpoint.path for one in ray.train.get_all_reported_checkpoints(*further)]
 
 
 def _register(run: Run, found: _Found, index: int) -> None:
-    """Has Ray register what it does not know of, up to the one that was loaded.
+    """Registers checkpoints that Ray does not know, up to the one that was loaded.
 
-    Only what is newer than all that it knows: it orders by what it hears last. The rest it has
-    meant to delete.
+    Only those newer than all that Ray knows: it orders them by their registration. Older ones were
+    meant to be deleted.
     """
     loaded = found.complete[index]
     known = [path for path in found.complete if path in found.registered]

@@ -1,4 +1,4 @@
-"""`Run`: the run that this worker trains in, where its checkpoints are, and how workers agree."""
+"""`Run`: the run of this worker: its directory, and how its workers communicate."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOTE = "ray"
-"""The member of a checkpoint's metadata that is this plug-in's: the metrics of its report."""
+"""The plug-in's member of a checkpoint's metadata: the metrics of its report."""
 
 _NAME = re.compile(r"penstock-([0-9]{10,19})-([0-9a-f]{8})")
 
 
 class Run:
-    """A run, as one worker of it sees it, from the start of its workers to their end.
+    """A run as seen by one worker, from the start of its workers to their end.
 
     Args:
-        storage_path: Of the run, where Ray does not say: in local mode.
+        storage_path: The run's storage path in local mode, where Ray does not provide it.
 
     Attributes:
         root: The run's directory.
-        rank: Which of the workers this is.
-        is_local: Whether it is in local mode (``num_workers=0``), without a controller.
-        saver: What saves, one after the other.
+        rank: The rank of this worker.
+        is_local: Whether this is local mode (``num_workers=0``), without a controller.
+        saver: Runs the saves, one after another.
 
     Raises:
         UnsupportedPathError: The run's storage is no file system of this machine.
@@ -73,11 +73,7 @@ class Run:
         self._life: str = self.first(uuid4().hex[:8])
 
     def check(self, storage_path: str | os.PathLike[str] | None) -> None:
-        """Refuses that resume and report mean different directories.
-
-        Raises:
-            ValueError: Another storage is named than before.
-        """
+        """Raises `ValueError` if `resume` and `report` are given different storage paths."""
         if not self.is_local or storage_path is None:
             return
         first = self._storage_path
@@ -98,15 +94,15 @@ class Run:
             )
 
     def path(self, step: int) -> str:
-        """Where a step is saved, once in the life of these workers.
+        """The path of a step, unique to the life of these workers.
 
-        After a restart the same step has another name: Ray deletes by name, and one that is
-        registered twice would be deleted with the older of the two.
+        After a restart the same step has another name: Ray deletes by name, and a checkpoint
+        registered twice would be deleted with its older registration.
         """
         return os.path.join(self.root, f"penstock-{step:010d}-{self._life}")
 
     def checkpoint(self, path: str) -> ray.train.Checkpoint:
-        """A checkpoint as Ray has it."""
+        """Ray's object for a checkpoint."""
         return ray.train.Checkpoint(path, filesystem=self._filesystem)
 
     def is_own(self, path: str) -> bool:
@@ -115,12 +111,12 @@ class Run:
         return parent == self.root and _NAME.fullmatch(name) is not None
 
     def directories(self) -> list[tuple[int, str]]:
-        """Step and path of every directory that is named like a checkpoint, the newest first."""
+        """Step and path of every directory named like a checkpoint, the newest first."""
         found = reversed(numbered(self.root, _NAME))
         return [(step, path) for step, path in found if not path.endswith(f"-{self._life}")]
 
     def everyone(self, value: Any) -> Sequence[Any]:
-        """What each worker has, in the order of their ranks."""
+        """Each worker's value, in the order of ranks."""
         if self._size == 1:
             return [value]
         values: list[Any] = [None] * self._size
@@ -128,7 +124,7 @@ class Run:
         return values
 
     def first(self, value: Any) -> Any:
-        """What the worker of rank 0 has."""
+        """The value of the worker of rank 0."""
         return self.everyone(value)[0]
 
 
@@ -136,14 +132,14 @@ _current: tuple[object, Run] | None = None
 
 
 def current(storage_path: str | os.PathLike[str] | None) -> Run:
-    """The run of this worker; all workers ask together for the first time.
+    """The run of this worker; all workers make the first call together.
 
     Raises:
-        ValueError: In local mode, another storage is named than the first time.
+        ValueError: In local mode, the storage path differs from that of the first call.
     """
     global _current
     context = ray.train.get_context()
-    # In local mode one process may train several times, each time with another context.
+    # In local mode one process may train several times, each with another context.
     key = context if type(context).__name__ == "LocalTrainContext" else Run
     if _current is None or _current[0] is not key:
         _current = (key, Run(storage_path))

@@ -1,4 +1,4 @@
-"""`repair`: Ray's own list of a run's checkpoints, where it keeps the run from starting."""
+"""`repair`: sets Ray's list of a run's checkpoints aside if it keeps the run from starting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAM
 def repair(directory: str | os.PathLike[str]) -> str | None:
     """Sets Ray's list of a run's checkpoints aside, if the run cannot start because of it.
 
-    Ray refuses to go on with a run whose list is torn, as by a crash while it was written, or names
-    a directory that is gone. Without a list it starts, and `resume` registers what is there.
-    Called before ``trainer.fit()``, by nobody else than whoever starts the run. Checkpoints are not
-    touched.
+    Ray refuses to continue a run whose list is torn, for instance by a crash while it was written,
+    or names a directory that is gone. Without a list the run starts, and `resume` registers the
+    existing checkpoints. Only the process that starts the run calls this, before ``trainer.fit()``.
+    Checkpoints are not touched.
 
     Args:
-        directory: Of the run: ``storage_path`` and ``name`` of its `ray.train.RunConfig`.
+        directory: The run's directory: ``storage_path`` and ``name`` of its `ray.train.RunConfig`.
 
     Returns:
-        What was wrong with the list; None where it was left alone.
+        The problem with the list; None if it was left alone.
     """
     where = os.path.join(os.fspath(directory), CHECKPOINT_MANAGER_SNAPSHOT_FILENAME)
     wrong = _problem(where)

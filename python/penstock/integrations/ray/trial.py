@@ -1,4 +1,4 @@
-"""A program: a tiny run in Ray's local mode that is reported, and resumed by another one."""
+"""A program that reports a tiny run in Ray's local mode, and resumes it in a second run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOSSES = [0.5, 0.25]
 
 
 def main(root: str) -> None:
-    """Reports and resumes.
+    """Reports and resumes a tiny state.
 
     Args:
         root: The storage path of the run.
@@ -44,7 +44,7 @@ def main(root: str) -> None:
 
 
 def _fit(train: Callable[[], None], root: str) -> str:
-    """Runs it, and returns the path of the checkpoint that Ray has then."""
+    """Runs a training function; returns the path of the checkpoint that Ray has then."""
     result: Any = DataParallelTrainer(
         train,
         scaling_config=ray.train.ScalingConfig(num_workers=0),

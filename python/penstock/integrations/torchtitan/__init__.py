@@ -1,9 +1,8 @@
 """torchtitan, with Penstock below its checkpoint manager.
 
-`Checkpointer` takes the place of torchtitan's ``CheckpointManager``: the fields of its ``Config``
-are the same and mean the same. Which steps are saved, what a run begins with and what is left out
-stays torchtitan's; how a checkpoint becomes complete, and which one a run goes on with, is
-Penstock's.
+`Checkpointer` replaces torchtitan's ``CheckpointManager``; the fields of its ``Config`` are the
+same and mean the same. torchtitan still decides which steps are saved, how a run begins and what is
+left out; Penstock decides when a checkpoint is complete, and from which one a run resumes.
 
 Example:
     >>> from penstock.integrations.torchtitan import Checkpointer

@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 _STEP = "step"
 _NAME = re.compile(rf"{_STEP}-(0|[1-9]\d*)")
-"""What directories of torchtitan's own manager are called; those of a store are ``step-0000…``."""
+"""Names of directories by torchtitan's own manager; those of a store are ``step-0000…``."""
 
 
 class Checkpointer(CheckpointManager):  # type: ignore[misc]
-    """Saves and restores a torchtitan run, in one commit for all of it.
+    """Saves and restores a torchtitan run, with all of its state in one commit.
 
-    Set it as ``checkpoint=Checkpointer.Config(…)`` in the function that makes the config. What its
-    folder holds is a `penstock.CheckpointStore`. A run goes on with the newest step that is
-    complete and good; torchtitan itself reads what it has saved there before, and whatever is in
-    the format of Hugging Face.
+    Set it as ``checkpoint=Checkpointer.Config(…)`` in the function that makes the config. Its
+    folder is a `penstock.CheckpointStore`. A run resumes from the newest step that is complete and
+    good; torchtitan itself reads what it has saved in the folder before, and checkpoints in Hugging
+    Face's format.
 
-    Beside what torchtitan keeps, the random states of every rank are: as ``"rng"``, which
-    ``exclude_from_loading`` knows as well.
+    It also keeps the random states of every rank, as ``"rng"``, which ``exclude_from_loading``
+    accepts, too.
 
     Args:
         config: What to save, and when; see torchtitan.
-        dataloader: The loader; None where there is none.
-        model_parts: The model, in as many parts as this rank has stages of a pipeline.
+        dataloader: The data loader; None if there is none.
+        model_parts: The model, one part for each pipeline stage of this rank.
         optimizers: Their optimizers.
         lr_schedulers: The schedulers of these.
-        states: What else has a state, by name: ``train_state`` is the trainer.
+        states: Other objects with a state, by name: ``train_state`` is the trainer.
         sd_adapter: Converts to the names of Hugging Face.
-        base_folder: What ``config.folder`` is relative to.
+        base_folder: The directory to which ``config.folder`` is relative.
 
     Raises:
         UnsupportedPathError: The folder is a URL.
-        UnsupportedStateError: A state has the name of the random states, or holds what no save can
-            store.
+        UnsupportedStateError: A state has the name of the random states, or holds values that no
+            save can store.
     """
 
     save_future: PendingSave | None = None
@@ -74,8 +74,8 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         """The fields of torchtitan's ``CheckpointManager.Config``, and one more."""
 
         trust: bool = False
-        """Pickle the place in the data where it cannot be stored otherwise, and unpickle what was
-        stored so: only for checkpoints whose origin you trust."""
+        """Pickle the position in the data if it cannot be stored otherwise, and unpickle it: only
+        for checkpoints whose origin you trust."""
 
     def __init__(
         self,
@@ -90,10 +90,10 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         if config.enable:
-            # torchtitan looks at what is there by calls of its own.
+            # torchtitan inspects directories with functions of its own.
             folder = decode_local_path(filesystem.join(base_folder, config.folder))
             self._store = penstock.CheckpointStore(folder, keep_last=config.keep_latest_k or None)
-        # Neither its process group for saves in the background nor its thread that deletes.
+        # Turns off its process group for background saves, and its thread that deletes.
         plain = copy.copy(config)
         plain.async_mode, plain.keep_latest_k = AsyncMode.DISABLED.value, 0
         super().__init__(
@@ -118,7 +118,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         self.states[RANDOM] = RandomStates()
         self._trust = config.trust
         for name, value in self.states.items():
-            # Those are large, or begin to work when they are asked for their state.
+            # Those are large, or start to work when asked for their state.
             if name not in (MODEL, OPTIMIZER, DATALOADER) and hasattr(value, "state_dict"):
                 check_stateful(name, value)
 
@@ -140,13 +140,13 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         return True
 
     def _device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         tensors = self.states[MODEL].state_dict().values()
         found = next((one for one in tensors if isinstance(one, torch.Tensor)), None)
         return torch.device("cpu") if found is None else found.device
 
     def _save_all(self, step: int, *, is_async: bool) -> None:
-        """Saves all that the run is; a step that it has gone back behind anew."""
+        """Saves the run's whole state; overwrites a step that the run has gone back before."""
         states = self._live(self.states)
         if is_async:
             is_lazy = self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM
@@ -155,7 +155,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             logger.info("%s", self._store.save(step, states, overwrite=True))
 
     def _save_model(self, step: int) -> None:
-        """Saves the model only, in the type to export, in Penstock's format or Hugging Face's."""
+        """Saves the model alone, in the type to export, in Penstock's format or Hugging Face's."""
         model = {
             name: value.to(self.export_dtype)
             if isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -163,19 +163,19 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             for name, value in self.states[MODEL].state_dict().items()
         }
         if self.last_save_in_hf:
-            # The format, and so the code, of others: there is no moment at which it is complete.
+            # Hugging Face's format and code: it has no commit.
             folder = self._create_checkpoint_id(step)
             self.dcp_save(model, folder, AsyncMode.DISABLED, to_hf=True)
         else:
             logger.info("%s", self._store.save(step, model, overwrite=True))
 
     def _maybe_wait_for_staging(self) -> None:
-        """Copies what a lazy save has not copied yet: the optimizer is about to change it."""
+        """Copies tensors that a lazy save has not copied, before the optimizer changes them."""
         if self.save_future is not None:
             self.save_future.stage()
 
     def _wait_for_saving(self) -> None:
-        # First of all let go of: its error is told once, and the next save goes on.
+        # Forgotten first: its error is raised once, and the next save can go on.
         pending, self.save_future = self.save_future, None
         if pending is not None:
             pending.result()
@@ -187,7 +187,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         except PenstockError as failed:
             if ending is None:
                 raise
-            # What ended the training is what its user has to hear.
+            # The error that ended training must reach the user.
             ending.add_note(f"and a save in the background failed: {failed}")
 
     # Loading.
@@ -198,27 +198,27 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         if step == -1 and self._find_load_step() > (-1 if newest is None else newest):
             return self._load_otherwise(step)
         if step == -1 and newest != 0:
-            # Goes back to an older one where the newest turns out to be damaged.
-            # A store resumes whatever has a live state; its users have a `Training`.
+            # Goes back to an older step if the newest proves to be damaged. A store resumes any
+            # object with a live state; its users pass a `Training`.
             run: Any = self._live(self._not_excluded())
             resumed = self._store.resume(run)
             return resumed is not None or self._load_otherwise(step)
         asked = max(step, 0)
         if not os.path.isdir(self._store.path(asked)):
             return self._load_otherwise(step)
-        # The first step is a seed, of which torchtitan takes the model only.
+        # Step 0 is a seed checkpoint, from which torchtitan takes only the model.
         states = self._not_excluded() if asked else {MODEL: self.states[MODEL]}
         self._store.load(asked, into=self._live(states))
         return True
 
     def _load_otherwise(self, step: int) -> bool:
-        """Has torchtitan load what it has saved, what it begins with, or nothing."""
+        """Lets torchtitan load its own checkpoint, its initial one, or nothing."""
         return bool(super()._load(step))
 
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
-        """Loads from a directory: torchtitan's own, Hugging Face's, or a checkpoint of Penstock."""
+        """Loads from a directory of torchtitan, Hugging Face or Penstock."""
         if not from_hf and not filesystem.isfile(filesystem.join(checkpoint_id, METADATA)):
             names = {MODEL, *state_dict}
             states = {name: value for name, value in self.states.items() if name in names}
@@ -229,14 +229,15 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         if from_hf or not is_marked(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        # By its own manager, under `penstock.integrations.dcp.install`, which need not be in force.
+        # Saved by torchtitan's manager under `penstock.integrations.dcp.install`, which may be off
+        # now.
         load_dcp(state_dict, storage_reader=StorageReader(checkpoint_id))
         self.states[MODEL].load_state_dict(state_dict)
 
     def _find_load_step(self, folder: str = "") -> int:
-        """The newest step that torchtitan itself has saved whole; -1 if there is none.
+        """The newest step that torchtitan itself has saved completely; -1 if there is none.
 
-        A last step in the format of Hugging Face is none that a run could go on with.
+        A last step in Hugging Face's format does not count, as a run cannot resume from it.
         """
         folder = folder or self.folder
         names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -260,7 +261,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
 
 
 def _is_saved(path: str) -> bool:
-    """Whether a directory has what is written last, and of a mark also what it stands for."""
+    """Whether a directory has the file written last; a mark also needs its checkpoint."""
     return os.path.isfile(os.path.join(path, METADATA)) and (
         not is_marked(path) or is_checkpoint(path)
     )

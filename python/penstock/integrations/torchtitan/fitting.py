@@ -1,4 +1,4 @@
-"""Whether the torchtitan that is installed is one that the plug-in fits."""
+"""Checks that the plug-in fits the installed torchtitan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def check() -> None:
-    """Looks whether torchtitan's manager has the methods that ours replaces.
-
-    Raises:
-        MissingDependencyError: It has not.
-    """
+    """Raises `MissingDependencyError`, with a list, if torchtitan lacks parts the plug-in uses."""
     probe = Probe("torchtitan", "penstock.integrations.torchtitan")
     module = "torchtitan.components.checkpointer"
     for name in ("MODEL", "OPTIMIZER", "DATALOADER", "AsyncMode"):
@@ -50,14 +46,14 @@ def check() -> None:
 
 
 def try_out(kind: Any, root: str, device: torch.device) -> None:
-    """Saves a tiny run and loads it, where torchtitan is newer than was tried.
+    """Saves and loads a tiny run, if torchtitan is newer than the versions tested.
 
     All ranks call it.
 
     Args:
         kind: The class of the manager.
         root: A directory that all ranks see.
-        device: Where the run's model is.
+        device: The device of the run's model.
 
     Raises:
         MissingDependencyError: It failed, or another state came back.
@@ -68,7 +64,7 @@ def try_out(kind: Any, root: str, device: torch.device) -> None:
 def _try_out(kind: Any, root: str, device: torch.device) -> None:
     import torch
 
-    # After `check`: it imports what that looks up.
+    # Imported after `check`, which looks up what this imports.
     from penstock.integrations.trial import trial_directory
 
     with trial_directory(root) as directory, torch.enable_grad():
@@ -123,7 +119,7 @@ class _Optimizer:
 
 
 class _Schedule:
-    """A schedule of learning rates, of which nothing is tried."""
+    """A schedule of learning rates, which the trial does not compare."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_epoch": 1}

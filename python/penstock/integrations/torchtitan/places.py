@@ -1,8 +1,8 @@
-"""Places in the data: what torchtitan's loaders pickle, stored as the plain values that it is.
+"""Positions in the data: stores as plain values what torchtitan's loaders pickle.
 
-Its `ParallelAwareDataloader` has a state ``{"dp_rank_3": bytes, "world_size": 8}``: the bytes are
-the pickled state of torchdata's loader. They are taken apart while their origin is known, this
-process, and pickled anew when they are restored, so that no checkpoint can have code run.
+The state of its `ParallelAwareDataloader` is ``{"dp_rank_3": bytes, "world_size": 8}``: the bytes
+are the pickled state of torchdata's loader. They are unpickled while their origin is known to be
+this process, and pickled again when restored, so that a checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
     """The state of a loader, without pickles.
 
     Args:
-        loader: The loader; None where there is none.
-        is_trusted: Whether what cannot be stored otherwise may be pickled.
+        loader: The loader; None if there is none.
+        is_trusted: Whether values that cannot be stored otherwise may be pickled.
 
     Raises:
-        UnsupportedStateError: It holds what cannot be stored.
+        UnsupportedStateError: It holds a value that cannot be stored.
     """
     state: Any = None if loader is None else loader.state_dict()
     if not isinstance(loader, ParallelAwareDataloader):
@@ -52,16 +52,16 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
 
 
 def found(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
-    """The state that a loader takes over, of what was loaded; nothing is changed.
+    """The state for a loader to restore, from a loaded state; changes nothing.
 
     Args:
         loader: The loader.
-        state: What this rank, or the one in its place, has saved.
+        state: The state saved by this rank, or by the one in its place.
         path: The checkpoint.
         is_trusted: Whether pickles may be loaded.
 
     Raises:
-        StateMismatchError: It is not for as many data-parallel ranks, or not for this one.
+        StateMismatchError: It is for another number of data-parallel ranks, or not for this one.
         UnsupportedStateError: It was pickled, and is not trusted.
     """
     if not isinstance(loader, ParallelAwareDataloader):
@@ -95,17 +95,17 @@ def found(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
 
 
 def begin(loader: Any) -> None:
-    """Has a loader that was restored go to its place.
+    """Moves a restored loader to its position.
 
-    To begin draws a number from PyTorch's generator, which the run that was saved had drawn: so it
-    comes before the random states are restored. What it begins is what ``iter(loader)`` gives out.
+    That draws a number from PyTorch's generator, as it did in the saved run: so call it before the
+    random states are restored. The next ``iter(loader)`` returns the iterator begun here.
     """
     if isinstance(loader, StatefulDataLoader):
         loader.state_dict()
 
 
 def _workers(place: Any) -> int | None:
-    """How many workers have their place in it; None where it does not say."""
+    """The number of workers whose positions it holds; None if it does not say."""
     if not isinstance(place, dict):
         return None
     if "_snapshot" in place:
@@ -114,7 +114,7 @@ def _workers(place: Any) -> int | None:
 
 
 def _of_another(name: str, path: str) -> Any:
-    """The place that another rank has saved, where the ranks lie otherwise than they did."""
+    """The position saved by another rank, for runs whose ranks are arranged differently."""
     for rank in range(penstock.inspect(path).world_size):
         state = penstock.load(path, keys=f"{DATALOADER}.*", rank=rank)[DATALOADER]
         if name in state:

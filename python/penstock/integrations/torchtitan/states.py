@@ -1,7 +1,7 @@
-"""`States`: all that torchtitan keeps of a run, as one state that a store saves and resumes.
+"""`States`: torchtitan's state of a run as one state that a store saves and resumes.
 
-It is laid out as torchtitan's own manager has it: the names of the model's tensors lie at the top,
-beside ``optimizer``, ``lr_scheduler``, ``dataloader``, ``train_state`` and what else there is. So
+Its layout is that of torchtitan's own manager: the model's tensors are at the top, beside
+``optimizer``, ``lr_scheduler``, ``dataloader``, ``train_state`` and others. So
 `penstock.integrations.dcp` and converted checkpoints have the same tree.
 """
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from penstock.checkpoint.view.view import View
 
 RANDOM = "rng"
-"""What the states of random generators are called, as a `penstock.Training` calls them."""
+"""Name of the random states, as in a `penstock.Training`."""
 
 _NAMED_MAX = 5
 
 
 class RandomStates:
-    """The states of the generators of this process, as something that has a state."""
+    """The states of this process's random generators, as a stateful object."""
 
     def __init__(self) -> None:
         self._training = penstock.Training()
 
     def state_dict(self) -> Any:
-        """The states, as they are now."""
+        """The present random states."""
         return self._training.state_dict()[RANDOM]
 
     def load_state_dict(self, state: Any) -> None:
-        """Sets them."""
+        """Restores the random states."""
         self._training.load_state_dict({RANDOM: state})
 
 
 class States(LiveState):
-    """What is saved or restored of a run.
+    """The state of a run to save or restore.
 
     Args:
-        states: What has a state, by torchtitan's names; tensors and plain values are taken as they
-            are. What is left out stays as it is when the rest is restored.
-        known: All names that such have in this run: what else lies at the top is of the model.
-        is_trusted: Whether places in the data may be pickled.
+        states: Stateful objects, by torchtitan's names; tensors and plain values are stored as they
+            are. States that are omitted stay unchanged when the others are restored.
+        known: All names of states in this run: other names at the top belong to the model.
+        is_trusted: Whether positions in the data may be pickled.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class States(LiveState):
         self._is_trusted = is_trusted
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as it is now; tensors are not copied."""
+        """The present state; tensors are not copied."""
         captured: dict[str, Any] = {}
         for name, value in self._states.items():
             if name == MODEL:
@@ -78,7 +78,7 @@ class States(LiveState):
         return captured
 
     def _wanted(self) -> dict[str, Any]:
-        # What other stages of a pipeline hold is looked for by these names.
+        # The names under which states of other pipeline stages are found.
         wanted: dict[str, Any] = {name: None for name in self._states if name != MODEL}
         if OPTIMIZER in wanted:
             wanted[OPTIMIZER] = dict.fromkeys(self._states[OPTIMIZER].state_dict())
@@ -105,13 +105,13 @@ class States(LiveState):
     ) -> list[str]:
         if DATALOADER in self._states:
             loader = self._states[DATALOADER]
-            # What does not fit is found before anything takes over its state.
+            # Raises on a mismatch before any object takes its state.
             state[DATALOADER] = places.found(
                 loader, state[DATALOADER], path or "", is_trusted=self._is_trusted
             )
         for name, value in self._states.items():
             if name == MODEL:
-                # Not its names only: to ask for those would bring back what it had.
+                # The whole state, as asking the model for its names would restore its old values.
                 value.load_state_dict(state)
             elif _is_stateful(value):
                 value.load_state_dict(state[name])
@@ -135,11 +135,11 @@ class States(LiveState):
         return model
 
     def _to_fill(self) -> dict[str, Any]:
-        """What is filled in place, by name; `NEW` for what is built."""
+        """Values to fill in place, by name; `NEW` for values to build."""
         into = {name: _fillable(value) for name, value in self._model().items()}
         for name, value in self._states.items():
             if name in (DATALOADER, RANDOM):
-                # Of another structure in the middle of an epoch, or with other devices.
+                # Its structure differs within an epoch, or with other devices.
                 into[name] = NEW
             elif name != MODEL:
                 into[name] = _fillable(value.state_dict() if _is_stateful(value) else value)
@@ -187,7 +187,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _fillable(state: Any) -> Any:
-    """A state whose tensors are filled where they are; all that holds none is built anew."""
+    """A state whose tensors are filled in place; values without tensors are built."""
     if isinstance(state, torch.Tensor):
         return state
     if isinstance(state, dict):
@@ -200,7 +200,7 @@ def _fillable(state: Any) -> Any:
 
 
 def _as_stored(value: Any, node: Node, seen: View) -> Any:
-    """A tensor to fill that has the type that is stored: the model converts what it takes over."""
+    """A tensor to fill, of the stored type: the model converts it when it takes it."""
     if not isinstance(value, torch.Tensor) or not isinstance(node, dict) or not _is_tensor(node):
         return value
     index, _ = reference(node, seen.tensors, seen.aliases)

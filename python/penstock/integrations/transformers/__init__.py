@@ -1,12 +1,12 @@
 """Hugging Face's Trainer, with Penstock saving and loading its checkpoints.
 
-`enable` does it to a trainer of any class, such as those of TRL; `PenstockTrainerMixin` to a class
-of one's own. Directories are called ``checkpoint-N`` as before, and hold one checkpoint each:
-weights, optimizer, scheduler, scaler, random states of every rank, and the small files that the
-trainer writes beside (its own state, the model's config, the tokenizer). All of it is committed at
-once, so a directory is complete or is none.
+Use `enable` for a trainer of any class, such as those of TRL, or `PenstockTrainerMixin` in your own
+class. Directories are named ``checkpoint-N`` as before, and hold one checkpoint each: weights,
+optimizer, scheduler, scaler, random states of every rank, and the trainer's small files (its own
+state, the model's config, the tokenizer). All of it is committed at once, so a checkpoint is
+complete or absent.
 
-Checkpoints that the Trainer itself has written are still resumed from, by its own code.
+Checkpoints that the Trainer itself has written are resumed by its own code.
 
 Example::
 

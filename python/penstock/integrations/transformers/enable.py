@@ -1,4 +1,4 @@
-"""`enable`: a trainer that is there already, saving with Penstock from now on."""
+"""`enable`: makes an existing trainer save with Penstock."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def enable(
     trust: bool = False,
     options: Options | None = None,
 ) -> T:
-    """Has a trainer save and load its checkpoints with Penstock.
+    """Makes a trainer save and load its checkpoints with Penstock.
 
-    Its class becomes one that has `PenstockTrainerMixin` before the class it was of.
+    The trainer's class is replaced by one that puts `PenstockTrainerMixin` before it.
 
     Args:
-        trainer: A `transformers.Trainer` or one of a class that is derived from it.
-        asynchronous: See `Settings`, as for all that follow.
+        trainer: A `transformers.Trainer`, or an instance of a derived class.
+        asynchronous: See `Settings`, also for the arguments below.
         lazy: Whether the state is copied during the next step.
         on_error: ``"raise"`` or ``"warn"``.
-        raw: Parts that are stored as pickled bytes.
+        raw: Parts stored as pickled bytes.
         trust: Whether pickled bytes are loaded.
-        options: How bytes move.
+        options: Settings of the I/O.
 
     Returns:
         The trainer.
 
     Raises:
         TypeError: It is no Trainer.
-        UnsupportedStateError: What it trains with saves in a way of its own.
-        ValueError: An argument is none of those that are possible.
+        UnsupportedStateError: Its backend saves checkpoints by itself.
+        ValueError: An argument has an unsupported value.
     """
     from transformers import Trainer
 
@@ -60,7 +60,7 @@ def enable(
     kind = type(trainer)
     if not issubclass(kind, PenstockTrainerMixin):
         names = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        # By the same name: trainers write it into model cards and logs.
+        # Keeps the name, which trainers write into model cards and logs.
         changed.__class__ = type(kind.__name__, (PenstockTrainerMixin, kind), names)
     changed.penstock_settings = settings
     changed._penstock_saves = None

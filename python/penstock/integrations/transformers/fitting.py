@@ -1,8 +1,8 @@
-"""Whether the Trainer that is installed is one that the mix-in fits, and what differs by version.
+"""Checks that the mix-in fits the installed Trainer, and handles differences between versions.
 
-The mix-in overrides methods that no version promises to keep, and relies on when they are called.
-Each is looked up in the Trainer before it trains, so that one that has moved is an error by its
-name rather than a checkpoint that lacks something.
+The mix-in overrides methods that no version promises to keep, and relies on the order of their
+calls. Each is looked up in the Trainer before it trains, so that a change raises an error with its
+name instead of making incomplete checkpoints.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _OF_A_SAVE = (
     "_save_rng_state",
     "save_to_json",
 )
-"""Methods that a save calls, in this order; the mix-in leaves out those whose part it saves."""
+"""Methods that a save calls, in this order; the mix-in skips those whose part it saves."""
 
 _fitting: set[type] = set()
 
 
 def check_trainer(trainer: Any) -> None:
-    """Looks up all that the mix-in relies on in a Trainer; once for each class.
+    """Raises if a Trainer lacks parts that the mix-in uses; checks each class once.
 
     Raises:
-        MissingDependencyError: Something has moved; the message names all that has.
+        MissingDependencyError: Some have changed; the message names all of them.
     """
     from transformers import Trainer
 
@@ -86,7 +86,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def _probe_loop(probe: Probe, kind: type) -> None:
-    """Asks for the places of a training at which the mix-in loads, ends and waits."""
+    """Probes the methods in which the mix-in loads, ends and waits."""
     loop = probe.attribute(kind, "_inner_training_loop")
     if hasattr(kind, "_finalize_training"):
         probe.calls(loop, "_prepare_for_training", "_run_epoch", "_finalize_training")
@@ -94,7 +94,7 @@ def _probe_loop(probe: Probe, kind: type) -> None:
         probe.calls(probe.attribute(kind, "_run_epoch"), "_load_rng_state")
         probe.calls(probe.attribute(kind, "_finalize_training"), "_load_best_model")
     else:
-        # Before 5.3 all of it stands in one method.
+        # Before 5.3 one method contains all of it.
         begin = loop
         probe.calls(loop, "_load_rng_state", "get_batch_samples", "_load_best_model")
         probe.calls(loop, "_load_best_model", "_sorted_checkpoints")
@@ -102,20 +102,20 @@ def _probe_loop(probe: Probe, kind: type) -> None:
 
 
 def best_step_of(state: Any) -> int | None:
-    """The step of the best metric so far; None or 0 where there is none."""
+    """The step of the best metric so far; None or 0 if there is none."""
     if hasattr(state, "best_global_step"):
         step: int | None = state.best_global_step
         return step
-    # Transformers 4.49 keeps the directory alone, before its checkpoint is there.
+    # Transformers 4.49 records only the directory, before its checkpoint exists.
     found = _NAME.fullmatch(os.path.basename(state.best_model_checkpoint or ""))
     return None if found is None else int(found[1])
 
 
 def warn_of_order() -> None:
-    """Warns where the Trainer itself goes on with other data than the run that was saved.
+    """Warns if the Trainer itself resumes with data in another order than the saved run.
 
-    Before 5.3 it tells a loader its epoch and then lets Accelerate replace the loader, which from
-    1.7 on begins with epoch 0 again; Accelerate 1.15 hands the epoch on.
+    Before 5.3 it sets a loader's epoch and then lets Accelerate replace the loader, which from 1.7
+    on begins with epoch 0 again; Accelerate 1.15 keeps the epoch.
     """
     found = {name: Version(version(name)).release for name in ("accelerate", "transformers")}
     if found["transformers"] < (5, 3) and (1, 7) <= found["accelerate"] < (1, 15):
@@ -129,12 +129,12 @@ def warn_of_order() -> None:
 
 
 def try_out(trainer: Trainer) -> None:
-    """Saves a tiny state as a trainer does, and loads it, where its version is newer than tried.
+    """Saves and loads a tiny state as a trainer does, if transformers is newer than tested.
 
-    All ranks call it. It happens below the directory of the run, and leaves nothing behind.
+    All ranks call it. It works below the run's directory, and leaves nothing behind.
 
     Raises:
-        MissingDependencyError: It failed, or something else came back.
+        MissingDependencyError: It failed, or another state came back.
     """
     self_check("transformers", lambda: _try_out(trainer))
 
@@ -145,7 +145,7 @@ def _try_out(trainer: Trainer) -> None:
 
 
 def _tiny(trainer: Trainer, directory: str) -> Any:
-    """The same trainer with a model of two parameters; what it has besides is shared."""
+    """A copy of the trainer with a model of two parameters; everything else is shared."""
     tiny: Any = copy.copy(trainer)
     tiny.model = tiny.model_wrapped = torch.nn.Linear(1, 1).to(trainer.args.device)
     tiny.optimizer = torch.optim.Adam(tiny.model.parameters())

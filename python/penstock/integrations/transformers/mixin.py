@@ -1,11 +1,12 @@
-"""`PenstockTrainerMixin`: a Trainer whose checkpoints are Penstock's.
+"""`PenstockTrainerMixin`: makes a Trainer's checkpoints Penstock's.
 
-The Trainer's own `_save_checkpoint` runs, and with it that of a derived class, but puts the
-checkpoint together in a directory beside (`_get_output_dir`), and of weights, optimizer, scheduler
-and random states it writes nothing. What it writes is small, and carried in the checkpoint.
+The Trainer's own `_save_checkpoint` runs, and that of a derived class, but it writes to a staging
+directory (`_get_output_dir`), and writes no weights, optimizer, scheduler and random states. The
+small files that it writes are stored in the checkpoint.
 
-On resume the weights come together with all else, once optimizer and scheduler are there: all of
-it is read and compared before anything changes.
+On resume the weights are loaded together with everything else, once optimizer and scheduler exist:
+all
+of it is read and verified before anything changes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ check_version("transformers", "4.49", "5.24")
 
 
 class PenstockTrainerMixin(_Base):
-    """Has a trainer save and load its checkpoints with Penstock; stands before the trainer's class.
+    """Makes a trainer save and load with Penstock; put it before the trainer's class.
 
-    ``class MyTrainer(PenstockTrainerMixin, Trainer)``. Where there is a trainer already, `enable`
-    does the same to it.
+    ``class MyTrainer(PenstockTrainerMixin, Trainer)``. For an existing trainer `enable` does the
+    same.
 
     Attributes:
-        penstock_settings: How it saves; set it in the class or for one trainer, before it trains.
+        penstock_settings: How it saves; set it in the class, or on a trainer before it trains.
     """
 
     penstock_settings: Settings = Settings()
@@ -49,12 +50,12 @@ class PenstockTrainerMixin(_Base):
     _penstock_is_looked_at = False
 
     def check_penstock(self) -> None:
-        """Refuses a version that does not fit, and trainers that save in a way of their own.
+        """Refuses versions that do not fit, and trainers whose backend saves checkpoints by itself.
 
         Raises:
-            MissingDependencyError: This version of the Trainer works otherwise; it says where.
+            MissingDependencyError: This version of the Trainer differs; the message says where.
             UnsupportedStateError: DeepSpeed or XLA saves the model.
-            ValueError: An argument of the training does not go together with Penstock.
+            ValueError: An argument of the training does not work with Penstock.
         """
         fitting.check_trainer(self)
         if self.is_deepspeed_enabled:
@@ -90,7 +91,7 @@ class PenstockTrainerMixin(_Base):
                 return
         best_step = fitting.best_step_of(self.state)
         if best_step:
-            # Whether the best one is there is known when the save under way has ended.
+            # Whether the best checkpoint exists is known once the save in progress has ended.
             saves.wait()
         best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
         with saves.staged() as staging:
@@ -116,20 +117,20 @@ class PenstockTrainerMixin(_Base):
             super()._push_from_checkpoint(path)
 
     def _are_uploaded(self) -> bool:
-        """Whether a callback takes checkpoints away; the same on all ranks."""
+        """Whether a callback uploads checkpoints; the same on all ranks."""
         if not self.penstock_settings.asynchronous:
             return False
         callbacks = self.callback_handler.callbacks
-        # Some know it on the first rank only.
+        # Some callbacks know only on the first rank.
         return from_first(lambda: uploads.are_uploaded(callbacks))
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
-        # Transformers 4.49 replaces the name of the best checkpoint here, before the next is saved.
+        # Transformers 4.49 replaces the best checkpoint's name here, before the next save.
         self._penstock.best_of(self.state.best_model_checkpoint)
         return super()._determine_best_metric(*args, **kwargs)
 
     def _best(self, directory: str, step: int | None) -> str | None:
-        """The checkpoint of the best step, if it is there, or about to be."""
+        """The checkpoint of the best step, if it exists or is about to."""
         if not step:
             return None
         path = os.path.join(directory, f"checkpoint-{step}")
@@ -137,22 +138,22 @@ class PenstockTrainerMixin(_Base):
         return path if is_there else None
 
     def _training(self) -> penstock.Training:
-        """What is saved."""
+        """The state to save."""
         if self.args.save_only_model:
             return penstock.Training(rng=False, **parts.weights(self.model))
         return parts.whole(self, self.penstock_settings.raw)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model as before; of a checkpoint, all but its weights."""
+        """Saves the model as before; within a checkpoint, all but its weights."""
         if self._penstock.staging and self.is_fsdp_enabled:
-            # It would gather them, or write nothing at all.
+            # `save_model` would gather the weights, or write nothing at all.
             self._save(output_dir)
             return
         super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self._penstock.staging and not parts.has_adapters(self.model):
-            # No weights: they are saved as tensors.
+            # Without weights, which are saved as tensors.
             state_dict = {}
         super()._save(output_dir, state_dict)
 
@@ -179,15 +180,15 @@ class PenstockTrainerMixin(_Base):
         self._note_random()
 
     def _note_random(self) -> None:
-        """Notes the random numbers that the next step begins with, see `_rewound`."""
+        """Records the random states before the next step, see `_rewound`."""
         if getattr(self.args, "enable_jit_checkpoint", False):
             self._penstock_rng = (self.state.global_step, penstock.Training().state_dict())
 
     @contextlib.contextmanager
     def _rewound(self) -> Iterator[None]:
-        """Where a step has begun that does not count, has the random numbers before it meanwhile.
+        """Restores the random states from before an unfinished step, within the context.
 
-        When a signal comes the Trainer saves in the middle of a step, which is then done again.
+        On a signal the Trainer saves in the middle of a step, which the resumed run repeats.
         """
         if self._penstock_rng is None or self._penstock_rng[0] != self.state.global_step:
             yield
@@ -210,12 +211,12 @@ class PenstockTrainerMixin(_Base):
     ) -> Any:
         """Trains as before.
 
-        ``resume_from_checkpoint=True`` goes on from the newest complete checkpoint, and each newer
-        one that is passed over is a `PenstockWarning`.
+        ``resume_from_checkpoint=True`` resumes from the newest complete checkpoint, with a
+        `PenstockWarning` for each newer one that it skips.
 
         Raises:
-            IncompleteCheckpointError: The checkpoint lacks something.
-            PenstockError: Whatever else loading and saving raise.
+            IncompleteCheckpointError: The checkpoint is incomplete.
+            PenstockError: As for loading and saving.
         """
         self.check_penstock()
         fitting.try_out(self)
@@ -233,7 +234,7 @@ class PenstockTrainerMixin(_Base):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _newest(self) -> str | None:
-        """The newest complete checkpoint; None where there are none at all.
+        """The newest complete checkpoint; None if there are none at all.
 
         Raises:
             IncompleteCheckpointError: There are some, and none is complete.
@@ -256,18 +257,18 @@ class PenstockTrainerMixin(_Base):
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """The batches of a step; none where the run that is resumed had done all its steps."""
+        """The batches of a step; none if the resumed run had finished all its steps."""
         if not self._penstock_is_looked_at:
-            # Made before the first step, a `Training` says what the first save could not store.
+            # Making a `Training` before the first step raises what the first save would.
             self._penstock_is_looked_at = True
             self._training()
         # Trainers before 5.3 have no `_run_epoch`.
         return ([], None) if self._was_over() else super().get_batch_samples(*args, **kwargs)
 
     def _was_over(self) -> bool:
-        """Whether a run goes on that was killed after its last save; ends it then.
+        """Whether the resumed run was killed after its last step's save; ends it then.
 
-        The Trainer would find out after one more step.
+        The Trainer would notice only after one more step.
         """
         saves = self._penstock
         if saves.resumed and self.state.global_step >= self.state.max_steps:
@@ -295,7 +296,7 @@ class PenstockTrainerMixin(_Base):
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_rng_state(checkpoint)
         else:
-            # Once more, as numbers have been drawn since all was loaded.
+            # Again, as random numbers were drawn since everything was loaded.
             options = self.penstock_settings.options
             penstock.load(checkpoint, into=penstock.Training(), keys="rng.*", options=options)
         self._note_random()
@@ -303,7 +304,7 @@ class PenstockTrainerMixin(_Base):
     def _load_best_model(self) -> None:
         best = self._settle_best()
         if best is None:
-            # Its save failed, which was a warning.
+            # Its save failed with a warning.
             return
         if not is_checkpoint(best) or parts.has_adapters(self.model):
             super()._load_best_model()
@@ -315,14 +316,14 @@ class PenstockTrainerMixin(_Base):
         return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _sorted_checkpoints(self, output_dir: str | None = None, *_: Any, **__: Any) -> list[str]:
-        """The checkpoints that a Trainer before 5.3 would delete: none, as `Saves` does."""
+        """The checkpoints for a Trainer before 5.3 to delete: none, as `Saves` deletes them."""
         if output_dir is not None and not self._penstock.staging:
-            # It asks at the end of the training, and has no `_finalize_training`.
+            # Called at the end of training, for lack of a `_finalize_training`.
             self._finish(output_dir)
         return []
 
     def _finish(self, directory: str) -> None:
-        """Waits for the last save, and leaves the best checkpoint alone where one is to stay."""
+        """Waits for the last save; if only one checkpoint is to stay, keeps the best one alone."""
         best = self._settle_best()
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
             for found in run.find(directory):
@@ -330,7 +331,7 @@ class PenstockTrainerMixin(_Base):
                     run.remove(found.path)
 
     def _settle_best(self) -> str | None:
-        """The best checkpoint; where its save failed, and training went on, the one before it."""
+        """The best checkpoint; if its save failed and training went on, the best one before it."""
         saves = self._penstock
         saves.wait()
         best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
@@ -344,11 +345,12 @@ class PenstockTrainerMixin(_Base):
 
 
 def _check_resumable(path: str) -> None:
-    """Refuses a checkpoint that lacks what a training goes on with.
+    """Refuses a checkpoint from which training cannot resume.
 
     Raises:
-        IncompleteCheckpointError: It is half-written, or holds weights only.
-        PenstockError: Whatever else `penstock.inspect` raises.
+        IncompleteCheckpointError: It is unfinished, or lacks the trainer's state.
+        StateMismatchError: It holds weights only.
+        PenstockError: As for `penstock.inspect`.
     """
     remedy = "load them with from_pretrained, and train without resume_from_checkpoint"
     if is_checkpoint(path):

@@ -1,4 +1,4 @@
-"""What of a trainer is saved and restored, as a `penstock.Training`."""
+"""The state of a trainer as a `penstock.Training`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def whole(trainer: Any, raw: Collection[str]) -> penstock.Training:
-    """All of a trainer that has tensors or random numbers.
+    """All of a trainer's tensors and random states.
 
-    Of a model with adapters of PEFT the weights are in files of theirs.
+    For a model with PEFT adapters the weights are left out: PEFT has its own files for them.
 
     Args:
-        trainer: Whose.
-        raw: The parts whose state is stored as pickled bytes.
+        trainer: The trainer.
+        raw: Parts whose state is stored as pickled bytes.
     """
     optimizer = trainer.optimizer
-    # The wrapper is an optimizer by its class only: nothing can be hooked to it.
+    # Accelerate's wrapper only looks like an optimizer: hooks on it are not called.
     if isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     found = {
@@ -44,17 +44,17 @@ def whole(trainer: Any, raw: Collection[str]) -> penstock.Training:
         if name in parts:
             parts[name] = _Pickled(parts[name])
     if "optimizer" in raw and isinstance(optimizer, torch.optim.Optimizer):
-        # Among the parts a lazy save does not find it, and its steps have to wait all the same.
+        # Wrapped, a lazy save does not find it, but its steps have to wait all the same.
         guard_all([optimizer])
     return penstock.Training(**parts)
 
 
 def restore(trainer: Any, path: str, settings: Settings) -> None:
-    """Brings a trainer to where a checkpoint is.
+    """Restores a trainer from a checkpoint.
 
     Raises:
         UnsupportedStateError: It holds pickled bytes, and they are not trusted.
-        PenstockError: Whatever else `penstock.load` raises.
+        PenstockError: As for `penstock.load`.
     """
     raw = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
     if raw and not settings.trust:
@@ -67,13 +67,13 @@ def restore(trainer: Any, path: str, settings: Settings) -> None:
 
 
 def weights(model: Any) -> dict[str, Any]:
-    """The model, unless it has adapters, whose weights are none of Penstock's."""
+    """The model, unless it has adapters, whose weights Penstock does not save."""
     return {} if has_adapters(model) else {"model": model}
 
 
 def has_adapters(model: Any) -> bool:
     """Whether PEFT saves and loads the weights that are trained."""
-    # A model that PEFT has wrapped is there only where PEFT was imported.
+    # A model can be wrapped by PEFT only if PEFT was imported.
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel | peft.PeftMixedModel)
 
@@ -82,8 +82,8 @@ def restore_weights(path: str, model: Any, settings: Settings) -> None:
     """Loads the weights of a checkpoint into a model.
 
     Raises:
-        StateMismatchError: One of both has weights that the other has not.
-        PenstockError: Whatever else `penstock.load` raises.
+        StateMismatchError: One of them has weights that the other lacks.
+        PenstockError: As for `penstock.load`.
     """
     training = penstock.Training(rng=False, model=model)
     info = penstock.inspect(path)
@@ -106,12 +106,12 @@ class _Pickled:
         self._part = part
 
     def state_dict(self) -> dict[str, bytes]:
-        """Its state, pickled."""
+        """The part's state, pickled."""
         buffer = io.BytesIO()
         torch.save(self._part.state_dict(), buffer)
         return {"pickled": buffer.getvalue()}
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
-        """Takes over a state, whose bytes are trusted."""
+        """Restores a pickled state, which is trusted."""
         found = torch.load(io.BytesIO(state["pickled"]), map_location="cpu", weights_only=False)
         self._part.load_state_dict(found)

@@ -1,7 +1,8 @@
-"""The checkpoints of a run: which there are, which is the newest complete one, which may go.
+"""The checkpoints of a run: lists them, finds the newest complete one, deletes old ones.
 
-A checkpoint of Penstock is complete where its manifest is there and valid. One that the Trainer has
-written has no such mark: it is taken for complete where all files are there that it resumes from.
+A Penstock checkpoint is complete if it has a valid manifest. One by the Trainer has no such mark:
+it
+counts as complete if it has all files that the Trainer resumes from.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.integrations import directories
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
-"""What the Trainer marks checkpoints with that it saves when a signal comes, and never looks at."""
+"""The Trainer's mark of unfinished checkpoints saved on a signal; the Trainer never reads it."""
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
 """Files of a save, finished or not."""
@@ -34,12 +35,12 @@ _SCHEDULER = re.compile(r"scheduler\.pt|global_step[0-9]+")
 
 
 class Found(NamedTuple):
-    """A directory that is called as a checkpoint.
+    """A directory named like a checkpoint.
 
     Attributes:
         step: Its step.
         path: The directory.
-        lacks: Why it is no complete checkpoint; None for one that is.
+        lacks: Why it is no complete checkpoint; None if it is one.
     """
 
     step: int
@@ -54,13 +55,13 @@ def find(directory: str) -> list[Found]:
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """The newest complete checkpoint of a run, by its step; None where none was ever complete.
+    """The newest complete checkpoint of a run, by step; None if none was ever complete.
 
-    Each newer one that is passed over is a `PenstockWarning`. For runs that go on where there is
-    something, and else begin: ``trainer.train(newest_checkpoint(output_dir))``.
+    Each newer one that is skipped gives a `PenstockWarning`. For runs that resume if they can:
+    ``trainer.train(newest_checkpoint(output_dir))``.
 
     Args:
-        directory: The run's, which the trainer has as ``output_dir``; it may not be there yet.
+        directory: The run's directory, the trainer's ``output_dir``; it may not exist yet.
 
     Raises:
         IncompleteCheckpointError: All that were complete are damaged.
@@ -89,7 +90,7 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
 
 def lacking(path: str) -> str | None:
-    """Why a directory holds no complete checkpoint; None where it does."""
+    """Why a directory holds no complete checkpoint; None if it does."""
     if is_checkpoint(path):
         try:
             saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts", ["model"])
@@ -114,7 +115,7 @@ def lacking(path: str) -> str | None:
 
 
 def lacking_to_resume(path: str) -> list[str]:
-    """What a checkpoint of the Trainer lacks that it would go on without, and say nothing."""
+    """Files that a Trainer's checkpoint lacks, without which it would silently resume anew."""
     names = os.listdir(path)
     wanted = {
         "the optimizer (optimizer.pt)": _OPTIMIZER,
@@ -124,16 +125,16 @@ def lacking_to_resume(path: str) -> list[str]:
 
 
 def rotate(directory: str, step: int, limit: int | None, kept: set[str]) -> None:
-    """Deletes the oldest complete checkpoints of a run that are too many.
+    """Deletes the oldest complete checkpoints of a run beyond a limit.
 
-    Called once that of a step is durable. Later steps, of a run that was resumed from before them,
-    are left alone.
+    Called once the checkpoint of a step is durable. Checkpoints of later steps, left by a run that
+    was resumed from an earlier one, stay.
 
     Args:
-        directory: The run's.
+        directory: The run's directory.
         step: The step that was just saved, which stays.
-        limit: How many to keep; None or 0 for all.
-        kept: Others that stay, such as the best.
+        limit: The number to keep; None or 0 for all.
+        kept: Other checkpoints that stay, such as the best.
     """
     if not limit or limit < 0:
         return
@@ -153,9 +154,9 @@ def rotate(directory: str, step: int, limit: int | None, kept: set[str]) -> None
 
 
 def is_leftover(path: str) -> bool:
-    """Whether a directory holds what a save that never finished has left, and no weights of others.
+    """Whether a directory is the rest of an unfinished Penstock save, without others' weights.
 
-    Small files and the index of the weights come before the manifest.
+    Small files and the index of the weights are written before the manifest.
     """
     names = os.listdir(path)
     return (
@@ -166,10 +167,10 @@ def is_leftover(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Deletes a checkpoint: its manifest first, so that what is left of it is never taken for one.
+    """Deletes a checkpoint: its manifest first, so that the rest is never taken for one.
 
-    Links are not followed. A checkpoint that cannot be deleted, or that somebody reads, stays, with
-    a `PenstockWarning`.
+    Does not follow links. A checkpoint that cannot be deleted, or that is being read, stays, with a
+    `PenstockWarning`.
     """
     try:
         directories.remove(path, foreign=True)
@@ -178,7 +179,7 @@ def remove(path: str) -> None:
 
 
 def _has_adapters(path: str) -> bool:
-    """Whether there are weights of adapters of PEFT, here or in directories of their own."""
+    """Whether there are weights of PEFT adapters, here or in subdirectories."""
     return any(
         os.path.isfile(os.path.join(path, name, f"adapter_model.{kind}"))
         for name in (".", *os.listdir(path))

@@ -1,4 +1,4 @@
-"""`Saves`: the saves of one trainer, one after the other, and what each of them carries."""
+"""`Saves`: runs the saves of one trainer, one after another, with their small files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _FILE_BYTES_MAX = 64 << 20
-"""What a file that a checkpoint carries may be called, and its size; `docs/format.md`, 3.7."""
+"""Limits for the name and size of a file stored in a checkpoint; `docs/format.md`, 3.7."""
 
 
 class Retained(NamedTuple):
-    """What a save deletes once it is durable.
+    """The checkpoints that a save keeps when it deletes old ones, once it is durable.
 
     Attributes:
-        limit: How many complete checkpoints stay; None or 0 for all.
-        best: The checkpoint of the best metric, which stays as well.
+        limit: The number of complete checkpoints to keep; None or 0 for all.
+        best: The checkpoint of the best metric, which is kept as well.
     """
 
     limit: int | None
@@ -44,9 +44,9 @@ class Saves:
     """The saves of one trainer.
 
     Attributes:
-        staging: Where the trainer writes small files while a save is put together; None else.
-        resumed: The checkpoint that the training under way goes on from.
-        is_over: Whether it has no step to do, as the run that it goes on with had done all.
+        staging: Directory for the trainer's small files during a save; else None.
+        resumed: The checkpoint from which the present training resumed.
+        is_over: Whether it has no step to do, as the resumed run had finished all.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -60,13 +60,13 @@ class Saves:
 
     @contextlib.contextmanager
     def running(self, resumed: str | None) -> Iterator[None]:
-        """For as long as a training runs: at its end, all that was saved is durable.
+        """A context for a training: at its end, all saves are durable.
 
         Args:
-            resumed: The checkpoint that it goes on from.
+            resumed: The checkpoint from which it resumes.
 
         Raises:
-            PenstockError: The error of the last save, if nobody has seen it.
+            PenstockError: The error of the last save, if it was not raised before.
         """
         self.resumed = self._last = resumed
         self._best = None
@@ -74,7 +74,7 @@ class Saves:
         try:
             yield
         except BaseException as error:
-            # What ended the training is what its caller has to hear.
+            # The error that ended training must reach its caller.
             try:
                 self._saver.close()
             except PenstockError as failed:
@@ -87,7 +87,7 @@ class Saves:
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:
-        """A directory in which a trainer puts a checkpoint together, as far as it is small."""
+        """A directory in which a trainer writes the small files of a checkpoint."""
         with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
             self.staging = directory
             try:
@@ -96,14 +96,14 @@ class Saves:
                 self.staging = None
 
     def covers(self, path: str) -> bool:
-        """Whether a checkpoint is the last that was saved, or the one that was resumed from.
+        """Whether a checkpoint is the last one saved, or the one resumed from.
 
-        Its save may be under way.
+        Its save may be in progress.
         """
         return self._last is not None and os.path.abspath(path) == os.path.abspath(self._last)
 
     def best_of(self, path: str | None) -> str | None:
-        """The best checkpoint, if it is complete; else the last one of which that was found."""
+        """The best checkpoint, if it is complete; else the last complete one given here."""
         if path is not None and lacking(path) is None:
             self._best = path
         return self._best
@@ -119,29 +119,29 @@ class Saves:
         is_main: bool,
         at_once: bool,
     ) -> bool:
-        """Saves a checkpoint, and deletes those that are too many.
+        """Saves a checkpoint, and deletes those beyond the limit.
 
         Args:
             path: Its directory.
             training: Tensors, random states and plain values.
-            files: What it carries beside, by relative name.
+            files: Small files to store with it, by relative name.
             step: The step.
-            retained: What stays of others.
-            is_main: Whether this is the rank that deletes.
+            retained: The checkpoints to keep.
+            is_main: Whether this rank deletes.
             at_once: Whether it is durable on return, whatever the settings say.
 
         Returns:
-            Whether it is saved, or on its way.
+            Whether it is saved, or being saved.
 
         Raises:
-            PenstockError: It failed, or the one before did and nobody has seen it; unless the
-                settings have that be a warning.
+            PenstockError: It failed, or the one before did and its error was not raised before; the
+                settings may turn errors of the storage into warnings.
         """
         settings = self._settings
         if settings.on_error == "warn":
             self.wait()
 
-        # A later change of the working directory moves nothing.
+        # Absolute, as the working directory may change later.
         path = os.path.abspath(path)
         kept = [os.path.realpath(one) for one in (retained.best, self._best) if one is not None]
 
@@ -153,9 +153,9 @@ class Saves:
         further: dict[str, Any] = {
             "step": step,
             "metadata": {"trainer": {"parts": saved, "raw": self._raw(saved)}},
-            # Said only where there is one: else small files are in place before the manifest is.
+            # True only if there is one: otherwise small files are in place before the manifest.
             "overwrite": is_checkpoint(path) or self.covers(path),
-            # `from_pretrained` loads the directory.
+            # Lets `from_pretrained` load the directory.
             "groups": {"model": ""} if "model" in saved else None,
             "files": {name: text for name, text in files.items() if _is_carried(name, text)},
         }
@@ -174,11 +174,11 @@ class Saves:
         return True
 
     def wait(self) -> None:
-        """Waits for the save under way.
+        """Waits for the save in progress.
 
         Raises:
-            PenstockError: Its error, if nobody has seen it, unless the settings have that be a
-                warning.
+            PenstockError: It failed, and its error was not raised before; the settings may turn
+                errors of the storage into warnings.
         """
         try:
             self._saver.wait()
@@ -195,14 +195,14 @@ class Saves:
         )
 
     def _raw(self, saved: Collection[str]) -> list[str]:
-        """The parts that are stored as pickled bytes."""
+        """The parts stored as pickled bytes."""
         return [name for name in self._settings.raw if name in saved]
 
 
 def files_in(directory: str) -> dict[str, bytes]:
     """The files that a trainer has put into a checkpoint, by relative name.
 
-    Those of weights of which there are none are left out: their tensors are saved otherwise.
+    Empty files of weights are left out: the weights are saved as tensors.
     """
     paths = [path for path in sorted(Path(directory).rglob("*")) if path.is_file()]
     read = {str(path.relative_to(directory)): path.read_bytes() for path in paths}
@@ -210,7 +210,7 @@ def files_in(directory: str) -> dict[str, bytes]:
 
 
 def _is_empty(name: str, content: bytes) -> bool:
-    """Whether it is a file of weights without a tensor."""
+    """Whether it is a file of weights without tensors."""
     if name == "pytorch_model.bin":
         # With save_safetensors=False, before transformers 5.
         return True
@@ -221,16 +221,16 @@ def _is_empty(name: str, content: bytes) -> bool:
 
 
 def _is_carried(name: str, content: bytes) -> bool:
-    """Whether a file can be one of the checkpoint's: a small one, with no weights in it."""
+    """Whether a file can be stored in the checkpoint: small, with a plain name, no weights."""
     is_small = len(content) <= _FILE_BYTES_MAX
     return bool(_NAME.fullmatch(name)) and not name.endswith(".safetensors") and is_small
 
 
 class _Placing(penstock.Training):
-    """A training, and files that come to where its checkpoint is going to be.
+    """A training, and files that are written directly to its checkpoint's directory.
 
-    These are adapters of PEFT, and what derived classes have in directories of their own. They are
-    durable before the commit, and placed as a part of the save: other ranks hear of what fails.
+    These are PEFT adapters, and files of derived classes in subdirectories. They are durable before
+    the commit, and written as part of the save, so that errors reach the other ranks.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 PARTS = ("model", "optimizer", "scheduler", "scaler")
-"""What a trainer has that keeps a state, by the names that it is stored under."""
+"""Parts of a trainer that have a state, by their names in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,21 +17,21 @@ class Settings:
     """How a trainer saves its checkpoints, and what it loads.
 
     Attributes:
-        asynchronous: Whether training goes on while a checkpoint is written. The state is copied
-            at the save. Callbacks hear of a save (``on_save``) before it is durable, unless one of
-            transformers or Ray uploads checkpoints: then each save is waited for.
-        lazy: Whether an asynchronous save has the state copied while the next step computes its
-            gradients; the optimizer waits for it. What else changes weights in between, such as a
-            callback, fails the save, which says so.
-        on_error: What a save does that the storage fails, as a full disk: ``"raise"`` ends the
-            training, with ``"warn"`` it goes on and tries again at the next save.
-        raw: Parts whose state is stored as pickled bytes, for what cannot be stored without:
-            ``"optimizer"``, ``"scheduler"`` or ``"scaler"``.
-        trust: Whether pickled bytes of a checkpoint are loaded, which runs whatever code they hold.
-        options: How bytes move; None for ``penstock.Options()``.
+        asynchronous: Whether training goes on while a checkpoint is written. The state is copied at
+            the save. Callbacks are notified of a save (``on_save``) before it is durable, unless
+            one of transformers or Ray uploads checkpoints: then each save is waited for.
+        lazy: Whether an asynchronous save copies the state while the next step computes its
+            gradients; the optimizer waits for it. If anything else, such as a callback, changes
+            weights meanwhile, the save fails with an error that says so.
+        on_error: What a save does if the storage fails, as on a full disk: ``"raise"`` ends the
+            training; ``"warn"`` goes on and tries again at the next save.
+        raw: Parts whose state is pickled, if it cannot be stored otherwise: ``"optimizer"``,
+            ``"scheduler"`` or ``"scaler"``.
+        trust: Whether pickled bytes of a checkpoint are loaded, which can run any code.
+        options: Settings of the I/O; None for ``penstock.Options()``.
 
     Raises:
-        ValueError: A value is none of those that are possible.
+        ValueError: An attribute has an unsupported value.
     """
 
     asynchronous: bool = False

@@ -1,4 +1,4 @@
-"""Callbacks that copy or upload a checkpoint's directory as soon as they hear of the save."""
+"""Callbacks that copy or upload a checkpoint's directory when they are notified of the save."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _UPLOADING: dict[str, Callable[[Any], object]] = {
     "RayTrainReportCallback": lambda callback: True,
     "WandbCallback": lambda callback: callback._log_model == "checkpoint",
 }
-"""Whether a callback of transformers or Ray does it, by its class."""
+"""Tells whether a callback of transformers or Ray does so, by its class."""
 
 
 def are_uploaded(callbacks: Iterable[Any]) -> bool:
-    """Whether one of the callbacks takes checkpoints away, which have to be complete by then."""
+    """Whether a callback copies or uploads checkpoints, which must be complete by then."""
     return any(
         _UPLOADING[kind.__name__](callback)
         for callback in callbacks
