@@ -1,8 +1,8 @@
-"""Two checkpoints, compared name by name.
+"""Compares two checkpoints name by name.
 
-Tensors are compared by their bytes, so that a nan equals itself and -0.0 differs from 0.0, and
-are read in groups of bounded size. Digests could not decide: they cover chunks of a file, and
-equal tensors of two checkpoints need not lie at the same offset.
+Tensors are compared by their bytes, so that a nan equals itself and -0.0 differs from 0.0, and are
+read in groups of bounded size. Digests could not decide it: they cover chunks of a file, and equal
+tensors of two checkpoints may be at different offsets.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 GROUP_BYTES_MAX = 128 << 20
-"""Tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
+"""Most tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
 
 REPEATS_MAX = 64
-"""How often a window may have each byte of its tensor and still be compared element by element, as
-those of `torch.Tensor.unfold` have. A file of kilobytes may hold windows of any size."""
+"""Repetitions of a tensor's bytes up to which a window is compared element by element, as those of
+`torch.Tensor.unfold` repeat them. A file of kilobytes may hold windows of any size."""
 ELEMENTS_MIN = 1 << 24
-"""What is compared whatever the tensor."""
+"""Elements that are compared for any tensor, however often it repeats its bytes."""
 
 PLAIN = Kind("plain leaf", ())
 
@@ -37,39 +37,35 @@ class Side:
 
     Attributes:
         path: Its directory.
-        targets: Names of tensors and of their aliases -> the tensor that is stored.
+        targets: The stored tensor's name for each name of a tensor or an alias.
         values: Plain leaves by name.
-        names: All of these.
+        names: All of these names.
     """
 
     def __init__(self, path: str) -> None:
         info = penstock.inspect(path)
         self.path = info.path
         self.values = info.values()
-        # Of what each rank has of its own, loading gives that of the first.
+        # Of values that each rank has, `load` returns those of the first rank.
         self._stored = {tensor.name: tensor for tensor in info.tensors if not tensor.rank}
         self._position = _positions(self.path)
         self.targets = {**{name: name for name in self._stored}, **info.aliases}
         self.names = {*self.targets, *self.values}
 
     def kind(self, name: str) -> Kind | None:
-        """What a name stands for; None for an alias, of which only reading tells."""
+        """The kind of a name's value; None for an alias, whose kind is known once it is read."""
         if name in self._stored:
             return Kind(self._stored[name].dtype, self._stored[name].shape)
         return None if name in self.targets else PLAIN
 
     def bytes_of(self, name: str) -> int:
-        """Bytes that reading a tensor or an alias takes."""
+        """Bytes read for a tensor or an alias."""
         return self._stored[self.targets[name]].bytes
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Reads stored tensors, or one alias.
-
-        Raises:
-            PenstockError: They cannot be read.
-        """
+        """Reads stored tensors, or one alias."""
         state = penstock.load(self.path, keys=names, plain=True)
-        # A partial state closes up its lists, so names can be told only by their order.
+        # A partial state omits list entries, so values match names only by their order.
         ordered = sorted(names, key=self._position.__getitem__)
         return dict(zip(ordered, _leaves(state), strict=True))
 
@@ -125,10 +121,10 @@ def compare_checkpoints(
 
 
 def _difference(a: Side, b: Side, name: str, value_a: Any, value_b: Any) -> Difference:
-    """How far two tensors are apart, where a window of it is none that takes for ever.
+    """The difference of two tensors; refuses a window whose comparison would take for ever.
 
     Raises:
-        StateMismatchError: It is.
+        StateMismatchError: It is such a window.
     """
     stored = max(side.bytes_of(name) for side in (a, b))
     try:
@@ -161,7 +157,7 @@ def _groups(a: Side, b: Side, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _positions(path: str) -> dict[str, int]:
-    """Where each leaf is in the order of the state."""
+    """The position of each leaf in the order of the state."""
     checkpoint = OpenCheckpoint(path)
     try:
         with checkpoint.reading():
@@ -173,7 +169,7 @@ def _positions(path: str) -> dict[str, int]:
 
 
 def _leaves(state: Any) -> Iterator[Any]:
-    """What a partial state holds, in its order."""
+    """Yields the leaves of a partial state, in its order."""
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, list | tuple | deque):
@@ -188,7 +184,7 @@ def _changed(name: str, a: Kind, b: Kind) -> dict[str, Any]:
 
 
 def _ties(a: Side, b: Side) -> list[dict[str, Any]]:
-    """Names that share their tensor with others in one checkpoint than in the other."""
+    """Names that share their tensor with other names in one checkpoint than in the other."""
     common = a.targets.keys() & b.targets.keys()
     tied_a, tied_b = _tied(a, common), _tied(b, common)
     return [
@@ -199,9 +195,10 @@ def _ties(a: Side, b: Side) -> list[dict[str, Any]]:
 
 
 def _tied(side: Side, names: set[str]) -> dict[str, list[str]]:
-    """Each name's companions: the other ones of these names that stand for the same tensor.
+    """For each name, the other names with the same tensor.
 
-    Which of tied names stores the tensor depends on the order of the state and is no difference.
+    It depends on the order of the state which of tied names stores the tensor; that is no
+    difference.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -223,5 +220,5 @@ def _values(a: Side, b: Side) -> list[dict[str, str]]:
 def _is_same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
-    # The literal tells nan from nothing else and 0.0 from -0.0, but orders a set at random.
+    # A literal equals itself for nan, and tells 0.0 from -0.0; but the order of a set is random.
     return bool(a == b) if isinstance(a, set | frozenset) else repr(a) == repr(b)

@@ -1,4 +1,4 @@
-"""`penstock convert SRC DST`: the checkpoint of another library, saved anew."""
+"""`penstock convert SRC DST`: converts a checkpoint of another library."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 )
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PLACE)
-@click.option("--from", "kind", type=click.Choice(KINDS), help="What SRC is. [looked at]")
+@click.option("--from", "kind", type=click.Choice(KINDS), help="Kind of SRC. [default: detected]")
 @click.option(
     "--trust",
     is_flag=True,
-    help="Unpickle whatever SRC holds, which runs what whoever wrote it has put there.",
+    help="Unpickle all of SRC, which runs any code that its author has put there.",
 )
-@click.option("--step", type=click.IntRange(min=0), help="To record in DST. [as SRC tells]")
+@click.option("--step", type=click.IntRange(min=0), help="Step to record. [default: that of SRC]")
 @click.option("--overwrite", is_flag=True, help="Replace a complete checkpoint DST.")
 @json_option
 def convert(
@@ -61,7 +61,7 @@ def convert(
     overwrite: bool,
     as_json: bool,
 ) -> int:
-    """Save the checkpoint SRC of another library anew, as DST.
+    """Convert the checkpoint SRC of another library to a Penstock checkpoint DST.
 
     SRC is a file of torch.save or Lightning, or a directory of PyTorch's Distributed Checkpoint,
     Lightning, DeepSpeed or accelerate. It is not changed.

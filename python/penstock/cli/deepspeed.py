@@ -1,4 +1,4 @@
-"""`penstock deepspeed`: runs a program whose DeepSpeed moves tensors by Penstock."""
+"""`penstock deepspeed`: runs a program with DeepSpeed's tensor I/O on Penstock."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _EXAMPLE = "penstock deepspeed -- deepspeed train.py --deepspeed_config config.j
     "--strict/--lenient",
     default=True,
     show_default=True,
-    help="Raise what goes wrong, or return what DeepSpeed's own ops would.",
+    help="Raise errors, or return what DeepSpeed's own ops would.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def deepspeed(strict: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND with DeepSpeed's ops async_io, gds and pin_memory replaced.
 
-    The program, and every one that it starts, moves its tensors by penstock.offload.
+    The program, and every one that it starts, moves its tensors with penstock.offload.
     """
     from penstock.integrations.deepspeed import environment
 

@@ -1,4 +1,4 @@
-"""`penstock demo`: a training run survives a kill in the middle of a save."""
+"""`penstock demo`: shows that a training run survives a kill in the middle of a save."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--steps", type=click.IntRange(min=6), help="Training steps, instead of as many as fit."
 )
-@click.option("--keep", is_flag=True, help="Leave the store for a closer look.")
+@click.option("--keep", is_flag=True, help="Keep the store for a closer look.")
 def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) -> int:
     """Train, kill a save in the middle, resume bit for bit.
 
@@ -51,12 +51,12 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
             "pip install 'penstock[torch]'",
             name="torch",
         )
-    # Starts rich and the demo's own modules only where they are needed.
+    # Imported here, as only this command needs rich and the demo's modules.
     from penstock.demo.narrator import ClaimError
     from penstock.demo.run import RunError
     from penstock.demo.story import Story
 
-    # Ended from outside, it tidies up as after Ctrl-C: the training process and the directory go.
+    # If ended from outside, it cleans up as after Ctrl-C: training process and directory.
     with endings.tidy(), _workplace(directory, keep) as place:
         try:
             Story(place, seconds, steps).tell()
@@ -70,7 +70,7 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
 
 @contextmanager
 def _workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
-    """A directory to work in, emptied and removed afterwards as far as it was made here."""
+    """A directory to work in; afterwards, everything made there is removed."""
     place, is_new = _make(directory)
     try:
         yield place
@@ -87,8 +87,8 @@ def _workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
 def _make(directory: Path | None) -> tuple[Path, bool]:
     """The directory, and whether it is new.
 
-    Not a system-wide temporary directory by default: that may be memory, and what is shown here
-    is about disks.
+    The default is not the system's temporary directory: that may be memory, and the demo is about
+    disks.
     """
     if directory is None:
         here = Path() if os.access(Path(), os.W_OK) else Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""`penstock diff A B`: where two checkpoints differ."""
+"""`penstock diff A B`: shows where two checkpoints differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROWS_MAX = 20
-"""Of each kind of difference."""
+"""Rows shown for each kind of difference."""
 
 JSON_KEYS = """\b
 JSON: a, b (paths), same, tensors_compared, bytes_compared,
@@ -58,7 +58,7 @@ def diff(a: str, b: str, lists_all: bool, as_json: bool) -> int:
     Tensors are compared bit for bit. Exits with 1 if the checkpoints differ in names, types,
     shapes, ties or content. Of each kind of difference the first are listed.
     """
-    # It takes NumPy, which the help of all does without.
+    # Imported here, as it imports NumPy, which helps do not need.
     from penstock.cli.compare import compare_checkpoints
 
     (path_a, note_a), (path_b, note_b) = checkpoint_at(a), checkpoint_at(b)
@@ -110,7 +110,7 @@ def _print_sides(
 
 
 def _print_first(rows: Table, count: int) -> None:
-    """Prints a table that has any rows, and how many it leaves out."""
+    """Prints a table, if it has rows, and how many were left out."""
     if not count:
         return
     out = console()

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine and a directory can do, and what is in the way."""
+"""`penstock doctor`: checks a machine and a directory, and how to improve them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ JSON: directory, ok, findings: a list of check, status ("ok", "warn",
 
 @click.command(epilog=example("penstock doctor /checkpoints", after=JSON_KEYS))
 @click.argument("directory", type=PLACE, default=".")
-@click.option("--no-measure", is_flag=True, help="Only look, in a second instead of twenty.")
+@click.option("--no-measure", is_flag=True, help="Only check, in a second instead of twenty.")
 @json_option
 def doctor(directory: str, no_measure: bool, as_json: bool) -> int:
-    """Look at this machine and at DIRECTORY before a run.
+    """Check this machine and DIRECTORY before a run.
 
-    DIRECTORY may be a URL of a bucket: then its store is asked what it does of what checkpoints
-    hang on, by small objects and a checkpoint of 256 MB, all of which are removed again.
+    DIRECTORY may be the URL of a bucket: then small objects and a checkpoint of 256 MB test whether
+    its store does what checkpoints need; all of them are removed again.
 
     Each finding is ok, a warning (slower or less safe than it could be) or a failure (saves fail or
-    are not durable), with what mends it. Exits with 1 if anything failed.
+    are not durable), with a remedy. Exits with 1 if anything failed.
     """
     from penstock.doctor import examine
 

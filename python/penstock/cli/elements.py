@@ -1,4 +1,4 @@
-"""Two tensors, arrays or byte strings, compared element by element, bit for bit."""
+"""Compares two tensors, arrays or byte strings element by element, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 CHUNK_BYTES = 16 << 20
-"""Data looked at in one go; comparing takes a few times as much beside it."""
+"""Bytes compared at a time; comparing them needs a few times as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a tensor is, apart from its content.
+    """Type and shape of a tensor.
 
     Attributes:
-        dtype: Its element type; with the kind of object where that is no tensor.
-        shape: Its dimensions.
+        dtype: Its element type; for arrays and byte strings with the kind of object.
+        shape: Its shape.
     """
 
     dtype: str
@@ -32,13 +32,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two tensors of one kind are apart.
+    """How two tensors of one kind differ.
 
     Attributes:
-        elements: How many each has.
-        differing: How many differ in at least one bit.
-        max_abs_difference: The greatest distance between two of them; None where elements are no
-            floating point or complex numbers; nan or inf where one of those comes out.
+        elements: The number of elements of each.
+        differing: Elements that differ in at least one bit.
+        max_abs_difference: The largest absolute difference of two elements; None if elements are
+            not floating-point or complex numbers; nan or inf if the difference is.
     """
 
     elements: int
@@ -58,17 +58,17 @@ def kind(value: Any) -> Kind:
 def difference(a: Any, b: Any, limit: int | None = None) -> Difference:
     """Compares two values of one kind, a bounded part of them at a time.
 
-    What is repeated in both, as of tensors that were expanded, is looked at once and counted as
-    often as it is there.
+    Dimensions that both repeat, as of expanded tensors, are compared once and counted as often as
+    they repeat.
 
     Args:
         a: One value.
         b: The other one.
-        limit: The most elements to look at; None for any number.
+        limit: The most elements to compare; None for any number.
 
     Raises:
-        ValueError: There are more: windows over few elements that have many without repeating them
-            in both in the same way, as no writer makes them.
+        ValueError: There are more: windows over few elements that do not repeat them in both in the
+            same way, as no writer makes them.
     """
     elements = math.prod(kind(a).shape)
     if not elements:
@@ -89,12 +89,12 @@ def difference(a: Any, b: Any, limit: int | None = None) -> Difference:
 
 
 def _plain(value: Any) -> Any:
-    """A tensor or array; byte strings are arrays of bytes."""
+    """A tensor or array; a byte string as an array of bytes."""
     return np.frombuffer(value, np.uint8) if isinstance(value, bytes | bytearray) else value
 
 
 def _once(a: Any, b: Any) -> tuple[Any, Any, int]:
-    """The two without the dimensions that both repeat, and how often what is left is there."""
+    """The values without the dimensions that both repeat, and the number of repetitions."""
     repeats = 1
     for dim, size in enumerate(a.shape):
         if size > 1 and _stride(a, dim) == 0 == _stride(b, dim):
@@ -113,7 +113,7 @@ def _item_bytes(value: Any) -> int:
 
 
 def _parts(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """The two in parts of bounded size, in the order of their elements, never copied whole."""
+    """Splits both into parts of bounded size, in the order of their elements, without copies."""
     shape = tuple(a.shape)
     if math.prod(shape) * _item_bytes(a) <= CHUNK_BYTES:
         yield a, b
@@ -127,23 +127,23 @@ def _parts(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _raw(value: Any) -> Bytes:
-    """The bytes of all elements, in row-major order; no copy of what is contiguous."""
+    """The bytes of all elements, in row-major order; contiguous memory is not copied."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     import torch
 
     if not value.is_contiguous():
-        # PyTorch copies no int4 and its like, but numbers of their size.
+        # PyTorch cannot copy int4 and similar types, but integers of their size.
         same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         value = value.view(same_size.get(value.itemsize, value.dtype))
-    # Not a reshape: it would keep a stride other than one where there is a single element.
+    # `reshape` would keep a stride other than one for a single element.
     flat = value.contiguous().as_strided((value.numel(),), (1,))
     raw: Bytes = flat.view(torch.uint8).numpy()
     return raw
 
 
 def _distance(a: Any, b: Any, where: np.ndarray[Any, Any]) -> float | None:
-    """The greatest distance of the elements at these flat indices; None if they have none."""
+    """The largest absolute difference of elements at flat indices; None if they have none."""
     if isinstance(a, np.ndarray):
         if a.dtype.kind not in "fc":
             return None
@@ -160,13 +160,13 @@ def _distance(a: Any, b: Any, where: np.ndarray[Any, Any]) -> float | None:
     try:
         a, b = (value.reshape(-1)[index].to(wide_dtype) for value in (a, b))
     except RuntimeError:
-        # Types that PyTorch stores but cannot convert, such as packed 4-bit floats.
+        # PyTorch stores some types without converting them, such as packed 4-bit floats.
         return None
     return float((a - b).abs().max())
 
 
 def _greater(a: float | None, b: float | None) -> float | None:
-    """The greater one; None gives way, and nan does not."""
+    """The larger one; a number replaces None, and nan counts as largest."""
     if a is None or b is None:
         return b if a is None else a
     return a if math.isnan(a) or a > b else b

@@ -1,4 +1,4 @@
-"""How a command that leaves nothing behind is ended early."""
+"""Signals that end a command early: cleans up after them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def tidy() -> Iterator[None]:
-    """Has whatever ends a command do what Ctrl-C does.
+    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does, so that it cleans up.
 
-    CI jobs and launchers send SIGTERM, a terminal that is lost SIGHUP. What was told to be ignored,
-    as nohup does, still is.
+    CI jobs and launchers send SIGTERM, a closed terminal SIGHUP. Signals that are ignored, as under
+    nohup, stay ignored.
     """
     with _handled(
         {
@@ -31,7 +31,7 @@ def tidy() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Has nothing of that break off what tidies up."""
+    """Ignores these signals and Ctrl-C, so that they do not interrupt the cleanup."""
     with _handled(dict.fromkeys((signal.SIGINT, *_FROM_OUTSIDE), signal.SIG_IGN)):
         yield
 

@@ -1,16 +1,16 @@
-"""The example that the help of every command ends with."""
+"""Examples at the end of every command's help."""
 
 from __future__ import annotations
 
 
 def example(*lines: str, after: str = "") -> str:
-    """What a help ends with.
+    """The end of a help text.
 
     Args:
         lines: Command lines, as they are typed.
-        after: What comes before them.
+        after: Text to put before them.
     """
     heading = "Example:" if len(lines) == 1 else "Examples:"
-    # The mark of a paragraph that click leaves as it is.
+    # \b marks a paragraph that click does not wrap.
     shown = "\n".join(["\b", heading, *(f"  {line}" for line in lines)])
     return f"{after.rstrip()}\n\n{shown}" if after else shown

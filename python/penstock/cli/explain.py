@@ -1,4 +1,4 @@
-"""`penstock verify PATH --explain`: which tensors of a damaged checkpoint are still intact."""
+"""`penstock verify PATH --explain`: shows which tensors of a damaged checkpoint are intact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANKS_NAMED_MAX = 8
 
 
 def as_json(explained: penstock.Explanation) -> dict[str, Any]:
-    """The result for programs."""
+    """The result as a dictionary, for JSON."""
     return {
         "path": explained.path,
         "ok": explained.ok,
@@ -57,7 +57,7 @@ def _sum(tensors: Sequence[penstock.TensorFate]) -> dict[str, int]:
 
 
 def show(explained: penstock.Explanation) -> None:
-    """Prints the result for people."""
+    """Prints the result as tables."""
     out = console()
     names = _names(explained)
     summary = summary_table(("path", explained.path))
@@ -103,7 +103,7 @@ def _names(explained: penstock.Explanation) -> FileNames:
 
 
 def _lost(ranks: Sequence[int]) -> str:
-    """The ranks whose parts are lost, for people."""
+    """Names the ranks whose parts are lost."""
     named = ", ".join(map(str, ranks[:_RANKS_NAMED_MAX]))
     rest = len(ranks) - _RANKS_NAMED_MAX
     more = f" and {rest} more" if rest > 0 else ""
@@ -111,7 +111,7 @@ def _lost(ranks: Sequence[int]) -> str:
 
 
 def _print_ranks(explained: penstock.Explanation) -> None:
-    """How much of each rank's own is left, and of what all share; of ranks, those that lost any."""
+    """Prints the tensors left of each rank that lost some, and of those shared by all."""
     counts: dict[int | None, Counter[str]] = {None: Counter()}
     for fate in explained.tensors:
         of = counts.setdefault(fate.rank, Counter())
@@ -156,7 +156,7 @@ def _print_problems(explained: penstock.Explanation, names: FileNames) -> None:
 def _print_hit(explained: penstock.Explanation, names: FileNames) -> None:
     out = console()
     if explained.hit:
-        # Of many ranks it takes more than the files to tell what hit a tensor that they share.
+        # With many ranks the file names do not show why a tensor that they share is damaged.
         is_many = explained.world_size > 1
         further = ["of", "why"] if is_many else []
         columns = ("hit", "dtype", "size", *further)

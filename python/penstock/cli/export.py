@@ -1,4 +1,4 @@
-"""`penstock export PATH [OUT]`: a checkpoint's model as a directory that others load."""
+"""`penstock export PATH [OUT]`: exports a checkpoint's model as a directory that others load."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
 )
 @click.argument("path", type=PLACE)
 @click.argument("out", type=PATH, required=False)
-@click.option("--group", help="The group to export, as it was called when it was saved.")
-@click.option("--key", help="Dotted name of what is exported, where it was saved as no group.")
+@click.option("--group", help="Name of the group to export, as saved.")
+@click.option("--key", help="Dotted name of the model, if it was not saved as a group.")
 @click.option(
     "--dtype",
     type=click.Choice(["float16", "bfloat16", "float32", "float64"]),
@@ -50,19 +50,19 @@ JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
 @click.option(
     "--unfuse/--keep-fused",
     default=None,
-    help="Take apart what transformers fuses (experts); by default where config.json tells so.",
+    help="Split tensors that transformers fuses (experts). [default: if config.json says so]",
 )
 @click.option(
     "--files",
     type=PATH,
-    help="Directory with config.json, tokenizer and the like; by default those that were saved.",
+    help="Directory with config.json, tokenizer and the like. [default: those saved with it]",
 )
 @click.option(
     "--hard-link",
     is_flag=True,
-    help="Give the checkpoint's files a second name instead of copying them.",
+    help="Hard-link the checkpoint's files instead of copying them.",
 )
-@click.option("--no-check", is_flag=True, help="Compare no names with the model of config.json.")
+@click.option("--no-check", is_flag=True, help="Do not compare names with config.json's model.")
 @json_option
 def export(
     path: str,
@@ -76,11 +76,10 @@ def export(
     no_check: bool,
     as_json: bool,
 ) -> int:
-    """Make a directory of the model in PATH that from_pretrained and others load.
+    """Export the model in PATH as a directory that from_pretrained and others load.
 
-    PATH is a checkpoint, or a store: then its newest complete step. OUT appears whole or not at
-    all. Without it, the index and the files that were saved beside the shards are put in their
-    places in PATH again.
+    PATH is a checkpoint, or a store: then its newest complete step. OUT appears complete or not at
+    all. Without OUT, the index and the files saved with the checkpoint are put back into PATH.
     """
     if group is not None and key is not None:
         raise click.UsageError("--group and --key: give one of them")

@@ -1,7 +1,7 @@
-"""Tensors whose names differ in numbers alone, in one line: layers, experts, parameters.
+"""Folds tensors whose names differ only in numbers into one line: layers, experts, parameters.
 
-A line is read as a shell reads it: ``model.layers.{0..31}.mlp.weight`` stands for 32 names, and
-``{0..93..3}`` for every third number. Of many numbers without a rule some are left out: ``...``.
+A line uses the shell's notation: ``model.layers.{0..31}.mlp.weight`` stands for 32 names, and
+``{0..93..3}`` for every third number. Long lists of irregular numbers are shortened: ``...``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
 _LISTED_MAX = 6
-"""Of numbers without a rule."""
+"""Most irregular numbers in a list."""
 
 _DIGITS_MAX = 18
-"""What a layer has at most; longer ones may come from anywhere, and are text."""
+"""Most digits of a number; longer ones are taken for text, as no layer has such a number."""
 
 _Part: TypeAlias = "str | tuple[int, ...]"
 
@@ -24,8 +24,8 @@ class Folded(NamedTuple):
     """A line.
 
     Attributes:
-        name: What stands for all names.
-        indices: Which of the tensors, by their place in the list.
+        name: The notation for all its names.
+        indices: Indices of its tensors in the input.
     """
 
     name: str
@@ -39,16 +39,16 @@ class _Line(NamedTuple):
 
 
 def fold(named: Iterable[tuple[str, Hashable]]) -> list[Folded]:
-    """Lines for tensors, in the order of the first of each.
+    """Folds tensors into lines, in the order of the first tensor of each.
 
     Args:
-        named: The name of each, and what has to be equal for two to be in one line.
+        named: The name of each tensor, and a value that must be equal for tensors of one line.
     """
     lines = [
         _Line(tuple(map(_part, name.split("."))), kind, [index])
         for index, (name, kind) in enumerate(named)
     ]
-    # From the last number to the first, so that experts are together before layers are.
+    # From the last number to the first: folds experts before layers.
     for back in range(1, 1 + max((len(line.parts) for line in lines), default=0)):
         together: dict[Hashable, list[_Line]] = {}
         for line in lines:
@@ -58,13 +58,13 @@ def fold(named: Iterable[tuple[str, Hashable]]) -> list[Folded]:
 
 
 def _part(text: str) -> _Part:
-    # Leading zeros are part of a name.
+    # Leading zeros make it a name, not a number.
     is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
     return (int(text),) if is_number and text == str(int(text)) else text
 
 
 def _without(line: _Line, back: int) -> Hashable:
-    """What lines have in common that differ in the number in this place from the end, if any."""
+    """The key by which lines are folded: all but the number at this place from the end, if any."""
     at = len(line.parts) - back
     if at < 0 or isinstance(line.parts[at], str):
         return line.parts, line.kind

@@ -1,4 +1,4 @@
-"""`penstock generate MODEL`: text by a model whose weights need not fit into memory."""
+"""`penstock generate MODEL`: generates text with a model that need not fit into memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     _Ids = click.ParamType[list[int]]
 else:
-    # Generic for the type checker only: older releases of click are not.
+    # `ParamType` is generic for the type checker only: older releases of click lack it.
     _Ids = click.ParamType
 
 JSON_KEYS = """\b
-JSON: model, memory_bytes, prompt_ids, ids (those that came), text (null
-without a tokenizer), seconds, stream_seconds (to make the model),
+JSON: model, memory_bytes, prompt_ids, ids (generated), text (null without
+a tokenizer), seconds, stream_seconds (to make the model),
 first_token_seconds, tokens_per_second, and
-  report: what penstock.offload.report tells, with roofline_seconds and
+  report: the result of penstock.offload.report, with roofline_seconds and
     of_roofline.
 """
 
 
 class _TokenIds(_Ids):
-    """Numbers of tokens, with commas."""
+    """Token numbers, separated by commas."""
 
     name = "ids"
 
@@ -55,16 +55,27 @@ class _TokenIds(_Ids):
 )
 @click.argument("model", type=PATH)
 @click.option(
-    "--memory", "memory_bytes", type=BYTE_COUNT, required=True, help="For weights: 4GB, 512MiB."
+    "--memory",
+    "memory_bytes",
+    type=BYTE_COUNT,
+    required=True,
+    help="Memory for weights: 4GB, 512MiB.",
 )
-@click.option("--prompt", help="What the text goes on from.")
-@click.option("--prompt-ids", type=_TokenIds(), help="The same as numbers of tokens: 1,2,3.")
+@click.option("--prompt", help="Text to continue.")
+@click.option("--prompt-ids", type=_TokenIds(), help="Tokens to continue, by number: 1,2,3.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
-    "--temperature", type=Finite(min=0), default=0.0, help="Draw tokens; 0, the likeliest."
+    "--temperature",
+    type=Finite(min=0),
+    default=0.0,
+    help="Temperature of random draws; 0 takes the likeliest token.",
 )
-@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Draw from the likeliest.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of what is drawn.")
+@click.option(
+    "--top-p",
+    type=Finite(0, 1, min_open=True),
+    help="Draw from the likeliest tokens of this probability.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of random draws.")
 @json_option
 def generate(
     model: Path,
@@ -77,10 +88,10 @@ def generate(
     seed: int | None,
     as_json: bool,
 ) -> int:
-    """Go on from a prompt by MODEL, of whose weights --memory is held.
+    """Generate text with MODEL, holding --memory bytes of its weights.
 
-    MODEL is a directory as save_pretrained of transformers makes it. Its weights are read while it
-    computes; nothing is written. Tokens are shown as they come, then what it took.
+    MODEL is a directory written by save_pretrained of transformers. Its weights are read while it
+    computes; nothing is written. Tokens are printed as they come, then the times.
     """
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("either --prompt or --prompt-ids says what to go on from")
@@ -101,7 +112,7 @@ def generate(
     import torch
     import transformers
 
-    # What it has to say of settings is nothing that the user could change.
+    # Its warnings concern settings that the user of this command cannot change.
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     tokenizer = None if prompt is None else _tokenizer(model)
     ids: list[int] = (prompt_ids if tokenizer is None else tokenizer(prompt)["input_ids"]) or []
@@ -125,14 +136,14 @@ def generate(
                 **how,
             )[0].tolist()
     except IndexError as error:
-        # It looks positions up, in a table that has no more.
+        # The model looks positions up in a table that is too short.
         count = getattr(config, "max_position_embeddings", None)
         if count is None or len(ids) + max_new_tokens <= count:
             raise
         raise click.ClickException(
             f"the model has {count} positions: ask for fewer --max-new-tokens"
         ) from error
-    # One with an encoder does not go on from the prompt, but from a token of its own.
+    # A model with an encoder does not continue the prompt, but a start token of its own.
     made_ids = generated[1 if streamed.config.is_encoder_decoder else len(ids) :]
     seconds = time.perf_counter() - asked
     report = offload.report(streamed)
@@ -170,23 +181,19 @@ def _print(report: StreamReport, tokens: int, figures: dict[str, float]) -> None
 
 
 def _plain(error: Exception) -> click.ClickException:
-    """An error of a call as one of the command, in one line."""
+    """A one-line error of the command for an error of a call."""
     text = " ".join(str(error).split()).replace("memory_bytes=", "--memory ")
     return click.ClickException(escaped(text))
 
 
 def _tokenizer(model: Path) -> Any:
-    """The tokenizer of a model.
-
-    Raises:
-        ClickException: There is none.
-    """
+    """The tokenizer of a model; raises `ClickException` if there is none."""
     import transformers
 
     try:
         found = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     except Exception as error:
-        # Whatever is not there, transformers says in many ways.
+        # Transformers raises many kinds of errors for missing files.
         raise click.ClickException(
             f"{model}: there is no tokenizer that transformers can load: name what to go on from"
             f" by --prompt-ids ({type(error).__name__})"
@@ -205,17 +212,17 @@ def _check_ids(ids: list[int], vocabulary: int) -> None:
 
 
 def _streamer(tokenizer: Any, *, is_quiet: bool) -> Any:
-    """What `generate` hands each token to."""
+    """The streamer that `generate` calls with each token."""
     from transformers.generation.streamers import BaseStreamer, TextStreamer
 
     class Timed:
-        """Knows when the first token came, behind the prompt."""
+        """Records when the first token after the prompt came."""
 
         first_at = 0.0
         has_prompt = False
 
         def note(self) -> bool:
-            """Whether it is a token, and not the prompt."""
+            """Whether this call has a token; the first call has the prompt."""
             if not self.has_prompt:
                 self.has_prompt = True
                 return False

@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported when one of them is asked for."""
+"""`LazyGroup`: groups of commands whose modules are imported when they are run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class LazyGroup(click.Group):
     """Lists its commands without importing them, and imports the one that is run.
 
     The command ``name`` is the function of that name in the module of that name, both with the
-    prefix in front and with underscores, and one at the end where ``name`` is a keyword.
+    prefix and with underscores, and with one more at the end if ``name`` is a keyword.
 
     Args:
-        arguments: Those of a group.
+        arguments: Arguments of `click.Group`.
         helps: The first sentence of each command's help, by its name.
         package: The package of the modules.
-        prefix: The start of the names of modules and functions.
-        apart: Commands of another distribution: by the name of each, the package that it is in
-            under its own name, and the extra that installs it.
-        options: Those of a group.
+        prefix: Prefix of the names of modules and functions.
+        apart: Commands of another distribution, by name: the package that has the command under its
+            own name, and the extra that installs it.
+        options: Options of `click.Group`.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class LazyGroup(click.Group):
         self._apart = apart or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the alphabet."""
+        """Names of the commands, sorted."""
         return sorted(self._helps)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported; None if there is none."""
+        """Imports and returns the command of a name; None for unknown names."""
         if cmd_name not in self._helps:
             return None
         if cmd_name in self._apart:
@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list with whole sentences; click would cut the longer ones short."""
+        """Writes the list with whole sentences, which click would shorten."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._helps.items()))
 

@@ -1,4 +1,4 @@
-"""`penstock import DIRECTORY PATH`: a checkpoint around safetensors files that are there."""
+"""`penstock import DIRECTORY PATH`: makes a checkpoint of existing safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 JSON_KEYS = """\b
 JSON: path (of the checkpoint), checkpoint_id, tensors, linked_bytes (of files
-  that got a second name), bytes (written), seconds.
+  that were linked), bytes (written), seconds.
 """
 
 
@@ -26,10 +26,10 @@ JSON: path (of the checkpoint), checkpoint_id, tensors, linked_bytes (of files
 @click.option("--step", type=int, help="The training step to record.")
 @json_option
 def import_(directory: Path, path: Path, key: str, step: int | None, as_json: bool) -> int:
-    """Make the checkpoint PATH of the safetensors files in DIRECTORY, by links.
+    """Make a checkpoint PATH that links the safetensors files in DIRECTORY.
 
-    They are read once, for their digests. A file that somebody changes in place is damaged in
-    the checkpoint too.
+    The files are read once, for their digests. Changing a file in place damages the checkpoint,
+    too.
     """
     if not key:
         raise click.UsageError("--key: it must be the name that the state has the tensors under")

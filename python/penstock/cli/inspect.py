@@ -1,4 +1,4 @@
-"""`penstock inspect PATH`: what is in a checkpoint."""
+"""`penstock inspect PATH`: shows what is in a checkpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
     help=f"Rows of each table at most; 0 for all. [default: {ROWS_MAX}; with --all or --json all]",
 )
 @click.option("--all", "lists_all", is_flag=True, help="A line for each tensor, and all of them.")
-@click.option("--values", "with_values", is_flag=True, help="Also the plain leaves.")
+@click.option("--values", "with_values", is_flag=True, help="Also show the plain leaves.")
 @json_option
 def inspect(
     path: str,
@@ -77,7 +77,7 @@ def inspect(
 ) -> int:
     """Show what is in the checkpoint PATH; of a store, in its newest complete step.
 
-    No tensor data is read. Tensors of one kind whose names differ in numbers alone are one line:
+    No tensor data is read. Tensors of one kind whose names differ only in numbers share a line:
     layers.{0..31}.weight stands for 32.
     """
     checkpoint, note = checkpoint_at(path)
@@ -98,8 +98,8 @@ def inspect(
 def _select(
     info: penstock.CheckpointInfo, values: dict[str, Any] | None, keys: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Everything to show, restricted to the names asked for."""
-    # It takes NumPy, which the help of all does without.
+    """Everything to show, restricted to the requested names."""
+    # Imported here, as it imports NumPy, which helps do not need.
     from penstock.checkpoint.state.names import matcher
 
     matchers = [matcher(key) for key in keys]
@@ -187,7 +187,7 @@ def _writer(result: dict[str, Any]) -> str:
 
 
 def _holders(tensor: dict[str, Any]) -> str:
-    """Whose a tensor is that one of many ranks has saved."""
+    """The rank that owns a tensor, or the number of its pieces, in checkpoints of many ranks."""
     if tensor["rank"] is not None:
         return f"rank {tensor['rank']}"
     count = len(tensor["pieces"])
@@ -195,7 +195,7 @@ def _holders(tensor: dict[str, Any]) -> str:
 
 
 def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is to be said of a checkpoint that was salvaged."""
+    """Rows for a salvaged checkpoint; none for others."""
     if not result["partial"]:
         return []
     proof = "nothing vouches for its contents" if result["unverified"] else "every tensor intact"

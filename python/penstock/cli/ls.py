@@ -1,4 +1,4 @@
-"""`penstock ls ROOT`: the steps of a store."""
+"""`penstock ls ROOT`: lists the steps of a store."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _is_loadable(row: dict[str, Any]) -> bool:
 
 
 def _remarks(row: dict[str, Any], *, is_newest: bool) -> str:
-    """What is to be known of a step beside its state."""
+    """Remarks about a step beside its state."""
     remarks = ["newest"] if is_newest else []
     if row["protected"]:
         remarks.append("protected")
@@ -143,7 +143,7 @@ def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> di
         except penstock.FormatVersionError as error:
             state, reason = "newer", str(error)
         except penstock.PenstockError as error:
-            # The scan looks at manifest and file sizes, this at every part as well.
+            # The scan checks manifest and file sizes, `inspect` every part as well.
             state, reason = "damaged", str(error)
     return {
         "step": info.step,
@@ -163,10 +163,10 @@ def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> di
 
 def _bytes_within(path: str) -> int:
     total = 0
-    # Who may not look into it is told so by its state.
+    # If the directory may not be read, its state says so.
     with contextlib.suppress(OSError):
         for name in _native.list_names(path):
-            # A save that is running, or a sweep, may remove a file between the two calls.
+            # A running save, or a sweep, may remove a file between the two calls.
             found = _native.look(os.path.join(path, name))
             total += 0 if found is None else found[1]
     return total

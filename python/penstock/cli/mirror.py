@@ -1,4 +1,4 @@
-"""`penstock mirror ROOT URL`: steps of a store, copied to a bucket."""
+"""`penstock mirror ROOT URL`: copies steps of a store to a bucket."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ JSON: root, url, ok, sent_bytes, steps: a list of
 @click.option(
     "--every", type=click.IntRange(min=1), default=1, help="Only steps that are multiples of this."
 )
-@click.option("--rate", type=RATE, help="Send no more in a second, as in 200MB.")
+@click.option("--rate", type=RATE, help="Most bytes to send per second, as in 200MB.")
 @click.option(
     "--connections",
     type=click.IntRange(1, 256),
     default=24,
     show_default=True,
-    help="Requests at a time.",
+    help="Concurrent requests.",
 )
-@click.option("--list", "lists", is_flag=True, help="Send nothing; tell what is where.")
+@click.option("--list", "lists", is_flag=True, help="Send nothing; list where each step is.")
 @json_option
 def mirror(
     root: str, url: str, every: int, rate: int | None, connections: int, lists: bool, as_json: bool
 ) -> int:
-    """Copy the complete steps of the store ROOT to URL in a bucket, as far as they are not there.
+    """Copy complete steps of the store ROOT to URL, a bucket that lacks them.
 
-    The newest step goes first. A copy that was interrupted goes on where it stopped, and nothing is
-    ever deleted or replaced at URL. Exits with 1 if a step could not be copied.
+    The newest step goes first. An interrupted copy resumes where it stopped, and nothing is ever
+    deleted or replaced at URL. Exits with 1 if a step could not be copied.
     """
     if rate == 0:
         raise click.BadParameter("must be more than 0", param_hint="--rate")
@@ -67,7 +67,7 @@ def mirror(
         wanted = penstock.Mirror(url, every=every, bytes_per_second=rate, connections=connections)
     except penstock.UnsupportedPathError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
-    # It imports NumPy, which a command that only helps does without.
+    # Imported here, as it imports NumPy, which helps do not need.
     from penstock.checkpoint.mirroring.copy_step import compared
 
     found = compared(store.root, wanted)
@@ -98,7 +98,7 @@ def _row(copies: StepCopies) -> dict[str, Any]:
 
 
 def _copy(root: str, wanted: penstock.Mirror, row: dict[str, Any], update: Progress) -> None:
-    """Copies a step, if it is one to copy."""
+    """Copies a step, if it is complete and due."""
     if row["here"] != "complete" or not wanted.is_due(row["step"]):
         row["result"] = "there" if row["there"] == "complete" else "not here"
         return

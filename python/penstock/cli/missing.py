@@ -1,4 +1,4 @@
-"""The table of what could not be salvaged."""
+"""The table of tensors that could not be salvaged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def missing_table(
     missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
 ) -> Table:
-    """Makes a table of tensors that could not be salvaged, with their rank where many saved.
+    """Makes a table of tensors that could not be salvaged; with their ranks if many ranks saved.
 
     Args:
-        missing: A row each.
-        shown: What is shown of a reason.
+        missing: The tensors, one for each row.
+        shown: Shortens a reason.
     """
     missing = list(missing)
     is_many = any(entry.rank is not None for entry in missing)

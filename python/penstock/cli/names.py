@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def names_of(
     known: Mapping[str, str],
 ) -> Callable[[click.Context, click.Parameter, str | None], list[str] | None]:
-    """A callback for names with commas, each once and one of those that are known.
+    """A callback that parses names separated by commas, each one of the known names.
 
     Args:
-        known: What each is, in words; nothing where its name says it.
+        known: A description of each name; empty if the name says it.
     """
 
     def parsed(_: click.Context, __: click.Parameter, text: str | None) -> list[str] | None:

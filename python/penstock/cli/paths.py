@@ -1,4 +1,4 @@
-"""What a path on the command line means: a checkpoint, or a store of them."""
+"""Resolves a path on the command line to a checkpoint or a store."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def is_store(path: str) -> bool:
 
 
 def check_directory(path: str) -> None:
-    """Says of what is no directory, or none that can be looked into, what it is.
+    """Raises, with a description of the path, unless it is a directory that can be read.
 
     Raises:
         CheckpointNotFoundError: It is no directory.
-        StorageError: The system does not let it be looked at.
+        StorageError: The system denies access.
     """
     found = _native.look(path)
     if found is None:
@@ -48,7 +48,7 @@ def check_directory(path: str) -> None:
     if what is None:
         text = ": there is no such directory; check the path"
     else:
-        # Of a file of others, what reads it.
+        # For a file of another format, says what reads it.
         told = foreign.describe(path)
         what_else = f": this is {what}, and checkpoints and stores are directories"
         text = what_else if told is None else f" {told}"
@@ -56,14 +56,14 @@ def check_directory(path: str) -> None:
 
 
 def checkpoint_at(path: str) -> tuple[str, str | None]:
-    """The checkpoint that a path stands for: itself, or a store's newest complete one.
+    """The checkpoint at a path: the path itself, or a store's newest complete step.
 
     Returns:
-        Its path, and a note where it is another one than was given.
+        The checkpoint's path, and a note if it is not the given one.
 
     Raises:
         CheckpointNotFoundError: There is no directory, or a store without a complete step.
-        StorageError: The system does not let it be looked at.
+        StorageError: The system denies access.
     """
     check_directory(path)
     if not is_store(path):
@@ -85,7 +85,7 @@ def store_at(path: str) -> penstock.CheckpointStore:
 
     Raises:
         CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
-        StorageError: The system does not let it be looked at.
+        StorageError: The system denies access.
     """
     check_directory(path)
     if is_there(os.path.join(path, _native.MANIFEST)):

@@ -1,4 +1,4 @@
-"""`penstock salvage PATH OUT`: the intact tensors of a damaged checkpoint, in a new one."""
+"""`penstock salvage PATH OUT`: saves the intact tensors of a damaged checkpoint to a new one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
 @click.option(
     "--unverified",
     is_flag=True,
-    help="Where manifest or parts are lost, take over what nothing vouches for.",
+    help="If the manifest or parts are lost, also save tensors that no digest verifies.",
 )
 @json_option
 def salvage(path: str, out: str, unverified: bool, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`penstock scrub ROOT`: steps read back before somebody needs them."""
+"""`penstock scrub ROOT`: reads steps back before they are needed."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ JSON: root, ok, bytes_checked, seconds, steps: a list of
     epilog=example("penstock scrub /checkpoints --rate 200MB --max-age 7d", after=JSON_KEYS)
 )
 @click.argument("root", type=PLACE)
-@click.option("--rate", type=RATE, help="Read no more in a second, as in 200MB.")
+@click.option("--rate", type=RATE, help="Most bytes to read per second, as in 200MB.")
 @click.option(
     "--max-age",
     type=AGE,
     default="7d",
     show_default=True,
-    help="Leave alone what was read back more recently, as in 12h or 7d; 0 reads all.",
+    help="Skip steps read back more recently than this, as in 12h or 7d; 0 reads all.",
 )
 @json_option
 def scrub(root: str, rate: int | None, max_age: int, as_json: bool) -> int:
-    """Read back the steps of the store ROOT that were not read for long.
+    """Read back steps of the store ROOT that were not read recently.
 
-    Steps that were never read come first, then those that were read longest ago. A scrub that is
-    stopped goes on where it was. Exits with 1 if a step is damaged or cannot be read.
+    Steps that were never read come first, then those read longest ago. A scrub that was stopped
+    resumes where it was. Exits with 1 if a step is damaged or cannot be read.
     """
     if rate == 0:
         raise click.BadParameter("must be more than 0", param_hint="--rate")

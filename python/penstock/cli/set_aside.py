@@ -1,4 +1,4 @@
-"""`penstock set-aside ROOT STEP`: a damaged step, out of the way and kept for salvage."""
+"""`penstock set-aside ROOT STEP`: moves a damaged step out of the way, kept for salvage."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ JSON: root, step, path (where the step is now).
 def set_aside(root: str, step: int, as_json: bool) -> int:
     """Set the damaged step STEP of the store ROOT aside.
 
-    It is renamed within the store: loads, saves and sweeps pass over it, and penstock salvage takes
-    it by its new path. Only a step that is known to be damaged goes: penstock verify ROOT and
-    penstock scrub ROOT read steps and remember what they find.
+    It is renamed within the store: loads, saves and sweeps ignore it, and penstock salvage takes
+    its new path. Only a step known to be damaged can be set aside: penstock verify ROOT and
+    penstock scrub ROOT read steps and record what they find.
     """
     store = store_at(root)
     path = store.set_aside(step)

@@ -1,4 +1,4 @@
-"""`penstock sweep ROOT`: what dead saves left behind, removed."""
+"""`penstock sweep ROOT`: removes leftovers of killed saves."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
 
 @click.command(epilog=example("penstock sweep /checkpoints --dry-run", after=JSON_KEYS))
 @click.argument("root", type=PLACE)
-@click.option("--dry-run", is_flag=True, help="Remove nothing; only tell.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; only list.")
 @click.option(
     "--min-age",
     type=AGE,
-    help="In a bucket, what is younger stays, such as 6h; a day if not given, 15min at least.",
+    help="In a bucket, keep files younger than this, as in 6h; at least 15min. [default: a day]",
 )
 @json_option
 def sweep(root: str, dry_run: bool, min_age: int | None, as_json: bool) -> int:
-    """Remove what saves that died left behind in the store ROOT.
+    """Remove the leftovers of killed saves from the store ROOT.
 
-    A save that is running, complete and damaged checkpoints, and files that Penstock did not
-    write are left alone.
+    Running saves, complete and damaged checkpoints, and files that Penstock did not write are left
+    alone.
     """
     store = store_at(root)
     swept = store.sweep(dry_run=dry_run, min_age_seconds=min_age)

@@ -12,10 +12,10 @@ from penstock.cli.group import LazyGroup
     cls=LazyGroup,
     prefix="trace_",
     helps={
-        "merge": "Write the traces FILES of several processes to OUTPUT, to be looked at together.",
-        "summary": "Tell where the time went in FILES, one of each process.",
+        "merge": "Merge the traces FILES of several processes into OUTPUT, to view them together.",
+        "summary": "Show where the time went in FILES, one per process.",
     },
     epilog=example("penstock trace summary trace.json"),
 )
 def trace() -> None:
-    """Sum up traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file)."""
+    """Summarize traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file)."""

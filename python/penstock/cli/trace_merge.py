@@ -1,4 +1,4 @@
-"""`penstock trace merge`: the traces of several processes in one file."""
+"""`penstock trace merge`: merges the traces of several processes into one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("output", type=PATH)
 @click.argument("files", type=PATH, nargs=-1, required=True)
 def trace_merge(output: Path, files: tuple[Path, ...]) -> int:
-    """Write the traces FILES of several processes to OUTPUT, to be looked at together.
+    """Merge the traces FILES of several processes into OUTPUT, to view them together.
 
     Times are those of each machine's clock.
     """

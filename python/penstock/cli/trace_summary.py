@@ -1,4 +1,4 @@
-"""`penstock trace summary`: where the time of traced saves and loads went."""
+"""`penstock trace summary`: shows where the time of traced saves and loads went."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOMENTS = 20
 _SLOWEST = 5
 _TAIL_REQUESTS_MIN = 1000
-"""For a 99th percentile: ten requests lie beyond it, as in what benchmarks show."""
+"""Least requests for a 99th percentile: ten are beyond it, as in the benchmarks' tables."""
 
 
 @click.command(
@@ -33,11 +33,11 @@ _TAIL_REQUESTS_MIN = 1000
 @click.argument("files", type=PATH, nargs=-1, required=True)
 @json_option
 def trace_summary(files: tuple[Path, ...], as_json: bool) -> int:
-    """Tell where the time went in FILES, one of each process.
+    """Show where the time went in FILES, one per process.
 
-    Of several, a line of each. Of one, what was called, and in which phases; what threads did;
-    requests by size; the slowest ones; what the process read and wrote over time. JSON: traces, a
-    list with the same of all.
+    For several files it prints a line of each. For one it prints the calls and their phases, the
+    threads' work, the requests by size, the slowest requests, and the bytes read and written over
+    time. JSON: traces, a list with the same for each file.
     """
     traces = [(file, recorded.read(file)) for file in files]
     if as_json:
@@ -164,7 +164,7 @@ def _print_requests(out: Console, one: Trace) -> None:
 
 
 def _short_number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """A number with three digits, or all digits before the decimal point."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -173,7 +173,7 @@ def _operation(request: Request) -> str:
 
 
 def _short(file: str) -> str:
-    """The name of a file of a checkpoint without the attempt in it, which tells nobody anything."""
+    """The name of a checkpoint's file without the attempt's id, which means nothing to a reader."""
     parts = file.split(".")
     return ".".join([parts[0], *parts[2:]]) if len(parts) > 2 else file
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     _Type = click.ParamType[int]
 else:
-    # Generic for the type checker only: older releases of click are not.
+    # `ParamType` is generic for the type checker only: older releases of click lack it.
     _Type = click.ParamType
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)(?:/s)?")
@@ -29,7 +29,7 @@ SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 8
 
 
 class _Quantity(_Type):
-    """A number with one of some units."""
+    """A number with an optional unit."""
 
     def __init__(self, name: str, units: Mapping[str, int]) -> None:
         self.name = name
@@ -54,12 +54,12 @@ AGE = _Quantity("age", SECONDS)
 
 
 class Size(_Type):
-    """Bytes as benchmarks write them: ``4096``, ``4K``, ``1M``, ``2G``; powers of two."""
+    """A size as benchmarks write it: ``4096``, ``4K``, ``1M``, ``2G``; powers of two."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As click asks it to."""
+        """Parses a size, for click."""
         text = str(value).upper().removesuffix("IB").removesuffix("B")
         number, unit = (text[:-1], text[-1]) if text[-1:] in "KMGT" and text else (text, "")
         try:
@@ -72,10 +72,10 @@ class Size(_Type):
 
 
 class Finite(click.FloatRange):
-    """A number in a range that no NaN is in, and no infinity."""
+    """A finite number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click asks it to."""
+        """Parses a finite number, for click."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is no number", param, ctx)

@@ -1,4 +1,4 @@
-"""`penstock verify PATH`: every byte against its digest."""
+"""`penstock verify PATH`: compares every byte with its digest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.steps.rows import StepInfo
 
 PROBLEMS_MAX = 40
-"""Of a checkpoint, what somebody may read."""
+"""Most problems shown of a checkpoint."""
 
 JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
@@ -108,7 +108,7 @@ def _explain(path: str, *, as_json: bool) -> int:
 
 
 def _verify_store(root: str, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[str]]:
-    """Results of the steps that claim to be checkpoints, and the paths of those that do not.
+    """Results of steps that should be checkpoints, and paths of unfinished ones.
 
     Raises:
         CheckpointNotFoundError: There is nothing to verify.
@@ -136,7 +136,7 @@ def _verify_step(
         with progress_bar(f"step {info.step}", hidden=hidden) as update:
             return store.verify(info.step, progress=update)
     except penstock.PenstockError as error:
-        # One step that cannot be read must not keep the others from being checked.
+        # One unreadable step must not keep the others from being checked.
         problem = penstock.Problem(file=None, offset=None, tensor=None, message=str(error))
         return penstock.VerifyResult(
             path=store.path(info.step),
@@ -168,7 +168,7 @@ def _print(results: list[penstock.VerifyResult], incomplete: list[str]) -> None:
 
 
 def _print_problems(result: penstock.VerifyResult) -> None:
-    """A table of each file, or a line of one that is gone or cannot be read at all."""
+    """Prints a table for each file, or a line for one that is gone or unreadable."""
     out = console()
     shown = result.problems[:PROBLEMS_MAX]
     names = FileNames.beside_all(

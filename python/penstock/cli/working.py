@@ -1,4 +1,4 @@
-"""A command that works in a directory of its own, and says what it is at."""
+"""Runs a command in a temporary directory, with a progress display."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def worked(work: Path, run: Callable[[Callable[[str], object]], object], *, is_quiet: bool) -> None:
-    """Runs something in a directory that is made for it, and gone however it ends.
+    """Runs a function in a new directory, which is removed however it ends.
 
     Args:
         work: The directory.
-        run: Is given a function that it calls with what it is about to do.
-        is_quiet: Whether nobody is told of it.
+        run: Called with a function that displays the next activity.
+        is_quiet: Whether nothing is displayed.
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -1,10 +1,9 @@
-"""Killing a training process in the middle of a save, provably.
+"""Kills a training process in the middle of a save, provably.
 
-A kill that is merely timed may hit before the save or after it. So the process is first
-*stopped* as soon as a shard of a new attempt is there, then looked at while nothing in it
-can move, and only if the manifest (the commit point) is still missing is it killed: from
-a stopped process SIGKILL leaves exactly what was seen. Otherwise it goes on, and the next
-save is tried.
+A kill that is merely timed may come before the save or after it. So the process is *stopped* as
+soon as a shard of a new attempt exists, then inspected while nothing in it can run; it is killed
+only if the manifest (the commit point) is still missing: SIGKILL of a stopped process leaves
+exactly what was seen. Otherwise it continues, and the next save is tried.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ class Kill:
     step: int
     directory: Path
     files: list[tuple[str, int]]
-    """Name and bytes of what lay in the directory when the process was killed."""
+    """Name and bytes of each file in the directory when the process was killed."""
 
 
 class SaveKiller(threading.Thread):
-    """Watches a store and kills the saving process in its first save from a step on.
+    """Watches a store, and kills the saving process in its first save from a step on.
 
     Args:
-        process: the training process.
-        root: the store's directory; it need not exist yet.
-        step_min: saves of earlier steps are let through.
+        process: The training process.
+        root: The store's directory; it need not exist yet.
+        step_min: Saves of earlier steps are not killed.
     """
 
     def __init__(self, process: subprocess.Popen[str], root: Path, step_min: int) -> None:
@@ -66,7 +65,7 @@ class SaveKiller(threading.Thread):
         return self.kill
 
     def _saving(self) -> tuple[int, Path] | None:
-        """Step and directory of a save that wrote something and has not committed."""
+        """Step and directory of a save that has written a shard and not committed."""
         try:
             directories = list(self._root.iterdir())
         except FileNotFoundError:
@@ -82,7 +81,7 @@ class SaveKiller(threading.Thread):
     def _stop_look_kill(self, step: int, directory: Path) -> Kill | None:
         self._process.send_signal(signal.SIGSTOP)
         try:
-            # Returns once every thread has stopped; WNOWAIT leaves the reaping to `Popen`.
+            # Returns once every thread has stopped; WNOWAIT leaves the exit status to `Popen`.
             found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
             return None
@@ -101,7 +100,7 @@ def _has_begun(names: list[str]) -> bool:
 
 
 def _listing(directory: Path) -> list[tuple[str, int]]:
-    """Name and bytes of each file, leaving out what vanishes while looking."""
+    """Name and bytes of each file, except files that vanish meanwhile."""
     files = []
     for path in sorted(directory.iterdir()):
         try:

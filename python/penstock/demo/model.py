@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        # One tensor under two names: a checkpoint has to store it once and tie it again.
+        # One tensor under two names: a checkpoint stores it once, and a load ties it again.
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How the demo is told: chapters, checked claims, evidence, and bars on a terminal."""
+"""`Narrator`: prints chapters, checked claims, evidence, and bars on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLAIM_INDENT = 3
 EVIDENCE_INDENT = 6
 
 LOSS_ROWS = 6
-"""Evenly spaced rows in the table of losses, beside those of particular interest."""
+"""Evenly spaced rows in the table of losses, beside steps of interest."""
 
 
 class ClaimError(Exception):
@@ -32,7 +32,7 @@ class ClaimError(Exception):
 
 
 class Narrator:
-    """Prints to standard output, in 80 columns and without a terminal too."""
+    """Prints to standard output, in 80 columns, also without a terminal."""
 
     def __init__(self) -> None:
         self._console = console()
@@ -45,7 +45,7 @@ class Narrator:
         """Prints a claim that holds.
 
         Raises:
-            ClaimError: It does not.
+            ClaimError: It does not hold.
         """
         if not holds:
             raise ClaimError(claim)
@@ -81,7 +81,7 @@ class Narrator:
         self._print(rows, EVIDENCE_INDENT)
 
     def error(self, error: Exception) -> None:
-        """Shows an error as a user gets it."""
+        """Shows an error as a user sees it."""
         kind = f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}"
         panel = Panel(
             Text(str(error)), title=kind, title_align="left", border_style="red", expand=False

@@ -1,4 +1,4 @@
-"""One run of the training program in a process of its own, and what it reported."""
+"""Runs the training program in a process of its own, and collects its reports."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RunError(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """What a training process told, one JSON object a line: its `event` and the facts.
+    """The reports of a training process, one JSON object a line: an `event` and its facts.
 
-    `started` (steps, parameters), `resumed` (step, report), `loss` (step, loss),
-    `saved` (step, report) and `finished` (weights).
+    `started` (steps, parameters), `resumed` (step, report), `loss` (step, loss), `saved` (step,
+    report) and `finished` (weights).
     """
 
     steps: int = 0
@@ -46,7 +46,7 @@ class Run:
         return None if text is None else float.fromhex(text)
 
     def hear(self, line: str) -> None:
-        """Takes in one line of the process's output."""
+        """Adds one line of the process's output."""
         facts = json.loads(line)
         match facts["event"]:
             case "started":
@@ -92,10 +92,10 @@ class TrainingProcess:
                 pipe.close()
 
     def follow(self, on_event: Callable[[Run], object]) -> Run:
-        """Reads what the process tells until it ends, calling `on_event` after each line.
+        """Reads the process's output until it ends, calling `on_event` after each line.
 
         Returns:
-            The run, with the code that the process ended with.
+            The run, with the exit code of the process.
         """
         run = Run()
         for line in self._lines():

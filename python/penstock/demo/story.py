@@ -1,10 +1,10 @@
-"""The demo as a story in six chapters, each of whose claims is checked before it is printed.
+"""The demo in six chapters, each of whose claims is checked before it is printed.
 
 1. A reference run trains to the end and saves nothing.
 2. The same program saves every few steps and gets SIGKILL in the middle of a save.
-3. Started once more, it resumes from the newest complete checkpoint and trains to the end.
-   Its losses and its final weights have to equal the reference's bit for bit.
-4. What the killed save left is swept, and every byte of the store is verified.
+3. Started once more, it resumes from the newest complete checkpoint and trains to the end. Its
+   losses and its final weights have to equal the reference's bit for bit.
+4. The leftovers of the killed save are swept, and every byte of the store is verified.
 5. One bit of a copy is flipped; loading it has to fail and to name the tensor.
 6. Sizes, speeds, engine.
 """
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OVERHEAD_SECONDS = 20.0
-"""What the demo takes beside training steps: starting PyTorch three times, at 5 to 7 each."""
+"""Seconds beside training steps: starting PyTorch three times takes 5 to 7 each."""
 
 TRAINED_LENGTHS = 2.1
 """Training steps of all three runs together, in lengths of the reference run."""
 
 SAVES = 12
-"""Saves in the length of a run."""
+"""Saves in a run."""
 
 KILL_AFTER = 0.6
-"""The part of the training after which the next save is killed."""
+"""The share of the training after which the next save is killed."""
 
 
 class Story:
-    """One telling, in a directory of its own.
+    """One run of the demo, in a directory of its own.
 
     Args:
-        directory: Where the store goes; exists and is empty.
-        seconds: About how long the whole demo may take.
+        directory: The store's parent directory; exists and is empty.
+        seconds: Approximate duration of the whole demo.
         steps: Training steps; None for as many as fit into ``seconds``.
     """
 
@@ -203,7 +203,7 @@ class Story:
     def _train(
         self, label: str, options: list[str], kill_from_step: int | None = None
     ) -> tuple[Run, Kill | None]:
-        """Runs the training program; kills it in its first save from a step on, if asked to."""
+        """Runs the training program; may kill it in its first save from a step on."""
         kill = None
         with TrainingProcess(options) as training, self._narrator.bar(label) as show:
             if kill_from_step is None:

@@ -19,15 +19,15 @@ def reference_text() -> torch.Tensor:
 class Windows:
     """Batches of text windows in shuffled order, epoch after epoch.
 
-    A training run that resumes has to go on with the very window it would have drawn next.
-    What decides that is the order of the current epoch, the position in it and the
-    generator that will draw the next order: `state_dict` holds just these.
+    A resumed training run has to continue with the very window that it would have drawn next. All
+    later batches follow from the order of the current epoch, the position in it and the generator
+    that draws the next order: `state_dict` holds just these.
 
     Args:
         text: Uint8 tensor of all bytes.
         window: Bytes a model sees at once; a sample holds one byte more, the last target.
         batch: Samples in a batch.
-        seed: Of the generator that shuffles.
+        seed: Seed of the generator that shuffles.
     """
 
     def __init__(self, text: torch.Tensor, window: int, batch: int, seed: int) -> None:
@@ -49,7 +49,7 @@ class Windows:
         return samples[:, :-1], samples[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides every later batch."""
+        """The state that determines all later batches."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -58,7 +58,7 @@ class Windows:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken."""
+        """Restores the position of a `state_dict`."""
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = state["order"]
         self._generator.set_state(state["generator"])

@@ -1,11 +1,11 @@
 """The training program of the demo: `python -m penstock.demo.train`.
 
-This is the file to copy from. It is an ordinary training loop that saves its whole state
-through a `CheckpointStore` and, when started again, goes on from the newest complete
-checkpoint. It knows nothing about being killed: that is done to it from outside.
+Copy from this file. It is an ordinary training loop that saves its whole state through a
+`CheckpointStore` and, when started again, continues from the newest complete checkpoint. It does
+not know about being killed, which happens from outside.
 
-Without `--store` it saves nothing, which makes the reference run. What happened goes to
-standard output as one JSON object a line (see `penstock.demo.run.Run`).
+Without `--store` it saves nothing, for the reference run. It reports to standard output, one JSON
+object a line (see `penstock.demo.run.Run`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS_MIN = 48
 
 
 class Training:
-    """Everything a training run consists of, and the state that resuming it takes."""
+    """All state of a training run, which is saved to resume it."""
 
     def __init__(self, steps: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -60,7 +60,7 @@ class Training:
         return loss.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides how the training goes on."""
+        """The state that determines the rest of the training."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -71,7 +71,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken."""
+        """Restores a `state_dict`, to continue from there."""
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _steps_within(seconds: float, seed: int) -> int:
-    """How many steps fit into so many seconds, measured on a throwaway training; a few at least."""
+    """The steps that fit into so many seconds, measured on a throwaway training; a few at least."""
     training = Training(1000, seed)
     training.advance()  # The first step pays for allocations and is not counted.
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What a machine and a directory can do, and what is in the way: what `penstock doctor` finds.
+"""Checks a machine and a directory, and how to improve them, for `penstock doctor`.
 
-Every check looks at one thing and says what it found, why that matters, and what mends it. A check
-that cannot look says so; none needs a right that an ordinary user lacks.
+Every check inspects one thing and says what it found, why that matters, and how to fix it. A check
+that cannot inspect it says so; none needs more rights than an ordinary user has.
 """
 
 from penstock.doctor.examine import Examination, examine

@@ -1,4 +1,4 @@
-"""What the store of a bucket does, and how fast it is reached."""
+"""Checks what the store of a bucket does, and how fast it is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _NEEDED = ("read after write", "create where nothing is")
-"""Without these nothing that a save says is true."""
+"""Checks without which no save is reliable."""
 
 _SIZE_BYTES = 256 << 20
 
 
 def check(url: str, *, measures: bool, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Asks the store for what checkpoints hang on, and saves and loads one.
+    """Tests what checkpoints need of the store, then saves and loads one.
 
     Args:
-        url: Where checkpoints are to be.
+        url: URL for checkpoints.
         measures: Whether to measure as well.
-        progress: Called with what is looked at.
+        progress: Called with the name of each measurement.
     """
     try:
         asked = _native.probe_bucket(url)

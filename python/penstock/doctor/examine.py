@@ -1,4 +1,4 @@
-"""All checks, in order."""
+"""`examine`: runs all checks, in order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FREE_TIMES_SIZE = 2
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What the doctor found.
+    """All findings of the doctor.
 
     Attributes:
-        directory: Where it looked.
-        findings: One or more of each check.
+        directory: The directory or URL that was checked.
+        findings: One or more for each check.
     """
 
     directory: str
@@ -43,13 +43,13 @@ def examine(
     size_bytes: int = measured.SIZE_BYTES_MAX,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Examination:
-    """Looks at this machine and a directory.
+    """Checks this machine and a directory.
 
     Args:
-        directory: Where checkpoints are to be: one that exists, or a URL of a bucket.
+        directory: Directory for checkpoints, which must exist, or a URL of a bucket.
         measures: Whether to measure as well, which takes 10 to 20 s.
-        size_bytes: Of the file for that; less where there is little room.
-        progress: Called with what is looked at.
+        size_bytes: Size of the file for measurements; smaller if there is little room.
+        progress: Called with the name of each measurement.
     """
     url = tidy(os.fspath(directory))
     if of_bucket(url):

@@ -1,4 +1,4 @@
-"""One finding of the doctor."""
+"""`Finding`: the result of one check of the doctor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        check: A word for what was looked at.
+        check: A name for the check.
         status: ``"ok"``, ``"warn"`` if something is slower or less safe than it could be,
             ``"fail"`` if saves would fail or not be durable.
-        found: What there is, in a line.
-        why: Why it matters; empty where all is well.
-        remedy: What mends it: a command where there is one.
+        found: The observed facts, in a line.
+        why: Why they matter; empty if all is well.
+        remedy: How to fix it, with a command if there is one.
     """
 
     check: str

@@ -1,9 +1,8 @@
-"""GPUDirect Storage: found, usable, or by way of memory of the host.
+"""Checks GPUDirect Storage: found, usable, or through host memory.
 
-cuFile moves bytes between a file and a GPU past the memory of the host in two ways: by the kernel
-module ``nvidia-fs``, or by the kernel's own transfers from peer to peer, for which a list of
-conditions has to hold. Where neither is there, it copies through memory of the host (compat mode),
-which Penstock does by itself.
+cuFile moves bytes between a file and a GPU past host memory in two ways: with the kernel module
+``nvidia-fs``, or with the kernel's own peer-to-peer transfers, which have a list of conditions.
+Without either it copies through host memory (compat mode), which Penstock does by itself.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ _REGISTRY = ("RMForceStaticBar1=1", "RmForceDisableIomapWC=1")
 
 
 class Places(NamedTuple):
-    """Where it is looked, for tests to choose.
+    """The system's files, for tests to replace.
 
     Attributes:
-        root: In front of all paths of the kernel and of the system.
+        root: Prefix of all paths of the kernel and of the system.
     """
 
     root: Path = Path("/")
 
     def text(self, path: str) -> str | None:
-        """The text of a file; None where there is none for us."""
+        """The text of a file; None if it cannot be read."""
         return read(self.root / path.lstrip("/"))
 
 
@@ -50,8 +49,8 @@ def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
     """All findings about GPUDirect Storage.
 
     Args:
-        directory: Where checkpoints are to be.
-        places: Where to look.
+        directory: Directory for checkpoints.
+        places: The system's files.
     """
     places = places or Places()
     if gpus.cufile() is None:
@@ -102,12 +101,12 @@ def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
 
 
 def _settings(places: Places) -> tuple[dict[str, Any], str | None]:
-    """What cuFile is told, and what is wrong with that."""
+    """The settings of cuFile, and a problem with them, if any."""
     path = os.environ.get("CUFILE_ENV_PATH_JSON") or _SETTINGS
     text = places.text(path) if path == _SETTINGS else read(path)
     if text is None:
         return {}, None if path == _SETTINGS else f"{path} cannot be read"
-    # Comments from two slashes to the end of a line, which may lie in texts as well.
+    # Removes comments (// to the end of the line), but not slashes in strings.
     bare = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*', lambda match: match[1] or "", text)
     try:
         found = json.loads(bare)
@@ -119,7 +118,7 @@ def _settings(places: Places) -> tuple[dict[str, Any], str | None]:
 
 
 def _missing(directory: Path, places: Places, properties: dict[str, Any]) -> Iterator[str]:
-    """What is in the way of transfers from peer to peer, after NVIDIA's guide."""
+    """Yields unmet conditions of peer-to-peer transfers, after NVIDIA's guide."""
     if platform.machine() != "x86_64":
         yield "the processor is no x86-64"
     release = platform.release()
@@ -162,6 +161,6 @@ def _parts(device: Path) -> list[Path]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The first version in a text."""
+    """The first version number in a text."""
     found = re.search(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,4 +1,4 @@
-"""GPUs: found apart from usable, tried, and measured for less than a second. None is needed."""
+"""Checks GPUs: found, usable, tried, and measured for less than a second. None is needed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _DEVICES = Path("/dev")
 _BLOCK_BYTES = 4 << 20
-"""What saves and loads copy at a time."""
+"""Bytes that saves and loads copy at a time."""
 _WINDOW_BYTES = 64 << 20
 _SECONDS = 0.05
 _ROUNDS = 3
 _PART_OF_BUS_MIN = 0.7
-"""Copy engines reach nine tenths of their bus."""
+"""Least share of the bus's speed; copy engines reach nine tenths."""
 _CONFIDENTIAL = (
     "in a guest of confidential computing (nvidia-smi conf-compute -f) save tensors by "
     "PENSTOCK_CUDA_DRIVER=none: PyTorch copies them to the host then"
@@ -38,9 +38,9 @@ def check(
     """All findings about GPUs.
 
     Args:
-        directory: Where checkpoints are to be.
-        measures: Whether to measure the link of each, too.
-        progress: Called with what is measured next.
+        directory: Directory for checkpoints.
+        measures: Whether to measure the link of each GPU, too.
+        progress: Called with the name of each measurement.
     """
     driver = gpus.look()
     devices = sorted(_DEVICES.glob("nvidia[0-9]*"))
@@ -53,7 +53,7 @@ def check(
 
 
 def _without(driver: gpus.Driver, devices: int) -> Finding:
-    """What there is where the driver cannot be used."""
+    """The finding when the driver cannot be used."""
     if devices:
         return Finding(
             "GPU",
@@ -106,7 +106,7 @@ def _gpu(
 
 def _copies(gpu: gpus.Gpu) -> Iterator[Finding]:
     found = gpus.copies(gpu.ordinal)
-    # What one has pinned, all reach.
+    # Pinned memory is shared by all GPUs, so it is checked once.
     if gpu.ordinal == 0:
         yield _pinned(found)
     check = f"copies of GPU {gpu.ordinal}"

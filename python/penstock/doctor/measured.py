@@ -1,4 +1,4 @@
-"""A short measurement, held against what a device of its class should give."""
+"""A short measurement, compared with a device of the same class."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SYNCS_MAX = 200
 
 
 class Expected(NamedTuple):
-    """What a class of devices should give at least.
+    """The least that a class of devices should reach.
 
     Attributes:
         name: The class.
         write_gb: Durable sequential writes, GB/s.
         read_gb: Cold sequential reads, GB/s.
-        reads: Random reads of 4 KiB a second, 64 in flight.
-        sync_ms: A small write made durable, milliseconds.
+        reads: Random reads of 4 KiB per second, 64 in flight.
+        sync_ms: A small durable write, milliseconds.
     """
 
     name: str
@@ -50,10 +50,10 @@ _OTHER = Expected("unknown class", 0.1, 0.1, 2_000, 30)
 
 
 def expected(device: Path | None) -> Expected:
-    """What to expect of the slowest kind of disk behind a device.
+    """The expected speed of the slowest kind of disk behind a device.
 
-    Of an NVMe drive by its link: half of it for reads, a sixth for writes, since the flash of small
-    drives is slower than their link, and 80,000 reads a second.
+    For an NVMe drive it follows from its link: half of it for reads, a sixth for writes, since the
+    flash of small drives is slower than their link, and 80,000 reads per second.
     """
     if device is None:
         return _OTHER
@@ -77,12 +77,12 @@ def _expected_of_one(device: Path) -> Expected:
 
 
 def check(directory: Path, size_bytes: int, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Measures for 10 to 20 s; leaves nothing behind.
+    """Measures for 10 to 20 s, and removes its files.
 
     Args:
-        directory: Where.
-        size_bytes: Of the file that is written and read.
-        progress: Called with what is measured next.
+        directory: The directory to measure.
+        size_bytes: Size of the file that is written and read.
+        progress: Called with the name of each measurement.
     """
     wanted = expected(device_of(directory))
     work = directory / f".penstock-doctor-{os.getpid()}"
@@ -162,7 +162,7 @@ def _has_uring() -> bool:
 
 
 def _sync_ms(directory: Path) -> float:
-    """Median time of writing 4 KiB and syncing them."""
+    """Median time of writing 4 KiB and syncing them, in milliseconds."""
     path = directory / f".penstock-doctor-sync-{os.getpid()}"
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     taken: list[float] = []

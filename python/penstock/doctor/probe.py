@@ -1,7 +1,7 @@
-"""One measurement of the requests that a directory takes, in a process of its own.
+"""Measures requests to a file of a directory, in a separate process.
 
-`main` reads a job of the native module as JSON from standard input and prints its outcome. In a
-process of its own, Ctrl-C ends it at once, and it keeps no memory.
+`main` reads a job of the native module as JSON from standard input and prints its outcome. In its
+own process, Ctrl-C ends it at once, and it keeps no memory.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Requests:
     """Requests of one kind to one file.
 
     Attributes:
-        pattern: What is asked of the file.
-        is_direct: Whether they go past the page cache.
+        pattern: The kind of access.
+        is_direct: Whether they bypass the page cache.
         method: How they reach the kernel.
         block_bytes: Size of a request.
         depth: Requests in flight.
-        seconds: For how long; None for once over the file.
+        seconds: Duration; None for one pass over the file.
     """
 
     pattern: Literal["write", "read", "random_read"] = "write"
@@ -54,10 +54,10 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates with the sync of what was written.
+    """Rates that include the sync after writes.
 
     Attributes:
-        gb_per_second: GB of 10**9 bytes.
+        gb_per_second: GB (10**9 bytes) per second.
         requests_per_second: IOPS.
     """
 
@@ -66,12 +66,12 @@ class Rates:
 
 
 def measure(requests: Requests, directory: Path, total_bytes: int) -> Rates:
-    """Measures requests; a file to read is written first, untimed. Leaves nothing behind.
+    """Measures requests; a file to read is written first, untimed. Removes its files.
 
     Args:
-        requests: Their kind.
-        directory: Where; must not exist, and does not afterwards.
-        total_bytes: Size of the file; rounded down to blocks, one at least.
+        requests: The kind of requests.
+        directory: A directory to create, which must not exist; it is removed afterwards.
+        total_bytes: Size of the file, rounded down to blocks; one block at least.
 
     Raises:
         ProbeError: The measuring process failed.
@@ -118,7 +118,7 @@ def _job(requests: Requests, directory: Path, total_bytes: int) -> dict[str, Any
 
 def _run(job: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-c", "from penstock.doctor.probe import main; main()"]
-    # Files of the user's directory, such as a numpy.py, are no libraries.
+    # Keeps files of the user's directory, such as a numpy.py, from being imported.
     if Path(penstock.__file__).parents[1] != Path.cwd():
         command.insert(1, "-P")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The directory: its file system, its room, and the devices behind it."""
+"""Checks the directory: its file system, free space, and the devices behind it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _room(directory: Path) -> Finding:
 
 
 def _names(directory: Path) -> Iterator[Finding]:
-    """The abilities of the file system with names, by which a checkpoint appears and lasts."""
+    """Checks operations on names: links, renames, syncs, with which a checkpoint is committed."""
     try:
         trials = _native.probe_names(str(directory))
     except OSError as error:
@@ -213,11 +213,11 @@ def _direct(directory: Path) -> Iterator[Finding]:
 
 
 def device_of(directory: Path) -> Path | None:
-    """The disk, array or volume behind a directory, in /sys; None where there is none."""
+    """The disk, array or volume behind a directory, in /sys; None if there is none."""
     number = directory.stat().st_dev
     place = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not place.exists():
-        # Btrfs and others give their files a device of their own.
+        # Btrfs and others give their files a device number of their own.
         source = str(mount_of(directory)["device"])
         place = Path("/sys/class/block") / os.path.basename(os.path.realpath(source))
     if not place.exists():
@@ -227,7 +227,7 @@ def device_of(directory: Path) -> Path | None:
 
 
 def stack(device: Path) -> Iterator[Path]:
-    """A device and all that it is made of."""
+    """Yields a device and all devices below it."""
     yield device
     for below in sorted((device / "slaves").glob("*")):
         resolved = below.resolve()

@@ -1,4 +1,4 @@
-"""The kernel, and what it lets this process do."""
+"""Checks the kernel, and what it allows this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check() -> Iterator[Finding]:
 
 
 def _io_uring(trials: list[tuple[str, int | None, str | None]]) -> Iterator[Finding]:
-    """Findings about trials: each a word, the kernel's error number and its text, if it failed."""
+    """Findings about trials: each has a name, and the kernel's error number and text, if any."""
     outcome = {name: (number, text) for name, number, text in trials}
     number, text = outcome["ring"]
     if text is not None:
@@ -100,7 +100,7 @@ def _refused(number: int | None, text: str) -> Finding:
 
 
 def _lazy_saves(refusal: str | None) -> Finding:
-    """The finding about a try to have the kernel watch memory; None if it did."""
+    """The finding about watching memory for writes; the refusal is None if the kernel can."""
     if refusal is None:
         return Finding("lazy saves", "ok", "the kernel tells of writes to a state")
     return Finding(
