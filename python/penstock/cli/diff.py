@@ -32,10 +32,10 @@ ROWS_MAX = 20
 JSON_KEYS = """\b
 JSON: a, b (paths), same, tensors_compared, bytes_compared,
   only_in_a, only_in_b: lists of names,
-  changed: names that stand for something of another type or shape: a list
-    of name, a and b, each with dtype and shape,
-  ties: tensors that share their memory with others than in the other
-    checkpoint: a list of name, a and b, each a list of names,
+  changed: names of values with another type or shape: a list of name, a and
+    b, each with dtype and shape,
+  ties: tensors that share memory with other tensors in one checkpoint than
+    in the other: a list of name, a and b, each a list of names,
   values: plain leaves that differ: a list of name, a and b (as Python
     literals),
   tensors: those whose bytes differ: a list of name, elements, differing

@@ -38,14 +38,14 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
   bytes (of all files), tensor_bytes, metadata,
   files: a list of name, bytes,
   tensors: a list of name, dtype, shape, file, begin, end (bytes in the
-    file), bytes, rank (whose own it is, or null), pieces: a list of start,
-    shape, file, begin, end of what many ranks have saved,
+    file), bytes, rank (its owner, or null), pieces (with many ranks): a
+    list of start, shape, file, begin, end,
   aliases: further names of tensors and of views into them, to the
     tensor's name,
   values: plain leaves, name to Python literal; null without --values,
   partial (salvaged from a damaged one), source_id (of that one, or null),
-  unverified, missing: a list of name, dtype, shape, reason, rank (whose
-    own it is; null for what ranks share).
+  unverified, missing: a list of name, dtype, shape, reason, rank (its
+    owner; null if ranks share it).
 """
 
 

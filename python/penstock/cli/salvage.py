@@ -27,11 +27,11 @@ RANKS_NAMED_MAX = 8
 
 JSON_KEYS = """\b
 JSON: path (of the new one), source, step, checkpoint_id, source_id,
-  tensors (taken over), tensor_bytes, bytes (of all files), is_partial,
-  unverified, values_lost, ranks_lost (which of many that is true of),
+  tensors (saved), tensor_bytes, bytes (of all files), is_partial,
+  unverified, values_lost, ranks_lost (ranks whose values are lost),
   seconds, files_lost (small files by name, each with the reason),
   missing: a list of name, dtype, shape, reason,
-    rank (whose own it is; null for what ranks share).
+    rank (its owner; null if ranks share it).
 """
 
 

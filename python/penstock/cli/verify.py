@@ -31,7 +31,7 @@ PROBLEMS_MAX = 40
 JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
   checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
-    is_partial (holds only what was salvaged),
+    is_partial (salvaged, may lack tensors),
     problems: a list of file, offset, tensor (null where unknown), message,
       is_proven (wrong bytes; else senseless or unread),
   incomplete: the paths of steps that were never finished.
@@ -42,7 +42,7 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
   world_size, ranks_lost (those whose part is lost),
   intact, unverified, hit: each a count and bytes of tensors,
   tensors: a list of name, dtype, shape, bytes, hit (why, or null),
-    rank (whose own it is; null for what ranks share), is_vouched_for,
+    rank (its owner; null if ranks share it), is_vouched_for,
   missing_files, problems, bytes_checked, seconds,
   earlier_step (complete, not known to be damaged, or null),
   earlier_is_verified.

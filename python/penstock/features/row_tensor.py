@@ -22,7 +22,7 @@ class RowTensor(NamedTuple):
         dtype: Name of its element type, as in `docs/format.md`.
         item_bytes: Bytes of an element.
         shape: Its shape.
-        runs: The file ranges that hold its bytes, in order; None if no few ranges do.
+        runs: The file ranges that hold its bytes, in order; None if they are scattered.
     """
 
     dtype: str

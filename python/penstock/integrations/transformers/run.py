@@ -115,7 +115,7 @@ def lacking(path: str) -> str | None:
 
 
 def lacking_to_resume(path: str) -> list[str]:
-    """Files that a Trainer's checkpoint lacks, without which it would silently resume anew."""
+    """Files missing from a Trainer's checkpoint, without which it would silently begin anew."""
     names = os.listdir(path)
     wanted = {
         "the optimizer (optimizer.pt)": _OPTIMIZER,

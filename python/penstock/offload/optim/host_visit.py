@@ -50,7 +50,7 @@ class Visit:
         self._there = [_native.Moment(place) for place in there]
 
     def arrive(self) -> dict[tuple[int, bool], Shares]:
-        """Waits until the host has all elements; returns them by group and first step.
+        """Waits until the host has all elements; returns the shares by group and first step.
 
         Raises:
             DeviceError: A device has failed.

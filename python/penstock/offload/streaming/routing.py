@@ -144,7 +144,7 @@ class _Routed:
 
 
 class _Asked:
-    """Caches the last question to a tensor on a device: each product of a call asks the same one.
+    """Caches the answer about the last tensor: each product of a call asks about the same one.
 
     To read values of a device, the host waits for all work before; copies to a device wait, too. So
     values that a kernel needs stay on the device.

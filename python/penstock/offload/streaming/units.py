@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 _GAP_BYTES_MAX = 256 << 10
-"""Largest gap between two tensors that is read with them; it is also at most this part of the bytes
-before it, as it takes memory as well as time."""
+"""Largest gap between two tensors that is read with them. It is also at most a `_GAP_PART`th of the
+bytes before it, as it takes memory as well as time."""
 _GAP_PART = 8
 _ALIGNED_BYTES = 16
 """Alignment of weights in a device's memory, in bytes; in files they are aligned to 8, as headers
