@@ -1,4 +1,4 @@
-"""Draws bars, with the range that was measured, as SVG in the colours that the reader has."""
+"""Draws bars with their measured ranges, as SVG in the colours of the reader's theme."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from docs.charts.figures import Chart
 
-# What Matplotlib draws in, and by what it is replaced: light, dark.
+# Placeholder colours of Matplotlib, and their replacements: variable, light, dark.
 _INK, _GRID, _OURS, _OTHERS, _RANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
 _SHADES = ("#060606", "#070707", "#080808", "#090909")
 _COLOURS = {
@@ -32,7 +32,7 @@ _COLOURS = {
 }
 _SETTINGS = {
     "font.size": 10,
-    # Letters stay letters, in the font of the reader.
+    # Text stays text, in the reader's font.
     "svg.fonttype": "none",
     "svg.hashsalt": "penstock",
     "text.parse_math": False,
@@ -54,7 +54,7 @@ def draw(chart: Chart, rows: list[dict[str, Any]]) -> str:
     """A chart as SVG, with its figures in a comment."""
     with mpl.rc_context(_SETTINGS):
         columns = chart.panels or chart.series
-        # Bars of several columns are thinner, and rows of them stand apart.
+        # Bars of several columns are thinner, with gaps between rows.
         bars = len(rows) * (len(chart.series) * 0.6 + 0.7 if chart.series else 1)
         size = (_WIDTH_INCHES, _HEAD_INCHES + _BAR_INCHES * bars + 0.25 * bool(chart.series))
         figure = Figure(figsize=size, layout="constrained")
@@ -86,7 +86,7 @@ def draw(chart: Chart, rows: list[dict[str, Any]]) -> str:
 
 
 def drawn(chart: Chart) -> list[dict[str, Any]] | None:
-    """The figures that a chart was drawn from; None if it is not drawn."""
+    """The figures from which a chart was drawn; None if it is not drawn."""
     if not chart.path.exists():
         return None
     found = _FIGURES.search(chart.path.read_text())
@@ -136,7 +136,7 @@ def _coloured(svg: str, chart: Chart, rows: list[dict[str, Any]]) -> str:
         "text{font-family:system-ui,sans-serif!important}</style>\n"
     )
     start = svg.index("<svg")
-    # Behind the opening tag; what is before it is of no use in a page.
+    # After the opening tag; a page needs nothing before it.
     inside = svg.index(">", start) + 1
     text = f"{svg[start:inside]}\n<!-- figures: {json.dumps(rows)} -->\n{style}{svg[inside:]}"
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

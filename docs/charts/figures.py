@@ -1,4 +1,4 @@
-"""`Table`: the figures of a table in a page, which a chart is drawn from."""
+"""Reads the figures of a table in a page, from which a chart is drawn."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _RANGE = re.compile(r"\[([^],]+(?:,\d{3})*), ([^]]+)\]")
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: an entry of `charts.toml`.
+    """A chart: an entry of `charts.toml`.
 
     Attributes:
         name: The file's name without `.svg`.
         page: The page that has the table, in `docs/`.
-        heading: The heading that the table stands below.
-        title: What it shows.
-        panels: Columns that have a panel each, side by side.
-        series: Columns that stand beside each other in one panel.
+        heading: The heading above the table.
+        title: The title of the chart.
+        panels: Columns drawn in a panel each, side by side.
+        series: Columns drawn beside each other in one panel.
         table: Which table below the heading, from 1.
-        rows: What the labels of rows begin with that are drawn; all, if none.
-        ours: Labels of rows or columns that are Penstock's, beside those that say so.
-        logarithmic: Whether values differ by so much that only their magnitude can be shown.
-        unit: What values are counted in, where the columns do not say it.
+        rows: Prefixes of the labels of the rows to draw; if empty, all rows.
+        ours: Labels of Penstock's rows or columns that do not contain its name.
+        logarithmic: Whether the scale is logarithmic, for values of different magnitudes.
+        unit: The unit of the values, if the columns do not name it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Chart:
 
     @property
     def path(self) -> Path:
-        """Where it is drawn to."""
+        """The file of the drawing."""
         return HERE / f"{self.name}.svg"
 
     def is_ours(self, label: str) -> bool:
@@ -106,7 +106,7 @@ def table_of(chart: Chart) -> list[list[str]]:
 
 
 def value_of(cell: str) -> list[float] | None:
-    """A value with the least and the most that was measured; None where there is no figure."""
+    """A value with its measured minimum and maximum; None for a cell without a figure."""
     value = _NUMBER.match(cell)
     if value is None:
         return None

@@ -1,6 +1,6 @@
-"""`python -m docs.site`: puts the pages together and has Zensical make the site of them.
+"""`python -m docs.site`: assembles the pages, and builds the site with Zensical.
 
-With `--check` it is made all the same, for what is missing in it, and `site/` stays as it is.
+With `--check` the site is built to find errors, and `site/` stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ASSEMBLED = REPOSITORY / ".cache" / "site"
 
 
 def main() -> None:
-    """Builds the site; exits with 1 for anything that is missing, also a link or an anchor."""
+    """Builds the site; exits with 1 if a page, link or anchor is missing."""
     shutil.rmtree(ASSEMBLED, ignore_errors=True)
     assemble(ASSEMBLED)
     command = [
@@ -56,7 +56,7 @@ def assemble(directory: Path) -> None:
 
 
 def placed(entry: Any, pages: Pages) -> Any:
-    """An entry of the navigation as the site has it, its pages written."""
+    """Writes the pages of a navigation entry; returns the entry with their places in the site."""
     if entry == "<reference>":
         return generated(pages)
     if isinstance(entry, str):
@@ -65,7 +65,7 @@ def placed(entry: Any, pages: Pages) -> Any:
 
 
 def generated(pages: Pages) -> list[dict[str, str]]:
-    """The pages of the reference."""
+    """Writes the pages of the reference; returns their navigation entries."""
     pages.write("reference/command-line.md", reference.command_line())
     entries = [{"Command line": "reference/command-line.md"}]
     for title, place, text in reference.api():
@@ -75,7 +75,7 @@ def generated(pages: Pages) -> list[dict[str, str]]:
 
 
 def check_complete(navigation: list[dict[str, Any]]) -> None:
-    """Raises where a page of `docs/` is not in the navigation."""
+    """Raises ValueError if a page of `docs/` is not in the navigation."""
     named = {path for item in navigation for entry in item.values() for path in paths_of(entry)}
     found = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md")}
     if found - named:
@@ -83,7 +83,7 @@ def check_complete(navigation: list[dict[str, Any]]) -> None:
 
 
 def paths_of(entry: Any) -> list[str]:
-    """The pages that an entry names."""
+    """Returns the pages of an entry."""
     return [entry] if isinstance(entry, str) else entry
 
 

@@ -10,12 +10,12 @@ _SINGULAR, _PLURAL = "\nExample:\n", "\nExamples:\n"
 
 
 class Examples(griffe.Extension):  # type: ignore[misc]
-    """Calls the section `Example:` as griffe knows it.
+    """Renames the section `Example:` to the name that griffe knows.
 
-    Otherwise it is a mere note, and its lines are no code.
+    Otherwise griffe treats it as a note, and its lines as text.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Changes the docstring of what was just read."""
+        """Changes the docstring of an object after griffe has read it."""
         if obj.docstring is not None:
             obj.docstring.value = obj.docstring.value.replace(_SINGULAR, _PLURAL)

@@ -1,4 +1,4 @@
-"""Pages of the repository as pages of the site: where they lie, and where their links lead."""
+"""Pages of the repository as pages of the site: their places and their links."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PLACES = {
     "examples/ci": "examples/programs.md",
     "reframe/README.md": "maintainers/reframe.md",
 }
-"""Where pages go that lie elsewhere in the site than in `docs/`."""
+"""Places in the site of pages outside `docs/`, or with another path than there."""
 
 _SOURCES = {".py": "python", ".yml": "yaml", ".yaml": "yaml"}
-"""Files that are shown as they are, by the language that they are in."""
+"""Files that are shown as code, by suffix: their language."""
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=[)\s])|(?<=^\[)(?<=\]:\s)(\S+)")
@@ -33,7 +33,7 @@ _HIDDEN = re.compile(r"^ *<!--.*?-->\n", re.DOTALL | re.MULTILINE)
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository is in the site."""
+    """Returns the place of a repository's file in the site."""
     if path in PLACES:
         return PLACES[path]
     stem, suffix = posixpath.splitext(path)
@@ -58,7 +58,7 @@ class Pages:
         self._written: set[str] = set()
 
     def add(self, path: str) -> str:
-        """Writes a file of the repository, and what it links to, as pages; returns its place."""
+        """Writes a file of the repository, and its links' targets, as pages; returns its place."""
         place = place_of(path)
         source = self._repository / path
         if place in self._written or source.is_dir():
@@ -107,7 +107,7 @@ def with_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def lines_of(text: str) -> Iterator[tuple[str, bool]]:
-    """Each line of a page, and whether it is of a block of code."""
+    """Yields each line of a page, and whether it is in a block of code."""
     fence = ""
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)
@@ -121,6 +121,6 @@ def lines_of(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def shown(path: str, text: str, language: str) -> str:
-    """A page that shows a file; a search finds what is said about it instead."""
+    """Returns a page that shows a file, excluded from search: other pages describe the file."""
     aside = "---\nsearch:\n  exclude: true\n---\n"
     return f"{aside}# {posixpath.basename(path)}\n\n````{language}\n{text.rstrip()}\n````\n"

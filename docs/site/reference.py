@@ -39,7 +39,7 @@ TOPICS = {
         "MirrorStatus",
     ],
 }
-"""What is public of `penstock` by what it is for. The rest are errors and modules."""
+"""Public names of `penstock` by topic. The others are errors and modules."""
 
 PACKAGE = Path(penstock.__file__).parent
 
@@ -54,10 +54,10 @@ def api() -> Iterator[tuple[str, str, str]]:
         yield title, f"reference/{place}.md", page(title, [f"penstock.{name}" for name in names])
     named = {name for names in TOPICS.values() for name in names} | {*MODULES, "__version__"}
     rest = [name for name in penstock.__all__ if name not in named]
-    # The one above all others comes first.
+    # The base class comes first.
     errors = sorted(filter(is_error, rest), key=lambda name: (name != "PenstockError", name))
     yield "Errors", "reference/errors.md", page("Errors", [f"penstock.{name}" for name in errors])
-    # What nobody has put into a topic is found all the same.
+    # Names without a topic have a page too.
     if further := [f"penstock.{name}" for name in rest if not is_error(name)]:
         yield "Further", "reference/further.md", page("Further", further)
     for name in [*MODULES, *plug_ins()]:
@@ -66,7 +66,7 @@ def api() -> Iterator[tuple[str, str, str]]:
 
 
 def plug_ins() -> list[str]:
-    """Modules below `penstock.integrations` that say what is public of them."""
+    """Modules below `penstock.integrations` that define `__all__`."""
     found = (PACKAGE / "integrations").rglob("*.py")
     modules = {path.parent if path.stem == "__init__" else path.with_suffix("") for path in found}
     names = (".".join(module.relative_to(PACKAGE).parts) for module in modules)
@@ -74,14 +74,14 @@ def plug_ins() -> list[str]:
 
 
 def is_error(name: str) -> bool:
-    """Whether something public is an error or a warning."""
+    """Returns whether a public name is an error or a warning."""
     return name.endswith(("Error", "Warning"))
 
 
 def public(module: str) -> list[str]:
-    """What a module says is public, which is not imported: it may need its framework.
+    """Returns the `__all__` of a module; empty if it has none, as modules for plug-ins alone.
 
-    Nothing, of what in `penstock.integrations` is for plug-ins alone.
+    The module is parsed and not imported, since it may need its framework.
     """
     path = PACKAGE.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -93,12 +93,12 @@ def public(module: str) -> list[str]:
 
 
 def page(title: str, paths: list[str]) -> str:
-    """A page of so many objects."""
+    """Returns a page that documents some objects."""
     return f"# {title}\n\n" + "".join(f"::: {path}\n\n" for path in paths)
 
 
 def command_line() -> str:
-    """A page of the help of every command."""
+    """Returns a page with the help of every command."""
     with click.Context(cli, info_name="penstock", **cli.context_settings) as context:
         commands = list(helps(cli, context))
     first, *rest = commands
@@ -111,7 +111,7 @@ def command_line() -> str:
 
 
 def helps(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    """The name and the help of a command, then of those below it."""
+    """Yields the name and the help of a command, then of its subcommands."""
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
