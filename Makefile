@@ -1,4 +1,4 @@
-# Every target does its own set-up. Needed: Linux, Python 3.11 to 3.14, Rust, a C compiler, make.
+# Every target sets itself up. Needed: Linux, Python 3.11 to 3.14, Rust, a C compiler, make.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -6,15 +6,14 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
-# What one fuzz target runs for, in seconds.
+# Seconds for each fuzz target.
 FUZZ_SECONDS ?= 60
-# What every target is run with: seconds that one input may take, words for mutations. Memory in
-# proportion to an input is asserted by the targets; libFuzzer bounds the process and, under
-# sanitizers, one allocation, in MiB.
+# Arguments of every fuzz target: seconds for one input, words for mutations. The targets assert memory
+# in proportion to an input; libFuzzer bounds the process and, under sanitizers, one allocation, in MiB.
 FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
 # How often `make torture` cuts the power of each file system, kills a saver, flips a bit, changes a
-# state under a lazy save and damages what it salvages, and the seed of all of it: another one each
-# time, printed, so that a failure can be had again.
+# state under a lazy save and damages a checkpoint before salvage. The seed is drawn and printed, so that
+# a failure can be repeated.
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
 TORTURE_PYTHON_KILLS ?= 100
@@ -30,37 +29,36 @@ TORTURE_DEVICE_SAVES ?= 10000
 TORTURE_TESTS := --features objects --test device --test crash --test every_step --test power_cut --test kill --test care \
 	--test objects_explorer --test mirror
 TORTURE_SEED ?= $(shell date +%s)
-# Whose trainings `make torture-frameworks` kills, and how often each.
+# Frameworks whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
 FRAMEWORK_KILLS ?= 100
 RUST_PACKAGES := -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
 	-p penstock-gather -p penstock-bench \
 	--features penstock-store/objects
-# Processes that test beside each other: each has ranks of its own, some gigabytes.
-# Whoever is done takes tests from whoever has most left, in the order of the files, so that those
-# which share ranks and models stay together.
-# One more than there are cores, as many tests wait for a disk or for other processes.
+# Parallel test processes: each starts ranks of its own, some gigabytes. An idle process takes tests from
+# the one with most left, in the order of the files, so that tests which share ranks and models stay
+# together. One more than there are cores, as many tests wait for a disk or for other processes.
 PYTEST_WORKERS := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Which benchmark runs, and its arguments: make bench SUITE=gather BENCH_ARGS='--help'
-# (see python/penstock_bench/README.md). Those of offload, optimizer and stream take libaio-dev.
+# (see python/penstock_bench/README.md). Suites offload, optimizer and stream need libaio-dev.
 SUITE ?= save_load
 BENCH_ARGS ?=
 # Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
 REFRAME_DIRECTORY ?= .cache/reframe
 REFRAME_ARGS ?=
-# A checkout of DeepSpeed at the commit that docs/deepspeed.md speaks of, and what is run of it.
+# A checkout of DeepSpeed at the commit of docs/deepspeed.md, and the tests that are run from it.
 DEEPSPEED_COMMIT := edaa7221267243c7be7fb49c5d5f5c4fb97b4641
 DEEPSPEED_CHECKOUT ?= .cache/deepspeed-$(DEEPSPEED_COMMIT)
 DEEPSPEED_TESTS ?= v1/nvme v1/pin_memory runtime/zero/test_nvme_checkpointing.py
 DEEPSPEED_CHECKPOINT_TESTS ?= latest_checkpoint tag_validation other_optimizer moe_checkpoint \
 	convert_checkpoint shared_weights pipeline lr_scheduler zero_optimizer
-# Which cells of the matrix of versions are run (see tests/compat/matrix.toml)
+# Selects cells of the matrix of versions (see tests/compat/matrix.toml)
 COMPAT_ARGS ?=
 # Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
 RELEASE_ARGS ?=
-# Creates objects on a condition in one step from 1.8 on.
+# From 1.8 on it creates objects on a condition in one step.
 VERSITYGW_VERSION := v1.8.0
 VERSITYGW := .cache/versitygw-$(VERSITYGW_VERSION)/versitygw
 AZURITE_VERSION := 3.37.0
@@ -72,15 +70,15 @@ CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 VENV := .venv
 OBJECTS_VENV := .cache/objects-venv
 KERNELS_VENV := .cache/kernels-venv
-# Absolute, as maturin and uv find the environment by it. Others' settings must not leak in.
+# Absolute, as maturin and uv find the environment by it. Settings of other environments must not leak in.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
-# Without compiled modules, every process of the tests would compile PyTorch anew.
+# Without compiled modules, every test process would compile PyTorch's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Lets maturin find uv, and the build scripts of pyo3 the right interpreter.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# The module as `maturin develop` leaves it in the package, and what it is built from.
+# The native module that `maturin develop` puts into the package, and its sources.
 NATIVE := python/penstock/_native.abi3.so
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates python -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
@@ -96,7 +94,7 @@ help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | \
 		while IFS='|' read -r target text; do printf '  make %-15s %s\n' "$$target" "$$text"; done
 
-# ---- What people run
+# ---- Targets for people
 
 .PHONY: demo
 demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit for bit (about a minute).
@@ -105,10 +103,10 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 .PHONY: test
 test: test-rust test-python ## Run all tests but the slow ones: on two cores in about half an hour.
 
-# Without io_uring the engines are tested again, and that rows and the store work on what is left;
-# what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
-# named as well, so that they have the same features: others would be compiled again. Faults of requests are
-# tried in Google's protocol too, the rest of it in `make test-slow`.
+# The engines are tested again without io_uring, and so are basic promises of rows and of the store; their
+# other promises do not depend on the engine. Runs of few tests name all packages too, so that features are
+# the same and nothing is compiled again. Some faults of requests are tried in Google's protocol, the others
+# in `make test-slow`.
 .PHONY: test-rust
 test-rust: test-toolchain | objects-server ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES)
@@ -118,12 +116,12 @@ test-rust: test-toolchain | objects-server ## Run the Rust tests, with and witho
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
 
-# The driver of a GPU that there is none of.
+# The driver for tests, which needs no GPU.
 .PHONY: cuda-fake
 cuda-fake:
 	cargo build --quiet --release --locked -p penstock-cuda-fake
 
-# What makes the file systems that stores are tested on; they are mounted by root only.
+# Tools that make the file systems on which stores are tested; only root mounts them.
 .PHONY: places
 places:
 	@scripts/install-places
@@ -132,9 +130,9 @@ places:
 test-python: $(VENV)/.develop $(NATIVE) cuda-fake places ## Run the Python tests against a release build, but for the slow ones.
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-# Trainings in frameworks that are killed and resumed, several ranks of them, whole benchmarks, pages of
-# the documentation that do such things. Of each framework `make test` has what takes seconds. Before them,
-# what goes wrong with requests to a bucket, of which `make test` has some.
+# Trainings in frameworks that are killed and resumed, on one and several ranks, whole benchmarks, and pages
+# of the documentation that do the same. `make test` has the quick tests of each framework. First come all
+# faults of requests to a bucket, some of which are in `make test`.
 .PHONY: test-slow
 test-slow: test-toolchain $(VENV)/.develop $(NATIVE) cuda-fake ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks, more faults.
 	PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
@@ -146,8 +144,8 @@ test-slow: test-toolchain $(VENV)/.develop $(NATIVE) cuda-fake ## Run the slow t
 	PENSTOCK_TORTURE_FAMILIES=300 $(VENV)/bin/python -m pytest $(PYTEST_WORKERS) \
 		tests/python/checkpoint/state/test_hypothesis.py tests/python/checkpoint/state/test_state.py
 
-# Servers of S3's protocol and of Azure's for the tests of checkpoints in buckets, which say that they are
-# skipped where there is no Go to build the one with, or no npm to install the other.
+# Servers of S3's and Azure's protocols for the tests of checkpoints in buckets. Those are skipped with the
+# reason if there is no Go to build the first, or no npm to install the second.
 .PHONY: objects-server
 objects-server:
 	@command -v npm >/dev/null || echo 'missing: npm; tests of az:// will be skipped' >&2
@@ -158,17 +156,17 @@ objects-server:
 	@! command -v go >/dev/null || test -x $(VERSITYGW) || \
 		GOBIN=$(CURDIR)/$(dir $(VERSITYGW)) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
 
-# The promises that changes break most often: what comes back, what is found out, what a power cut
-# leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`. The packages
-# are those of `test-rust`, so that nothing is compiled for this alone.
+# The promises that changes break most often: round trips, damage, power cuts, retention, lazy saves and
+# ranks. In Python they have the mark `quick`. The packages are those of `test-rust`, so that nothing is
+# compiled for this alone.
 .PHONY: quick
-quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
+quick: toolchain $(VENV)/.develop $(NATIVE) ## Run the tests that fail most often, in a minute and a half.
 	cargo test --locked $(RUST_PACKAGES) \
 		--test load --test steps --test commit --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-# Their tests are not in their package; the checkout is left as it is. What of them asks for a GPU is
-# skipped. `sequential` ones, which their settings leave out, are run too.
+# DeepSpeed's tests are not in its package; the checkout is not changed. Tests that need a GPU are skipped.
+# `sequential` ones, which DeepSpeed's settings leave out, are run too.
 .PHONY: peers-deepspeed
 peers-deepspeed: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ## Run DeepSpeed's tests of its I/O on ours; DEEPSPEED_CHECKOUT=PATH fetches nothing.
 	cd $(DEEPSPEED_CHECKOUT)/tests && \
@@ -187,8 +185,8 @@ peers-deepspeed-checkpoints: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ##
 		python -m pytest -p peers_deepspeed_checkpoints -p no:cacheprovider --override-ini=addopts= \
 		--quiet $(patsubst %,unit/checkpoint/test_%.py,$(DEEPSPEED_CHECKPOINT_TESTS)) $(PYTEST_ARGS)
 
-# In environments of their own, each removed when it has run: versions of frameworks, of PyTorch, NumPy
-# and Python. COMPAT_ARGS='--suite jax --version newest' runs one cell.
+# Each combination of versions of a framework, PyTorch, NumPy and Python runs in an environment of its own,
+# which is removed afterwards. COMPAT_ARGS='--suite jax --version newest' runs one cell.
 .PHONY: compat
 compat: wheel ## Run the plug-ins with old and new versions of their frameworks; writes docs/compatibility.md.
 	$(VENV)/bin/python -m tests.compat run --wheel dist/penstock-*.whl $(COMPAT_ARGS)
@@ -197,7 +195,7 @@ compat: wheel ## Run the plug-ins with old and new versions of their frameworks;
 compat-new: wheel ## Show which newer versions the registry has than were tried, and run those.
 	$(VENV)/bin/python -m tests.compat new --wheel dist/penstock-*.whl $(COMPAT_ARGS)
 
-# The suites that are commands for users too write a page; the others say where their results are.
+# Suites that are also commands for users write a page; the others print where their results are.
 BENCH_COMMANDS := checkpoint gather io stream
 
 .PHONY: bench
@@ -208,22 +206,22 @@ bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: SUITE=s
 			--output .cache/bench/$(SUITE).json --report .cache/bench/$(SUITE).html, \
 			$(VENV)/bin/python -m penstock_bench.suites.$(SUITE)) $(BENCH_ARGS)
 
-# In an environment of its own: s3fs takes another boto3 than the peers of `make bench` have. Ours comes
-# as `maturin develop` has installed it, a path and metadata.
+# In an environment of its own: s3fs takes another boto3 than the peers of `make bench` have. Ours is
+# copied as `maturin develop` has installed it, a path and metadata.
 .PHONY: bench-objects
 bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buckets and load from them: we, s3torchconnector, s3fs, Run:ai's streamer.
 	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
 	$(OBJECTS_VENV)/bin/python -m penstock_bench.suites.objects $(BENCH_ARGS)
 
-# Once more what `make test` shows on the driver for tests, by PyTorch and its kernels.
+# Repeats tests of `make test`, which has the driver for tests, with PyTorch and its kernels on a GPU.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.gpu $(NATIVE) ## Run the tests that need a GPU: a minute.
 	$(VENV)/bin/python -m pytest tests/gpu $(PYTEST_ARGS)
 
-# PyTorch with CUDA is what `make test` has as well. On the driver for tests (PENSTOCK_CUDA_DRIVER) it shows
-# that everything runs.
+# PyTorch is that of `make test`, with CUDA. On the driver for tests (PENSTOCK_CUDA_DRIVER) it shows that
+# everything runs.
 .PHONY: gpu
-gpu: $(VENV)/.gpu $(NATIVE) ## Measure what is promised of GPUs on this machine's: a table and JSON, 20 minutes.
+gpu: $(VENV)/.gpu $(NATIVE) ## Measure the promises about GPUs on this machine: a table and JSON, 20 minutes.
 	$(VENV)/bin/python -m penstock_bench.suites.gpu $(BENCH_ARGS)
 
 .PHONY: bench-frameworks
@@ -232,7 +230,7 @@ bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its
 		$(VENV)/bin/python -m penstock_bench.suites.frameworks.$$name $(BENCH_ARGS) || exit; \
 	done
 
-# Serial: checks at the same time would measure each other.
+# Serial: parallel checks would disturb each other's measurements.
 .PHONY: reframe
 reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, checkpoints, metadata.
 	mkdir -p $(REFRAME_DIRECTORY)
@@ -260,7 +258,7 @@ check-rust: lint-toolchain $(VENV)/.created
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --all-features
 
-# No PyTorch is downloaded for it.
+# It does not download PyTorch.
 .PHONY: rust
 rust: check-rust test-rust ## Check and test the Rust half alone.
 
@@ -275,7 +273,7 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows \
 		examples/ci/github-workflow.yml
 
-# The site of `make docs` stays as it is.
+# The site of `make docs` is not changed.
 .PHONY: check-docs
 check-docs: $(VENV)/.docs $(NATIVE)
 	$(VENV)/bin/python -m docs.site --check
@@ -305,7 +303,7 @@ release: toolchain $(VENV)/.release ## Build wheels for x86-64 and aarch64 and t
 	$(VENV)/bin/python -m release $(RELEASE_ARGS)
 
 .PHONY: check-long
-check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
+check-long: fuzz torture ## Run the fuzz targets and the torture.
 
 .PHONY: torture
 torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits, end 10,000 transfers and 1500 trainings.
@@ -397,7 +395,7 @@ clean: ## Remove everything that was built or installed here.
 	rm -rf $(VENV) target fuzz/target dist site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f $(NATIVE)
 
-# ---- How they are set up
+# ---- Set-up
 
 .PHONY: toolchain
 toolchain:
@@ -416,19 +414,18 @@ $(VENV)/.created: scripts/find-python | toolchain
 	python=$$(scripts/find-python) && "$$python" -m venv $(VENV)
 	touch $@
 
-# uv comes by pip, by its hash; everything else by uv, which is many times faster with packages
-# of gigabytes.
+# pip installs uv, by its hash; uv installs everything else, many times faster with packages of gigabytes.
 $(VENV)/.uv: requirements/bootstrap.txt $(VENV)/.created
 	$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-user \
 		--require-hashes --only-binary :all: -r $<
 	touch $@
 
-# What it takes to build the package and run it.
+# Packages to build and run the package.
 $(VENV)/.demo: requirements/demo.txt $(VENV)/.uv
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What it takes to test and check it as well: the same versions, and more packages.
+# Further packages to test and check it, beside the same versions.
 $(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
@@ -439,51 +436,51 @@ $(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
 	git -C $@.partial checkout --quiet FETCH_HEAD
 	mv $@.partial $@
 
-# What drives the fuzzing of Python.
+# The driver for fuzzing Python.
 $(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What is compared with in the benchmark: more packages beside the same versions.
+# Libraries compared in the benchmark: more packages beside the same versions.
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What is compared with on a GPU.
+# Libraries compared on a GPU.
 $(VENV)/.gpu: requirements/gpu.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What is compared with in buckets.
+# Libraries compared in buckets.
 $(OBJECTS_VENV)/.objects: requirements/objects.txt $(VENV)/.uv
 	rm -rf $(OBJECTS_VENV)
 	$(VENV)/bin/python -m venv --without-pip $(OBJECTS_VENV)
 	$(VENV)/bin/uv pip install --quiet --require-hashes --python $(OBJECTS_VENV)/bin/python -r $<
 	touch $@
 
-# What compiles kernels for GPUs.
+# Compilers of kernels for GPUs.
 $(KERNELS_VENV)/.kernels: requirements/kernels.txt $(VENV)/.uv
 	rm -rf $(KERNELS_VENV)
 	$(VENV)/bin/python -m venv --without-pip $(KERNELS_VENV)
 	$(VENV)/bin/uv pip install --quiet --require-hashes --python $(KERNELS_VENV)/bin/python -r $<
 	touch $@
 
-# What runs the checks of an HPC site: packages beside the same versions.
+# ReFrame, for the checks of an HPC site: packages beside the same versions.
 $(VENV)/.reframe: requirements/reframe.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What makes a release: packages beside the same versions.
+# Tools for a release: packages beside the same versions.
 $(VENV)/.release: requirements/release.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# What builds the documentation site: packages beside the same versions.
+# Tools for the documentation site: packages beside the same versions.
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 
-# Cargo decides what to compile; the time stamp only saves asking it.
+# Cargo decides what to compile; the time stamp only saves the call.
 $(NATIVE): $(NATIVE_SOURCES) $(VENV)/.demo
 	$(VENV)/bin/maturin develop --release --uv
 	touch $@
