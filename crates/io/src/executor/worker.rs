@@ -140,7 +140,7 @@ impl Worker {
         self.flying.len()
     }
 
-    /// Starts as many pieces as there is room for.
+    /// Starts the pieces that there is room for.
     ///
     /// # Returns
     /// Whether anything is in flight.
