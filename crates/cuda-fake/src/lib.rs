@@ -11,7 +11,7 @@
 //! ```no_run
 //! let control = penstock_cuda_fake::Control::new();
 //! control.set_delay_us_max(500);
-//! // Code that loads a driver by path gets `penstock_cuda_fake::library()`, and runs in this scope.
+//! // Code that loads a driver by path gets `penstock_cuda_fake::library()`; it runs in this scope.
 //! assert_eq!(control.leaks(), penstock_cuda_fake::Leaks::default());
 //! ```
 //!

@@ -18,8 +18,8 @@ pub const DRIVER_VARIABLE: &str = "PENSTOCK_CUDA_DRIVER";
 /// The system's driver, by its name for the loader.
 const DEFAULT: &str = "libcuda.so.1";
 
-/// The first version with today's functions to retain primary contexts and to exchange capture
-/// modes.
+/// The first version that retains primary contexts, and exchanges capture modes, by the functions
+/// that this crate calls.
 const OLDEST: Version = Version::new(11, 0);
 
 /// A driver that was found, whether or not it is usable.

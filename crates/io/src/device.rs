@@ -48,8 +48,8 @@ pub struct Requests {
     pub bytes: usize,
     /// Requests in flight of each worker.
     pub queue_depth: usize,
-    /// A worker copies and digests several gigabytes a second; this many saturate most drives as
-    /// far as one process can.
+    /// The most workers. One copies and digests several gigabytes a second; this many saturate the
+    /// share of most drives that one process gets.
     pub workers_max: usize,
 }
 

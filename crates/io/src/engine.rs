@@ -53,8 +53,8 @@ pub trait Engine {
     /// it takes.
     ///
     /// # Errors
-    /// [`crate::Error::Engine`] when the engine itself fails. Completions appended so far are valid,
-    /// and operations in flight still are.
+    /// [`crate::Error::Engine`] when the engine itself fails. Completions appended so far are
+    /// valid, and operations in flight still are.
     fn poll(
         &mut self,
         min: usize,

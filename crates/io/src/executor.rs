@@ -51,9 +51,9 @@ pub struct ExecutorConfig {
     pub workers: usize,
     /// The most operations in flight of each worker; clamped to 1..=4096.
     pub queue_depth: usize,
-    /// The most bytes that a worker's operations in flight move together; one is always allowed. So
-    /// the number of small ones in flight keeps a device busy, and large ones are no more than that
-    /// takes.
+    /// The most bytes that a worker's operations in flight move together; one operation is always
+    /// allowed. The bound leaves room for many small operations, which a device needs to be busy, and
+    /// for a few large ones.
     pub in_flight_bytes: usize,
     /// The most bytes of one operation; rounded up to whole pages.
     pub block_bytes: usize,

@@ -27,8 +27,8 @@ use crate::{Error, Result};
 pub use direct::{Alignment, Direct};
 use direct::{TMPFS_MAGIC, direct_alignment};
 
-/// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS, bcachefs.
-/// From `linux/magic.h` and the projects' own headers.
+/// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS,
+/// bcachefs. From `linux/magic.h` and the projects' own headers.
 const LOCAL_MAGICS: [u32; 9] = [
     0xef53,
     0x5846_5342,

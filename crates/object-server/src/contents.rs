@@ -165,8 +165,8 @@ impl Contents {
         Ok(object.clone())
     }
 
-    /// A condition that selects an object (any, by tag, by version) is refused with `NoSuchKey` where
-    /// no object matches; every other one with `ConditionFailed`.
+    /// A condition that selects an object (any, by tag, by version) is refused with `NoSuchKey`
+    /// where no object matches; every other one with `ConditionFailed`.
     fn check(&self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
         let there = self.objects.get(key);
         for condition in conditions {

@@ -2,8 +2,8 @@
 //!
 //! A request is refused here, or becomes a request of S3 with its conditions attached; an answer
 //! gets Google's headers about its object. The two differ in more than names:
-//! - Writes have one condition, on the generation. `If-Match` and `If-None-Match` apply to reads,
-//!   and have no effect elsewhere, as S3's headers have none.
+//! - Writes have one condition, on the generation. `If-Match` and `If-None-Match` apply to reads;
+//!   elsewhere they are ignored, like S3's headers.
 //! - Uploads in parts cannot have conditions; with one they are refused.
 //! - Removing an object requires that it exists, even without a condition.
 //! - A request with a body states its length, even if the body is empty.

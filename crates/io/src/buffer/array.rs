@@ -210,9 +210,9 @@ struct Destination {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is reached through scatters alone, each of which has the exclusive right to the
-// items that its range holds: the array that they were made of had it, and ranges never overlap. The
-// owner, itself `Send + Sync`, keeps it alive.
+// SAFETY: the memory is reached through scatters alone, each of which has the exclusive right to
+// the items that its range holds: the array that they were made of had it, and ranges never
+// overlap. The owner, itself `Send + Sync`, keeps it alive.
 unsafe impl Send for Destination {}
 // SAFETY: as above; a shared destination is written to in places that no two scatters share.
 unsafe impl Sync for Destination {}

@@ -177,8 +177,8 @@ impl Memory {
         // Set first: a fork between the two calls then has pages that it does not use, rather than
         // using missing ones.
         self.only.get_or_init(std::process::id);
-        // SAFETY: the range is the mapping of this value; what it holds does not change, and the pages are
-        // missing in forks alone.
+        // SAFETY: the range is the mapping of this value; what it holds does not change, and the
+        // pages are missing in forks alone.
         unsafe {
             rustix::mm::madvise(
                 self.address.as_ptr().cast(),

@@ -140,8 +140,8 @@ impl Pool {
     /// buffers itself waits forever.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the system has no memory for a slab, [`Error::Forked`] in a fork of the
-    /// process that pinned it.
+    /// [`Error::OutOfMemory`] when the system has no memory for a slab, [`Error::Forked`] in a fork
+    /// of the process that pinned it.
     pub fn take(&self) -> Result<IoBuf> {
         self.check_process()?;
         let mut state = self.shared.lock();

@@ -83,8 +83,8 @@ impl Slots {
     /// while they are not claimed. Forks do not inherit it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda) where it
-    /// cannot be pinned.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda)
+    /// where it cannot be pinned.
     pub fn mapped(device: &Arc<Device>, count: u32, stride_bytes: usize) -> Result<Arc<Slots>> {
         let bytes = (count as usize).saturating_mul(stride_bytes);
         let memory = Mapped::allocate(device, bytes)?;

@@ -16,7 +16,7 @@ use crate::engine::Wake;
 /// a caller that reads one by one returns sooner than this.
 const LOOKOUT: Duration = Duration::from_micros(50);
 
-/// The most invitations kept; beyond that, the callers of older ones work without help.
+/// The most invitations kept; the callers of dropped ones work without help.
 const INVITATIONS_MAX: usize = 64;
 
 /// Bytes of small staging buffers, for unaligned reads and edges, which are usually small.

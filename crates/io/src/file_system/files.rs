@@ -86,8 +86,8 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The system's error, for instance [`io::ErrorKind::NotFound`].
     fn look(&self, path: &Path) -> io::Result<Found>;
 
-    /// As [`look`](Files::look), for a name that no directory has: a storage that has no
-    /// directories of their own then asks for the file alone.
+    /// As [`look`](Files::look), for a name that no directory has: a storage without directories then
+    /// requests only the file.
     ///
     /// # Errors
     /// As [`look`](Files::look).

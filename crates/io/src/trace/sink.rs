@@ -249,7 +249,8 @@ fn open(path: &Path) -> io::Result<fs::File> {
     options.open(path)
 }
 
-/// The path with the process id in it, and from the second attempt on the attempt.
+/// `path` itself at attempt 0, then with the process id in it, and from attempt 2 on with the
+/// attempt as well.
 fn beside(path: &Path, attempt: u32) -> PathBuf {
     let process = std::process::id();
     let number = match attempt {

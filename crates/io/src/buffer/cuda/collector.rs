@@ -17,7 +17,7 @@ use crate::kernels::{BLOCK_THREADS, LANES};
 /// Enough blocks to keep the link busy while other kernels still find room.
 const BLOCKS_MAX: usize = 256;
 
-/// Bytes of an address, and the alignment of the rows behind the addresses.
+/// Bytes of an address, and the alignment of the list of addresses.
 const WORD: usize = 8;
 
 /// Gathers rows with a kernel of the lane's device, on the lane's stream for copies to the device.

@@ -20,8 +20,8 @@ impl Words {
     /// Allocates `count` numbers.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda) where
-    /// they cannot be pinned.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda)
+    /// where they cannot be pinned.
     pub fn allocate(device: &Arc<Device>, count: usize) -> Result<Words> {
         Ok(Words {
             memory: Mapped::allocate(device, count * size_of::<AtomicU64>())?,

@@ -2,8 +2,8 @@
 //! have their smallest strides.
 //!
 //! Where these differ, the plane is copied in tiles through a buffer that stays in the first-level
-//! cache, so that both sides see runs of [`RUN_BYTES`] instead of single items (measured on a 4096 x
-//! 4096 transpose: five to eight times the rate of single items).
+//! cache, so that both sides see runs of [`RUN_BYTES`] instead of single items (measured on a 4096
+//! x 4096 transpose: five to eight times the rate of single items).
 
 #![allow(unsafe_code)]
 
