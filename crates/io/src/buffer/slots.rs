@@ -102,7 +102,8 @@ impl Slots {
         })
     }
 
-    /// The first slot's address for kernels, if kernels have one.
+    /// The first slot's address for kernels; `None` unless the memory was allocated by
+    /// [`mapped`](Slots::mapped).
     pub fn device_address(&self) -> Option<u64> {
         match &self.memory {
             Backing::Plain(_) => None,

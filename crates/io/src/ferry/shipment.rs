@@ -38,7 +38,7 @@ pub enum DeviceKind {
     Write(DeviceRegion),
 }
 
-/// An event of a caller's stream, and the lane of its device.
+/// An event of a caller's stream, and the copy streams of its device.
 pub type Moment = (Arc<Lane>, Event);
 
 /// Bytes moved, in all and by path.

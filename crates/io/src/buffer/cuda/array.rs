@@ -31,7 +31,7 @@ impl DeviceArrayMut {
     /// transposes of plain arrays are accepted.
     ///
     /// # Safety
-    /// Every item is memory of the lane's device and stays so while `owner` lives. Until this array
+    /// Every item is memory of `lane`'s device and stays so while `owner` lives. Until this array
     /// and everything made from it are dropped, all other reads and writes of the items are ordered
     /// before or after the copies: by [`Lane::fill_after`] and [`Lane::hold_for_fills`], or by a
     /// thread that waits for the copies.

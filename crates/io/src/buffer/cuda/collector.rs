@@ -20,7 +20,7 @@ const BLOCKS_MAX: usize = 256;
 /// Bytes of an address, and the alignment of the list of addresses.
 const WORD: usize = 8;
 
-/// Gathers rows with a kernel of the lane's device, on the lane's stream for copies to the device.
+/// Gathers rows with a kernel, on a device's stream for copies to the device.
 #[derive(Debug)]
 pub struct Collector<'a> {
     lane: &'a Arc<Lane>,
@@ -37,7 +37,7 @@ impl<'a> Collector<'a> {
     /// The most bytes of parameter memory that one piece uses.
     pub const MEMORY_BYTES_MAX: usize = TELLING_BYTES;
 
-    /// The gather kernel of a lane; `None` where the device has no memory left, or is too old for
+    /// The gather kernel of a device; `None` where the device has no memory left, or is too old for
     /// the kernel.
     pub fn of(lane: &'a Arc<Lane>) -> Option<Collector<'a>> {
         let telling = lane.telling()?;
@@ -132,16 +132,16 @@ impl<'a> Collector<'a> {
         let blocks = rows.div_ceil(warps).min(BLOCKS_MAX) as u32;
         let _turn = self.telling.turn();
         departing.begin_by(self.lane, |stream| {
-            // SAFETY: both sides stay in place until the departure has ended, which its drop waits
-            // for. Pieces use the parameter memory one after the other, on the lane's one stream
-            // for copies to the device.
+            // SAFETY: both sides stay in place until `departing` has ended, which its drop waits
+            // for. Pieces use the parameter memory one after the other, on the one stream for
+            // copies to the device.
             unsafe { stream.copy(Direction::ToDevice, &pieces) }?;
-            // SAFETY: the lane's stream is there as long as the lane is.
+            // SAFETY: the stream lives as long as `self.lane`.
             let foreign = unsafe { Foreign::new(device, stream.raw()) };
             let kernel = &self.telling.kernel;
             // SAFETY: these are the kernel's arguments. It reads its parameters and lent slots, and
-            // writes places that are the scatter's alone; all of it stays in place until the
-            // departure has ended.
+            // writes places that are the scatter's alone; all of it stays in place until
+            // `departing` has ended.
             unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) }
         })?;
         Ok(departing)

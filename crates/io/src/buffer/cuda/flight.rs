@@ -46,7 +46,7 @@ impl Flight {
             }
         }
         for lane in lanes {
-            // On an error, dropping the flights waits for the copies that have begun.
+            // On an error, dropping `flights` waits for the copies that have begun.
             copy_by(lane, &mut flights, &copies)?;
         }
         Ok(flights)
@@ -91,8 +91,8 @@ fn copy_by(lane: &Arc<Lane>, flights: &mut [Flight], copies: &[&[Copy<'_>]]) -> 
     // released early.
     let turn = lane.turn();
     // SAFETY: nothing else reaches the buffers until they were waited for, which the drop of a
-    // flight does too; a region's memory stays in place until its last copy is done, which the drop
-    // of the region waits for; the lender promised that nobody writes to it meanwhile.
+    // [`Flight`] does too; a region's memory stays in place until its last copy is done, which the
+    // drop of the region waits for; the lender promised that nobody writes to it meanwhile.
     let queued = unsafe { lane.out().copy(Direction::ToHost, &pieces) };
     let event = queued.and_then(|()| lane.out().record());
     let event = event.inspect_err(|_| {

@@ -30,11 +30,11 @@ pub struct Lane {
     telling: OnceLock<Option<Telling>>,
 }
 
-/// The lanes of this process, found by their devices' numbers.
+/// The streams of this process, found by their devices' numbers.
 static LANES: Mutex<Vec<Arc<Lane>>> = Mutex::new(Vec::new());
 
 impl Lane {
-    /// The lane of a device that all of this process share, made on first use.
+    /// The streams of a device that all of this process share, made on first use.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): there is no such device, or no driver.
@@ -50,7 +50,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// A new lane of a device.
+    /// New streams of a device.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -64,7 +64,7 @@ impl Lane {
         })
     }
 
-    /// A new lane, after a test that bytes survive the way to the device and back: in confidential
+    /// New streams, after a test that bytes survive the way to the device and back: in confidential
     /// computing, addresses of the host may not be the memory that they seem, and copies return
     /// garbage.
     ///

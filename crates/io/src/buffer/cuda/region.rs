@@ -33,9 +33,9 @@ impl DeviceRegion {
     /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
     ///
     /// # Safety
-    /// Every item reachable through the shape and the strides is memory of the lane's device and
-    /// stays so while `owner` lives. The work that writes its content is queued on streams that the
-    /// lane follows.
+    /// Every item reachable through the shape and the strides is memory of `lane`'s device and
+    /// stays so while `owner` lives. The work that writes its content is queued on streams that
+    /// `lane` [follows](Lane::follow).
     #[expect(unsafe_code, reason = "the memory is somebody else's")]
     pub unsafe fn new(
         lane: &Arc<Lane>,

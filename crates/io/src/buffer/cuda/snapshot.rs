@@ -26,7 +26,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Begins to copy whole regions to buffers of a pool, and returns a snapshot of each. Later
-    /// work on the regions' lanes is ordered after the copies. Only an exhausted pool makes this
+    /// copies on the regions' streams are ordered after these. Only an exhausted pool makes this
     /// wait.
     ///
     /// # Errors

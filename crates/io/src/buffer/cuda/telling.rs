@@ -11,8 +11,8 @@ use crate::kernels::PTX;
 const KERNEL: &CStr = c"penstock_collect";
 
 /// The row-gather kernel, and device memory for its parameters, which pieces use one after the
-/// other in the order of a lane's stream. It lives as long as the lane, as freeing device memory
-/// waits for all work of the device.
+/// other in the order of the stream for copies to the device. It lives as long as that stream, as
+/// freeing device memory waits for all work of the device.
 #[derive(Debug)]
 pub(super) struct Telling {
     pub(super) kernel: Kernel,
