@@ -192,7 +192,7 @@ class _Spreader(Flattener):
         self._shared: list[_MemoryLeaf] = []
         self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
-        self._handlers[DTensor] = type(self)._dtensor
+        self.handlers[DTensor] = type(self)._dtensor
 
     def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
         """Walks a state; once only."""
@@ -203,7 +203,7 @@ class _Spreader(Flattener):
         pieces = self._shares(leaves)
         own, aliases = self.finish()
         self.link_files(len(own) + len(pieces), aliases)
-        taken = [row[0] for rows in (own, self._linker.linked[1], aliases) for row in rows]
+        taken = [row[0] for rows in (own, self.linker.linked[1], aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
         labels = unique_names(taken + wanted)[len(taken) :]
@@ -213,7 +213,7 @@ class _Spreader(Flattener):
             for piece, name in zip(pieces, labels[: len(pieces)], strict=True)
         ]
         for (leaf, box), name in zip(in_files, labels[len(pieces) :], strict=True):
-            self._linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
+            self.linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps: list[Overlap] = []
         if finds_overlaps:
@@ -227,23 +227,23 @@ class _Spreader(Flattener):
             tensors,
             aliases,
             tree,
-            self._linker.linked,
+            self.linker.linked,
             overlaps,
-            self._untied,
+            self.untied,
             balance=balance,
         )
 
     # Leaves.
 
-    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+    def encode_per_rank(self, value: PerRank, name: str, level: int) -> Node:
         self._own_depth += 1
-        node = super()._per_rank(value, name, level)
+        node = super().encode_per_rank(value, name, level)
         self._own_depth -= 1
         return node
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
         if self._own_depth:
-            return super()._tensor(value, name, level)
+            return super().encode_tensor(value, name, level)
         return self._share(value, value, name, None)
 
     def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
@@ -265,18 +265,18 @@ class _Spreader(Flattener):
         self._shared.append(_MemoryLeaf(name, node, value, memory.dtype, sharding, memory))
         return node
 
-    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+    def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
         raise UnsupportedStateError(
             f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
             "save together: save with no_dist=True, each rank to a path of its own",
             key=name,
         )
 
-    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+    def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
         like = value.like
         if like is None:
             # What a rank has in files nobody else sees.
-            return super()._file_tensor(value, name, level)
+            return super().encode_file_tensor(value, name, level)
         if self._own_depth:
             raise _not_own(name)
         sharding = self._sharder.sharded(like, name)
@@ -351,7 +351,7 @@ class _Spreader(Flattener):
         same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
         memories = [leaf.memory for leaf in plain]
         tied = ties.find(memories)
-        self._untied += [
+        self.untied += [
             (plain[index].name, plain[other].name) for index, other in ties.apart(memories, tied)
         ]
         bases = []

@@ -64,9 +64,9 @@ class _Check(Flattener):
         # Without the module there is none, and it takes a while to import.
         module = sys.modules.get("torch.distributed.tensor")
         if module is not None:
-            self._handlers[module.DTensor] = type(self)._dtensor
+            self.handlers[module.DTensor] = type(self)._dtensor
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
         if value.dtype not in dtypes.torch_names() or value.layout is not self._strided:
             of_tensor(value, name)
         return None

@@ -97,27 +97,35 @@ def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
 
 
 class Flattener:
-    """The walk over one state."""
+    """The walk over one state; a subclass replaces the `encode_…` of leaves that it treats apart.
+
+    Attributes:
+        handlers: The method that encodes values of a class, by the class.
+        leaves: Name, node and index of the memory of each leaf whose bytes go to a shard.
+        memories: Each memory once.
+        linker: Leaves whose bytes lie in files already.
+        untied: Names of tensors that share memory with another one, and come back independent.
+    """
 
     def __init__(self) -> None:
-        self._memories: list[Memory] = []
+        self.memories: list[Memory] = []
         self._values: list[Any] = []
-        self._leaves: list[tuple[str, Node, int]] = []
+        self.leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
         # Leaves whose bytes lie in files already, and their names at the end.
         self._in_files: list[tuple[str, Node, FileTensor]] = []
         self._file_names: Sequence[str] = ()
         # Arrays in pieces, each once, with the nodes of all leaves that are it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
-        self._linker = Linker()
-        self._untied: list[tuple[str, str]] = []
+        self.linker = Linker()
+        self.untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
         # Where each memory that is stored is among the tensors, at the end.
         self._source_of: dict[int, int] = {}
         # Functions and not methods, which would hold this walk, and the state's tensors with it,
         # until a garbage collector comes by.
         kind = type(self)
-        self._handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
+        self.handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
             dict: kind._dict,
             list: kind._list,
             tuple: kind._tuple,
@@ -131,19 +139,19 @@ class Flattener:
             bytearray: kind._bytes,
             np.ndarray: kind._array,
             np.memmap: kind._array,
-            PerRank: kind._per_rank,
-            FileTensor: kind._file_tensor,
-            Boxes: kind._boxes,
+            PerRank: kind.encode_per_rank,
+            FileTensor: kind.encode_file_tensor,
+            Boxes: kind.encode_boxes,
         }
         # A state can only hold tensors if somebody has imported PyTorch.
         torch = sys.modules.get("torch")
         self._strided: Any = None
         if torch is not None:
             self._strided = torch.strided
-            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._any_tensor
-            self._handlers[torch.Size] = kind._size
-            self._handlers[torch.dtype] = kind._torch_dtype
-            self._handlers[torch.device] = kind._device
+            self.handlers[torch.Tensor] = self.handlers[torch.nn.Parameter] = kind._any_tensor
+            self.handlers[torch.Size] = kind._size
+            self.handlers[torch.dtype] = kind._torch_dtype
+            self.handlers[torch.device] = kind._device
 
     def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         """Walks a state; once only."""
@@ -153,7 +161,7 @@ class Flattener:
         # Cycles were found on the way; the encoder need not look for them again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
-        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps, untied=self._untied)
+        return Flattened(tensors, aliases, tree, self.linker.linked, overlaps, untied=self.untied)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
         """The node of any value; ``level`` counts the containers around it."""
@@ -162,7 +170,7 @@ class Flattener:
 
     def _branch(self, value: Any, name: str, level: int) -> Node:
         """The node of a value that has no encoder."""
-        handler = self._handlers.get(type(value))
+        handler = self.handlers.get(type(value))
         if handler is not None:
             return handler(self, value, name, level)
         typed = TYPED.get(type(value))
@@ -172,8 +180,8 @@ class Flattener:
         if entry is not None and entry.flatten is not None:
             return self._object(entry, value, name, level)
         if dtypes.is_tensor(value):
-            return self._composite(value, name, level)
-        return self._unusual(value, name)
+            return self.encode_composite(value, name, level)
+        return self.encode_unusual(value, name)
 
     # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
 
@@ -282,11 +290,11 @@ class Flattener:
 
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
         _check_hashes(value, name)
-        leaves = len(self._leaves) + len(self._in_files)
+        leaves = len(self.leaves) + len(self._in_files)
         # Its own order is another one in each process, and trees of several are compared.
         items = sorted(self._items(value, value, name, level), key=json.dumps)
         node = {"$": type(value).__name__, "v": items}
-        if len(self._leaves) + len(self._in_files) != leaves:
+        if len(self.leaves) + len(self._in_files) != leaves:
             raise UnsupportedStateError(
                 f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "
                 "list",
@@ -294,7 +302,8 @@ class Flattener:
             )
         return node
 
-    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+    def encode_per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        """The node of a marked value."""
         return self.encode(value.value, name, level)
 
     def _object(self, entry: Registered, value: Any, name: str, level: int) -> Node:
@@ -336,16 +345,16 @@ class Flattener:
 
     def _any_tensor(self, value: Any, name: str, level: int) -> Node:
         if value.layout is self._strided and not value.is_nested:
-            return self._tensor(value, name, level)
-        return self._composite(value, name, level)
+            return self.encode_tensor(value, name, level)
+        return self.encode_composite(value, name, level)
 
-    def _composite(self, value: Any, name: str, level: int) -> Node:
+    def encode_composite(self, value: Any, name: str, level: int) -> Node:
         """A tensor that is made of others."""
         parts = take_apart(value, name)
         if parts is None:
-            if type(value) in self._handlers:
-                return self._tensor(value, name, level)
-            return self._unusual(value, name)
+            if type(value) in self.handlers:
+                return self.encode_tensor(value, name, level)
+            return self.encode_unusual(value, name)
         check_parts(parts, name)
         prefix = self._enter(value, name, level)
         node = self.facts(parts, prefix, level)
@@ -362,15 +371,18 @@ class Flattener:
             node["context"] = self.encode(parts.context, prefix + CONTEXT, level + 1)
         return node
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
+        """The node of a strided tensor."""
         return self._data("tensor", value, name, of_tensor)
 
-    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+    def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        """The node of a tensor whose bytes lie in a file."""
         node: dict[str, Any] = {"$": "tensor"}
         self._in_files.append((name, node, value))
         return node
 
-    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+    def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
+        """The node of an array in pieces."""
         node: dict[str, Any] = {"$": "ndarray"}
         self._boxed.setdefault(id(value), (name, value, []))[2].append(node)
         return node
@@ -380,7 +392,7 @@ class Flattener:
     ) -> dict[str, Any]:
         """A leaf whose bytes go to a shard."""
         index = self._index_of.get(id(value))
-        memory = read(value, name) if index is None else self._memories[index]
+        memory = read(value, name) if index is None else self.memories[index]
         node: dict[str, Any] = {"$": tag}
         self.add_leaf(name, node, value, memory)
         return node
@@ -389,13 +401,18 @@ class Flattener:
         """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
         index = self._index_of.get(id(value))
         if index is None:
-            index = self._index_of[id(value)] = len(self._memories)
-            self._memories.append(memory)
+            index = self._index_of[id(value)] = len(self.memories)
+            self.memories.append(memory)
             # Held here, so that no other object can get its id while this walk lasts.
             self._values.append(value)
-        self._leaves.append((name, node, index))
+        self.leaves.append((name, node, index))
 
-    def _unusual(self, value: Any, name: str) -> Node:
+    def encode_unusual(self, value: Any, name: str) -> Node:
+        """The node of a value of a class without a handler: a scalar or an array of NumPy's kind.
+
+        Raises:
+            UnsupportedStateError: It cannot be stored.
+        """
         node = None
         if isinstance(value, np.dtype):
             text = dtypes.numpy_text(value)
@@ -413,12 +430,12 @@ class Flattener:
 
     def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
         """Decides what is stored, and completes the nodes of the leaves with where it is."""
-        tied = ties.find(self._memories)
-        name_of = {memory: name for name, _, memory in reversed(self._leaves)}
-        self._untied += [
-            (name_of[index], name_of[other]) for index, other in ties.apart(self._memories, tied)
+        tied = ties.find(self.memories)
+        name_of = {memory: name for name, _, memory in reversed(self.leaves)}
+        self.untied += [
+            (name_of[index], name_of[other]) for index, other in ties.apart(self.memories, tied)
         ]
-        leaves = [name for name, _, _ in self._leaves]
+        leaves = [name for name, _, _ in self.leaves]
         first_file = len(leaves) + len(self._boxed)
         boxed = [name for name, _, _ in self._boxed.values()]
         names = unique_names(leaves + boxed + [name for name, _, _ in self._in_files])
@@ -428,12 +445,12 @@ class Flattener:
         tensor_of: dict[int, int] = {}
         further = []
         places = DirectPlaces()
-        for (_, node, memory), name in zip(self._leaves, names[: len(leaves)], strict=True):
+        for (_, node, memory), name in zip(self.leaves, names[: len(leaves)], strict=True):
             if memory in tied or memory in tensor_of:
                 further.append((node, memory, name))
             else:
                 tensor_of[memory] = node["i"] = len(tensors)
-                tensors.append(to_source(self._memories[memory], name, places=places))
+                tensors.append(to_source(self.memories[memory], name, places=places))
         for node, memory, name in further:
             stored, window = tied.get(memory, (memory, None))
             if node["$"] in ("bytes", "bytearray"):
@@ -474,8 +491,8 @@ class Flattener:
         further = []
         for (_, node, value), name in zip(self._in_files, self._file_names, strict=True):
             index = index_of.setdefault(place_of(value), first + len(index_of))
-            if index == first + len(self._linker.linked[1]):
-                self._linker.add(value, name)
+            if index == first + len(self.linker.linked[1]):
+                self.linker.add(value, name)
                 node["i"] = index
             else:
                 further.append((node, index, name))
@@ -491,7 +508,7 @@ class Flattener:
         """
         rows = [
             (memory, value, [self._source_of[index]] if index in self._source_of else [])
-            for index, (memory, value) in enumerate(zip(self._memories, self._values, strict=True))
+            for index, (memory, value) in enumerate(zip(self.memories, self._values, strict=True))
         ]
         rows += others
         found = []
@@ -510,7 +527,7 @@ def facts_of(parts: Parts, name: str) -> dict[str, Node]:
     """
     walk = Flattener()
     node = walk.facts(parts, f"{name}.", 0)
-    if walk._leaves:
+    if walk.leaves:
         raise UnsupportedStateError(
             f"{name}: its context holds tensors, which cannot be compared", key=name
         )
@@ -519,7 +536,7 @@ def facts_of(parts: Parts, name: str) -> dict[str, Node]:
 
 def has_place(kind: type) -> bool:
     """Whether values of a class are stored without being registered."""
-    return kind in ENCODERS or kind in TYPED or kind in Flattener()._handlers
+    return kind in ENCODERS or kind in TYPED or kind in Flattener().handlers
 
 
 def _check_hashes(value: Collection[Any], name: str) -> None:

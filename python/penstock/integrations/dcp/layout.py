@@ -64,7 +64,7 @@ class _Encoder(Flattener):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
+        self.handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
 
 
 def arrange(
