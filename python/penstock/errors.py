@@ -66,7 +66,7 @@ class PenstockError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: getattr(self, name) for name in self._fields}
+        fields = fields_of(self)
         notes = getattr(self, "__notes__", None)
         state = {"__notes__": notes} if notes else None
         return _rebuild, (type(self), self.args, fields), state
@@ -76,6 +76,21 @@ def called(name: str) -> type[PenstockError] | None:
     """The error of this module that has a name; None where there is none."""
     kind = globals().get(name) if name in __all__ else None
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
+
+
+def fields_of(error: PenstockError) -> dict[str, Any]:
+    """The facts that an error was made with, by the keyword of each."""
+    return {name: getattr(error, name) for name in error._fields}
+
+
+def is_true_for_all_ranks(kind: type[PenstockError]) -> bool:
+    """Whether each rank raises such an error of the coordinator's, instead of a `RankError`."""
+    return kind._is_shared
+
+
+def result_of(error: PenstockError) -> str:
+    """The result by which `penstock.metrics` counts a call that raised an error."""
+    return error._result
 
 
 def _rebuild(

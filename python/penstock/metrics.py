@@ -14,7 +14,7 @@ from penstock.checkpoint.mirroring.reports import MirrorReport
 from penstock.checkpoint.saving.pending import PendingSave
 from penstock.common import events
 from penstock.common.paths import local
-from penstock.errors import MissingDependencyError, PenstockError
+from penstock.errors import MissingDependencyError, PenstockError, result_of
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class _Metrics:
 
 def _result_of(error: BaseException, results: Iterable[str]) -> str:
     """How a call ended that raised something, of the ways in which calls of its kind do."""
-    result = error._result if isinstance(error, PenstockError) else "failed"
+    result = result_of(error) if isinstance(error, PenstockError) else "failed"
     # Handlers of SIGTERM exit: a job that makes room for another one is no failure.
     if isinstance(error, KeyboardInterrupt | SystemExit):
         result = "cancelled"

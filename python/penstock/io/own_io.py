@@ -1,11 +1,11 @@
-"""`own_io`: a `TensorIO` of one's own, with the settings of the one that a caller gives."""
+"""What other packages need of a `TensorIO` that its users do not: copies, workers, an end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from penstock.io.executors import Choice
-from penstock.io.tensor_io import TensorIO, with_settings
+from penstock.io.tensor_io import Claim, TensorIO, with_settings
 from penstock.options import Options
 
 
@@ -19,7 +19,7 @@ def own_io(io: TensorIO | None) -> TensorIO:
         return TensorIO()
     if not isinstance(io, TensorIO):
         raise TypeError(f"io={io!r:.80}: must be a penstock.offload.TensorIO or None")
-    return io._another()
+    return another(io)
 
 
 def for_rows(io: TensorIO | None = None) -> TensorIO:
@@ -31,3 +31,27 @@ def for_rows(io: TensorIO | None = None) -> TensorIO:
     if io is not None:
         return own_io(io)
     return with_settings(replace(Choice.of(None), is_for_rows=True), Options().direct, 1)
+
+
+def another(io: TensorIO, *, direct: str | None = None) -> TensorIO:
+    """One with the same settings and a share of the device of its own.
+
+    Args:
+        io: Whose settings.
+        direct: Whether its files are opened past the page cache; None for the same.
+    """
+    return io._another(direct=direct)
+
+
+def claim_of(io: TensorIO) -> Claim:
+    """Its claim on the workers of this process, for requests that are not of tensors.
+
+    Raises:
+        ValueError: It is closed.
+    """
+    return io._claim_here()
+
+
+def wait_until_idle(io: TensorIO) -> None:
+    """Waits for everything under way; failures stay for their transfers to raise."""
+    io._settle()

@@ -103,7 +103,7 @@ class TensorIO:
         )
         self._direct = (Options() if direct is None else Options(direct=direct)).direct
         self._weight = weight
-        self._claim: _Claim | None = _Claim(self._choice, weight)
+        self._claim: Claim | None = Claim(self._choice, self._direct, weight)
         _live.add(self)
 
     def open(self, file: AnyFile, mode: Literal["r", "w"] = "r") -> DataFile:
@@ -279,14 +279,14 @@ class TensorIO:
         """One with the same settings and a share of the device of its own."""
         return with_settings(self._choice, direct or self._direct, self._weight)
 
-    def _claim_here(self) -> _Claim:
+    def _claim_here(self) -> Claim:
         """The claim on the workers of this process, which may be a fork of another."""
         claim = self._claim
         if claim is not None and not claim.is_here:
             with _lock:
                 claim = self._claim
                 if claim is not None and not claim.is_here:
-                    claim = self._claim = _Claim(self._choice, self._weight)
+                    claim = self._claim = Claim(self._choice, self._direct, self._weight)
         if claim is None:
             raise ValueError(_CLOSED)
         return claim
@@ -300,7 +300,7 @@ class TensorIO:
 
     def _started(
         self,
-        claim: _Claim,
+        claim: Claim,
         files: CallFiles,
         requests: Requests,
         start: Callable[[_native.Share], _native.Transfer],
@@ -339,21 +339,24 @@ def with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:
     made._choice = choice
     made._direct = direct
     made._weight = weight
-    made._claim = _Claim(choice, weight)
+    made._claim = Claim(choice, direct, weight)
     _live.add(made)
     return made
 
 
-class _Claim:
+class Claim:
     """What one process has of a `TensorIO`.
 
     Attributes:
         pending: What was handed over.
+        direct: Whether files are opened past the page cache, as `penstock.Options` says it.
+        weight: Shares of the device.
     """
 
-    def __init__(self, choice: Choice, weight: int) -> None:
+    def __init__(self, choice: Choice, direct: str, weight: int) -> None:
         self._choice = choice
-        self._weight = weight
+        self.direct = direct
+        self.weight = weight
         self._process = os.getpid()
         self._settings: Settings | None = None
         self._workers: tuple[_native.Executor, _native.Share] | None = None
@@ -382,7 +385,7 @@ class _Claim:
                 settings = self._choice.settings(file)
                 executor = hold(settings)
                 self._settings = settings
-                self._workers = executor, executor.share(self._weight)
+                self._workers = executor, executor.share(self.weight)
             workers = self._workers
             self._callers += 1
         try:

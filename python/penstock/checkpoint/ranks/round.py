@@ -435,7 +435,9 @@ class Round(Exchange):
         """The error that a rank described, as it is raised on this one."""
         name, message, rank = reason["error"], reason["message"], reason["rank"]
         kind = errors.called(name)
-        if kind is not None and (kind is RankError or (rank == 0 and kind._is_shared)):
+        if kind is not None and (
+            kind is RankError or (rank == 0 and errors.is_true_for_all_ranks(kind))
+        ):
             return kind(message, **reason["fields"])
         # Where a commit has begun its own error says what there is.
         result = ", so nothing was done" if reason.get("discard", True) else ""
@@ -450,9 +452,7 @@ class Round(Exchange):
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
         """An error as the others can be told of it."""
-        fields = {}
-        if isinstance(error, PenstockError):
-            fields = {name: getattr(error, name) for name in error._fields}
+        fields = errors.fields_of(error) if isinstance(error, PenstockError) else {}
         reason = {"rank": self.rank, "error": type(error).__name__, "message": str(error)}
         return {"label": self.label, **reason, "fields": fields}
 
