@@ -272,6 +272,7 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(VENV)/bin/python scripts/private_names.py python/penstock python/penstock_bench
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml

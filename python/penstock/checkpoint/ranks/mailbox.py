@@ -45,7 +45,7 @@ class Mailbox:
     def put(self, name: str, text: str) -> None:
         """Leaves a short text."""
         with _talking():
-            self._store.set(self._key(name), text)
+            self._store.set(self.key(name), text)
 
     def post(self, name: str, message: dict[str, Any]) -> None:
         """Leaves a message."""
@@ -54,22 +54,22 @@ class Mailbox:
     def post_first(self, name: str, message: dict[str, Any]) -> None:
         """Leaves a message where there is none yet."""
         with _talking():
-            self._store.compare_set(self._key(name), "", json.dumps(message))
+            self._store.compare_set(self.key(name), "", json.dumps(message))
 
     def count(self, name: str, amount: int = 1) -> int:
         """Adds to a number, 0 at first; returns what it comes to."""
         with _talking():
-            return self._store.add(self._key(name), amount)
+            return self._store.add(self.key(name), amount)
 
     def has(self, name: str) -> bool:
         """Whether there is something of that name."""
         with _talking():
-            return self._store.check([self._key(name)])
+            return self._store.check([self.key(name)])
 
     def read(self, names: Sequence[str]) -> list[str]:
         """Texts that are there."""
         with _talking():
-            texts: list[bytes] = self._store.multi_get([self._key(name) for name in names])
+            texts: list[bytes] = self._store.multi_get([self.key(name) for name in names])
         return [text.decode() for text in texts]
 
     def look(self, name: str) -> dict[str, Any] | None:
@@ -110,9 +110,10 @@ class Mailbox:
         """Takes messages away, if they are there."""
         with _talking():
             for name in names:
-                self._store.delete_key(self._key(name))
+                self._store.delete_key(self.key(name))
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
+        """The key of a message in the store."""
         return f"{self._prefix}/{name}"
 
 
