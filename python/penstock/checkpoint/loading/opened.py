@@ -2,8 +2,6 @@
 
 `penstock.load` reads a state in one call. A framework with a plan of its own (which leaves, which
 boxes, into whose memory) opens the checkpoint, looks at its tree, and asks for what it needs.
-
-Plug-ins check what their callers pass with `decode_path` and `to_native`, as all calls do.
 """
 
 from __future__ import annotations
@@ -20,9 +18,6 @@ from penstock.checkpoint.state.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
-from penstock.io.arguments import decode_local_path as decode_local_path
-from penstock.io.arguments import decode_path as decode_path
-from penstock.io.arguments import to_native as to_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

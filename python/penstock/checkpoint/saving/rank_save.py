@@ -9,9 +9,6 @@ and scatters for itself takes the steps one by one:
 
 Nothing is visible before the commit. Every rank is told the groups, and the coordinator the small
 files, as they are of `penstock.save`.
-
-Plug-ins check what their callers pass with `decode_path`, `to_native` and their like, as all calls
-do.
 """
 
 from __future__ import annotations
@@ -24,19 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from penstock import _native
 from penstock.checkpoint.ranks.group import check_alone
 from penstock.checkpoint.saving.grouping import Grouping
-from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
-from penstock.checkpoint.saving.groups import Groups as Groups
-from penstock.checkpoint.saving.groups import read_files as read_files
+from penstock.checkpoint.saving.groups import (
+    IN_PLACE,
+    NO_GROUPS,
+    Groups,
+    check_copies,
+    check_no_index,
+)
 from penstock.checkpoint.state.flattened import Flattened
 from penstock.checkpoint.state.tree import AS_FIRST
 from penstock.common.found import has_bytes
-from penstock.common.paths import absolute as absolute
 from penstock.common.process import own_rank
 from penstock.errors import CheckpointNotFoundError, RankError
-from penstock.io.arguments import check_step as check_step
-from penstock.io.arguments import decode_path as decode_path
-from penstock.io.arguments import encode_metadata as encode_metadata
-from penstock.io.arguments import to_native as to_native
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:

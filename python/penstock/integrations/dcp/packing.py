@@ -13,15 +13,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.checkpoint.state.composites import Parts, take_apart
-from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.refusals import refusal
-from penstock.checkpoint.state.tree import unique_names
 from penstock.errors import UnsupportedStateError
+from penstock.plugin import Flattener, PerRank, of_tensor, to_source, unique_names
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces
 from penstock.tensors.file_tensor import FileTensor
-from penstock.tensors.marks import PerRank
-from penstock.tensors.memory import of_tensor, to_source
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import (
@@ -31,8 +28,7 @@ if TYPE_CHECKING:
         WriteItem,
     )
 
-    from penstock.checkpoint.state.tree import Node
-    from penstock.tensors.memory import GlobalBox, Memory, TensorSource
+    from penstock.plugin import GlobalBox, Memory, Node, TensorSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.transformers import fitting, parts, run, uploads
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
+from penstock.plugin import is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
