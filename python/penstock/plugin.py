@@ -10,7 +10,8 @@ hands over a whole state. A framework with a plan of its own takes what is here:
   the framework do that, each takes part in a `RankAttempt`, and the coordinator commits the
   `PartVote` of every rank.
 - **States**: a `Flattener` turns a state into tensors and a tree of `Node`s. A class derived from
-  `LiveState` gives its state when a save begins, and says what of a checkpoint is loaded into what.
+  `LiveState` gives its state when a save begins. It replaces `_wanted`, `_targets` and `_restore`
+  to say what of a checkpoint is loaded into what, and `_optimizers` for lazy saves.
 - **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
   written without a copy; `to_source` makes it a tensor of a part.
 - **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
