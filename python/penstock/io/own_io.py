@@ -1,4 +1,4 @@
-"""What other packages need of a `TensorIO` that its users do not: copies, workers, an end."""
+"""Functions of a `TensorIO` for other packages: a copy of its own, its workers, its end."""
 
 from __future__ import annotations
 
