@@ -10,11 +10,7 @@ from penstock.options import Options
 
 
 def own_io(io: TensorIO | None) -> TensorIO:
-    """One with the settings of a caller's; with the usual ones where there is none.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Returns a new `TensorIO` with the settings of a given one, or with the defaults."""
     if io is None:
         return TensorIO()
     if not isinstance(io, TensorIO):
@@ -23,11 +19,7 @@ def own_io(io: TensorIO | None) -> TensorIO:
 
 
 def for_rows(io: TensorIO | None = None) -> TensorIO:
-    """The same for tables: with settings for small reads where there is none.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Returns a new `TensorIO` like `own_io`, by default with settings for small reads."""
     if io is not None:
         return own_io(io)
     return with_settings(replace(Choice.of(None), is_for_rows=True), Options().direct, 1)
