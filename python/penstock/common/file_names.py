@@ -21,8 +21,7 @@ _NAME = re.compile(
 """The name of a file of one save (`docs/format.md`)."""
 
 _ATTEMPT_CHARACTERS_MIN = 8
-"""Characters shown of an attempt's id, if it is needed: a length that people compare at a glance.
-"""
+"""Characters shown of an attempt's id where needed: as many as people compare at a glance."""
 
 
 def step_of(name: str) -> int | None:

@@ -465,9 +465,7 @@ def _finish_at_exit() -> None:
 
 
 def _finish_with_multiprocessing() -> None:
-    """Registers the finish in children of multiprocessing: except with ``spawn``, they skip
-    `atexit`.
-    """
+    """Registers the finish in multiprocessing children, most of which skip `atexit`."""
     global _finisher
     module = sys.modules.get("multiprocessing.process")
     if module is None or module.parent_process() is None or _finisher == os.getpid():

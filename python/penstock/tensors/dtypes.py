@@ -159,8 +159,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def numpy_text(dtype: np.dtype[Any]) -> str | None:
-    """Returns a text that `parse_numpy` turns back into the type; None for objects and structures.
-    """
+    """Returns a text that `parse_numpy` understands; None for objects and structures."""
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         return None
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
