@@ -1,16 +1,16 @@
-"""A state taken apart: what `penstock.save` hands to the native module.
+"""Flattens a state into the input of the native module.
 
-Two things come out: the tensors, as addresses of memory that the native module reads without a
-copy in between, and the tree, which is everything else as typed JSON.
+The result has two parts: the tensors, as addresses that the native module reads without copies, and
+the tree, which holds everything else as typed JSON.
 
-Only exact types are taken. A subclass usually means something that its base would lose (an enum
-member is no int, a named tuple has fields), so it is refused with a remedy instead of being
-changed silently. The exceptions come back as themselves or are documented: `OrderedDict` (with
-the ``_metadata`` that `torch.nn.Module.state_dict` hangs on it), `Counter`, `defaultdict` of a
-built-in factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` come back
-as plain tensor and plain array.
+Only exact types are accepted. A subclass usually carries something that its base would lose (an
+enum member is no int, a named tuple has fields), so it is refused with a remedy instead of being
+changed silently. The exceptions are restored as themselves or are documented: `OrderedDict` (with
+the ``_metadata`` that `torch.nn.Module.state_dict` adds), `Counter`, `defaultdict` of a built-in
+factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` are restored as plain
+tensor and plain array.
 
-A container that occurs twice comes back as two; tensors keep their ties.
+A container that occurs twice is restored as two; tensors keep their ties.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import TensorSource
 
 INLINE_BYTES_MAX = 4096
-"""Longer byte strings are stored as tensors, out of the tree."""
+"""Longer byte strings are stored as tensors, outside the tree."""
 
 
 def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
-    """Takes a state apart.
+    """Flattens a state.
 
     The result borrows the memory of the state's tensors and keeps them alive.
 
     Args:
         state: Any nesting of plain values, containers, tensors and arrays.
-        finds_overlaps: Whether to tell which leaves share memory.
+        finds_overlaps: Whether to find leaves that share memory.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -112,18 +112,18 @@ class Flattener:
         self._values: list[Any] = []
         self.leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
-        # Leaves whose bytes lie in files already, and their names at the end.
+        # Leaves whose bytes are already in files, and their final names.
         self._in_files: list[tuple[str, Node, FileTensor]] = []
         self._file_names: Sequence[str] = ()
-        # Arrays in pieces, each once, with the nodes of all leaves that are it.
+        # Arrays in pieces, each once, with the nodes of all leaves that refer to it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
         self.linker = Linker()
         self.untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
-        # Where each memory that is stored is among the tensors, at the end.
+        # Index of each stored memory among the tensors, at the end.
         self._source_of: dict[int, int] = {}
-        # Functions and not methods, which would hold this walk, and the state's tensors with it,
-        # until a garbage collector comes by.
+        # Functions rather than bound methods, which would keep this walk, and the state's tensors,
+        # alive until a garbage collection.
         kind = type(self)
         self.handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
             dict: kind._dict,
@@ -143,7 +143,7 @@ class Flattener:
             FileTensor: kind.encode_file_tensor,
             Boxes: kind.encode_boxes,
         }
-        # A state can only hold tensors if somebody has imported PyTorch.
+        # A state can contain tensors only if PyTorch is imported.
         torch = sys.modules.get("torch")
         self._strided: Any = None
         if torch is not None:
@@ -154,22 +154,22 @@ class Flattener:
             self.handlers[torch.device] = kind._device
 
     def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
-        """Walks a state; once only."""
+        """Walks a state; may be called once."""
         root = self.encode(state, ROOT, 0)
         tensors, aliases = self.finish()
         self.link_files(len(tensors), aliases)
-        # Cycles were found on the way; the encoder need not look for them again.
+        # The walk has found any cycles; the encoder need not search again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
         return Flattened(tensors, aliases, tree, self.linker.linked, overlaps, untied=self.untied)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
-        """The node of any value; ``level`` counts the containers around it."""
+        """Returns the node of any value; ``level`` counts the containers around it."""
         encoder = ENCODERS.get(type(value))
         return self._branch(value, name, level) if encoder is None else encoder(value)
 
     def _branch(self, value: Any, name: str, level: int) -> Node:
-        """The node of a value that has no encoder."""
+        """Returns the node of a value that has no encoder."""
         handler = self.handlers.get(type(value))
         if handler is not None:
             return handler(self, value, name, level)
@@ -183,10 +183,11 @@ class Flattener:
             return self.encode_composite(value, name, level)
         return self.encode_unusual(value, name)
 
-    # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
+    # Containers. Children of plain types are encoded in the loop, which saves a call for most
+    # leaves.
 
     def _enter(self, container: Any, name: str, level: int) -> str:
-        """Opens a container; returns what the names of its children start with."""
+        """Enters a container; returns the prefix of its children's names."""
         if id(container) in self._open:
             raise UnsupportedStateError(
                 f"{name}: this {type(container).__name__} contains itself: a state has to be a "
@@ -291,7 +292,7 @@ class Flattener:
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
         _check_hashes(value, name)
         leaves = len(self.leaves) + len(self._in_files)
-        # Its own order is another one in each process, and trees of several are compared.
+        # The order of a set differs between processes, and trees of several are compared.
         items = sorted(self._items(value, value, name, level), key=json.dumps)
         node = {"$": type(value).__name__, "v": items}
         if len(self.leaves) + len(self._in_files) != leaves:
@@ -307,7 +308,7 @@ class Flattener:
         return self.encode(value.value, name, level)
 
     def _object(self, entry: Registered, value: Any, name: str, level: int) -> Node:
-        """A value of a registered class: leaves in it have the names of a dictionary's."""
+        """Encodes a value of a registered class; its leaves are named like a dictionary's."""
         prefix = self._enter(value, name, level)
         state = entry.state_of(value, name)
         if type(state) is dict and are_json_keys(state) and CLASS not in state:
@@ -317,7 +318,7 @@ class Flattener:
         self._open.discard(id(value))
         return {"$": "object", "type": entry.name, "v": node}
 
-    # Leaves that need a look.
+    # Leaves that need a check.
 
     def _bytes(self, value: bytes | bytearray, name: str, level: int) -> Node:
         tag = type(value).__name__
@@ -349,7 +350,7 @@ class Flattener:
         return self.encode_composite(value, name, level)
 
     def encode_composite(self, value: Any, name: str, level: int) -> Node:
-        """A tensor that is made of others."""
+        """Encodes a composite tensor."""
         parts = take_apart(value, name)
         if parts is None:
             if type(value) in self.handlers:
@@ -365,7 +366,7 @@ class Flattener:
         return node
 
     def facts(self, parts: Parts, prefix: str, level: int) -> dict[str, Node]:
-        """The node of a tensor made of others, without those."""
+        """Returns the node of a composite tensor without its members."""
         node = {"$": parts.tag, **parts.facts}
         if parts.tag == "subclass":
             node["context"] = self.encode(parts.context, prefix + CONTEXT, level + 1)
@@ -390,7 +391,7 @@ class Flattener:
     def _data(
         self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
     ) -> dict[str, Any]:
-        """A leaf whose bytes go to a shard."""
+        """Encodes a leaf whose bytes go to a shard."""
         index = self._index_of.get(id(value))
         memory = read(value, name) if index is None else self.memories[index]
         node: dict[str, Any] = {"$": tag}
@@ -398,12 +399,12 @@ class Flattener:
         return node
 
     def add_leaf(self, name: str, node: Node, value: Any, memory: Memory) -> None:
-        """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
+        """Records a leaf whose bytes go to a shard; its node is completed at the end."""
         index = self._index_of.get(id(value))
         if index is None:
             index = self._index_of[id(value)] = len(self.memories)
             self.memories.append(memory)
-            # Held here, so that no other object can get its id while this walk lasts.
+            # Kept alive, so that no other object gets its id during this walk.
             self._values.append(value)
         self.leaves.append((name, node, index))
 
@@ -426,10 +427,10 @@ class Flattener:
             raise refusal(value, name)
         return node
 
-    # The end.
+    # Completion of the nodes.
 
     def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
-        """Decides what is stored, and completes the nodes of the leaves with where it is."""
+        """Decides which memories are stored, and completes the leaves' nodes with their indices."""
         tied = ties.find(self.memories)
         name_of = {memory: name for name, _, memory in reversed(self.leaves)}
         self.untied += [
@@ -463,10 +464,10 @@ class Flattener:
         return tensors, aliases
 
     def _pieces(self, wholes: Sequence[str], taken: Sequence[str]) -> Iterator[TensorSource]:
-        """What is stored of arrays in pieces; completes their nodes.
+        """Yields the pieces of arrays in pieces; completes the arrays' nodes.
 
         Args:
-            wholes: A name for each of the arrays, which its first piece has as well.
+            wholes: A name for each of the arrays, also used for its first piece.
             taken: Names of all leaves.
         """
         boxed = list(zip(wholes, self._boxed.values(), strict=True))
@@ -484,8 +485,8 @@ class Flattener:
         """Completes the nodes of leaves in files, after `finish`.
 
         Args:
-            first: How many tensors are counted before them.
-            aliases: Further names of them are added.
+            first: Number of tensors counted before them.
+            aliases: The list to which their further names are added.
         """
         index_of: dict[object, int] = {}
         further = []
@@ -501,10 +502,11 @@ class Flattener:
             aliases.append((name, index, None))
 
     def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
-        """Which leaves share memory, once all is decided.
+        """Returns the leaves that share memory, once all nodes are complete.
 
         Args:
-            others: Leaves that this walk does not store: memory, value, and the sources they are.
+            others: Leaves that this walk does not store: memory, value, and the indices of their
+                sources.
         """
         rows = [
             (memory, value, [self._source_of[index]] if index in self._source_of else [])
@@ -520,11 +522,7 @@ class Flattener:
 
 
 def facts_of(parts: Parts, name: str) -> dict[str, Node]:
-    """All that is stored of a tensor made of others but those.
-
-    Raises:
-        UnsupportedStateError: Its context holds tensors, or what cannot be stored.
-    """
+    """Returns all properties of a composite tensor except its members."""
     walk = Flattener()
     node = walk.facts(parts, f"{name}.", 0)
     if walk.leaves:
@@ -535,12 +533,12 @@ def facts_of(parts: Parts, name: str) -> dict[str, Node]:
 
 
 def has_place(kind: type) -> bool:
-    """Whether values of a class are stored without being registered."""
+    """Whether values of a class are stored without registration."""
     return kind in ENCODERS or kind in TYPED or kind in Flattener().handlers
 
 
 def _check_hashes(value: Collection[Any], name: str) -> None:
-    """Refuses what a load, which trusts nobody's keys, would refuse."""
+    """Refuses keys that a load, which trusts no key, would refuse."""
     try:
         check_hashes(value)
     except TreeError as error:
