@@ -15,9 +15,6 @@ def replace(path: str, content: bytes, *, beside: str | None = None) -> None:
         beside: Path of the temporary file, in the same directory. None for a fixed name that the
             next write reuses, so that a killed process leaves at most one: for files that only one
             process writes.
-
-    Raises:
-        OSError: The operating system failed an operation; the old contents remain.
     """
     beside = beside or f"{path}.tmp"
     try:

@@ -68,12 +68,6 @@ def read_header(file: BinaryIO, path: str, start: int = 0) -> Header:
         file: The file, opened to read bytes.
         path: Its path, for errors.
         start: Offset of the header's length field, in bytes.
-
-    Raises:
-        CheckpointNotFoundError: The file is a Git LFS pointer.
-        CorruptCheckpointError: The header is invalid, also by the safetensors library's rules.
-        UnsupportedStateError: The library supports the file, but Penstock does not.
-        OSError: The file cannot be read.
     """
     nbytes = os.fstat(file.fileno()).st_size - start
     file.seek(start)

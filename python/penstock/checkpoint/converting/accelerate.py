@@ -39,9 +39,6 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
     Weights in several files are one member, under the name of their index.
 
     Directories, such as those of DeepSpeed and FSDP, are members under their names.
-
-    Raises:
-        IncompleteCheckpointError: Files that the others imply are missing.
     """
     names = sorted(os.listdir(path))
     _check_ranks(path, names)

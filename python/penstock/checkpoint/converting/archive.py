@@ -42,10 +42,6 @@ class Archive:
         opened: The file, or bytes.
         data: All of its bytes, in memory or mapped; never written back.
         what: Its name in errors.
-
-    Raises:
-        CorruptCheckpointError: It is no zip archive, or truncated.
-        UnsupportedStateError: It is another kind of zip archive.
     """
 
     def __init__(self, opened: IO[bytes], data: torch.Tensor, what: str) -> None:
@@ -74,13 +70,7 @@ class Archive:
         self._storages: dict[str, torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """Unpickles the archive.
-
-        Raises:
-            CorruptCheckpointError: A member is damaged.
-            UnsupportedStateError: A member is encrypted, or compressed by an unsupported method.
-            Exception: Any error of the pickle.
-        """
+        """Unpickles the archive."""
         return unpickler(io.BytesIO(self._member(_PICKLE)), self._load_storage).load()
 
     def _byte_order(self) -> str:

@@ -46,11 +46,6 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
         path: The directory of a tag or a universal checkpoint, or its parent, whose `LATEST` file
             selects one; without it, `LATEST_UNIVERSAL` does.
         pickles: Reads the files.
-
-    Raises:
-        IncompleteCheckpointError: Files of ranks are missing.
-        CheckpointNotFoundError: A file is a Git LFS pointer.
-        CheckpointExistsError: The tag was saved with Penstock.
     """
     directory = _tag(path)
     names = os.listdir(directory)
@@ -68,12 +63,7 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 def _universal(directory: str, pickles: Pickles) -> dict[str, Any]:
-    """Returns the state of each parameter in a universal checkpoint, by parameter and file.
-
-    Raises:
-        IncompleteCheckpointError: The file written last, or the weights of a parameter, are
-            missing.
-    """
+    """Returns the state of each parameter in a universal checkpoint, by parameter and file."""
     if not os.path.isfile(os.path.join(directory, _COMMON)):
         raise IncompleteCheckpointError(
             f"{directory}: {_COMMON}, which DeepSpeed writes last, is missing: run ds_to_universal "

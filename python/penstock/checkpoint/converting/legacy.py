@@ -42,13 +42,7 @@ class Legacy:
         self._storages: dict[tuple[str, int, int], torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """Unpickles the file into memory.
-
-        Raises:
-            CorruptCheckpointError: The file is truncated or inconsistent.
-            UnsupportedStateError: It is a pickle, but not written by ``torch.save``.
-            Exception: Any error of a pickle.
-        """
+        """Unpickles the file into memory."""
         self._opened.seek(0)
         self._roots.clear()
         self._storages.clear()

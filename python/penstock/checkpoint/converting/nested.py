@@ -26,10 +26,6 @@ def nested(paths: Mapping[str, Any]) -> Nest:
 
     Args:
         paths: The path of each name, one or more keys.
-
-    Raises:
-        ValueError: Paths are equal, lead through each other, or are empty.
-        TypeError: A path is not a sequence of text and numbers.
     """
     root: Nest = {}
     nests = [root]

@@ -52,15 +52,6 @@ class Pickles:
 
         Compressed archives, and files of PyTorch before 1.6, which are no archives, are read into
         memory.
-
-        Raises:
-            UnsupportedStateError: Unpickling needs other names and is not trusted; or the file is
-                another kind of archive.
-            CorruptCheckpointError: The file has another format, is truncated, or is damaged.
-            CheckpointNotFoundError: The file is a Git LFS pointer.
-            MissingDependencyError: A name that it needs is not available.
-            StorageError: A part of the file exceeds the memory.
-            OSError: The file cannot be read.
         """
         with open(file, "rb") as opened:
             start = opened.read(POINTER_BYTES)

@@ -21,11 +21,6 @@ def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
 
     Returns:
         The state, and the dotted names of the replaced values. `pickle.loads` restores them.
-
-    Raises:
-        UnsupportedStateError: The whole state is such a value, for example a module that was saved
-            instead of its ``state_dict()``; or a key cannot be stored, or a value cannot be
-            pickled.
     """
     pickled: list[str] = []
     return _walk(state, "", 0, pickled, is_strict), pickled

@@ -175,9 +175,6 @@ def check_no_pieces(path: str, metadata: Mapping[str, str]) -> None:
     Args:
         path: The file.
         metadata: The metadata of its header.
-
-    Raises:
-        UnsupportedStateError: The file holds pieces.
     """
     if _BOXES in metadata:
         raise UnsupportedStateError(

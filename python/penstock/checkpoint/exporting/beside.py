@@ -21,10 +21,6 @@ def read(path: str, checkpoint_id: str) -> dict[str, bytes]:
     Args:
         path: The checkpoint's directory.
         checkpoint_id: Its id, from the verified manifest.
-
-    Raises:
-        CorruptCheckpointError: A file is damaged, or another checkpoint is at the path.
-        StorageError: A file cannot be read.
     """
     try:
         manifest = json.loads(_content(path, _native.MANIFEST))

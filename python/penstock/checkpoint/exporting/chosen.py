@@ -68,11 +68,7 @@ class Shards(NamedTuple):
 
 
 def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
-    """Returns the group to export; None if a key selects the tensors, or nothing does.
-
-    Raises:
-        StateMismatchError: There is no such group.
-    """
+    """Returns the group to export; None if a key selects the tensors, or nothing does."""
     found = {name for _, name, _ in checkpoint.native.grouped()}
     if group is not None:
         if group not in found:
@@ -118,9 +114,6 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
         group: The group's name; tensors without bytes of their own (windows, tied tensors, empty
             ones) are included.
         key: Dotted name; None for a usual key of models, or for the whole state.
-
-    Raises:
-        StateMismatchError: There are no tensors, or two would have one name.
     """
     path = checkpoint.path
     leaves = [

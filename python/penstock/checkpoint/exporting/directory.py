@@ -22,10 +22,6 @@ def appearing(path: str) -> Iterator[str]:
 
     Args:
         path: The final path; only an empty directory may exist there.
-
-    Raises:
-        CheckpointExistsError: The path exists and is not an empty directory.
-        StorageError: The operating system failed an operation.
     """
     _check_free(path)
     parent = os.path.dirname(path)

@@ -50,11 +50,7 @@ class Model:
             return None
 
     def check(self, names: Collection[str], path: str) -> None:
-        """Compares exported names with those of the model.
-
-        Raises:
-            StateMismatchError: Readers would not know a tensor, or miss one.
-        """
+        """Compares exported names with those of the model."""
         unknown = sorted(set(names) - self._known)
         if unknown:
             raise StateMismatchError(

@@ -122,9 +122,6 @@ def check_tiled(shape: tuple[int, ...], blocks: Iterable[Block], *, is_whole: bo
         blocks: Blocks of the tensor.
         is_whole: Whether uncovered elements are refused as well.
 
-    Raises:
-        ValueError: Blocks overlap, are outside of the tensor, or leave elements out.
-
     Example:
         >>> check_tiled((4,), [((0,), (2,)), ((1,), (3,))], is_whole=True)
         Traceback (most recent call last):

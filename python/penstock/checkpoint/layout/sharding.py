@@ -60,9 +60,6 @@ def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box
         tensor: The tensor.
         local_shape: Actual sizes of the local tensor.
         name: The tensor's name, for messages.
-
-    Raises:
-        UnsupportedStateError: The elements are partial sums, or have an unknown layout.
     """
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
@@ -143,12 +140,7 @@ class Sharder:
         return Sharding(shape, whole, holders, holders, b"plain")
 
     def sharded(self, tensor: DTensor, name: str) -> Sharding:
-        """Returns the distribution of a `DTensor`.
-
-        Raises:
-            UnsupportedStateError: The elements are partial sums, are on ranks that do not save, or
-                have an unknown layout.
-        """
+        """Returns the distribution of a `DTensor`."""
         mesh, placements = tensor.device_mesh, tensor.placements
         shape = tuple(tensor.shape)
         key = (id(mesh), placements, shape, getattr(tensor._spec, "shard_order", None))

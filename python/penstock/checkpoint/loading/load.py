@@ -292,11 +292,7 @@ class _Reading:
         return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
 
     def _leave_out(self, seen: View) -> None:
-        """Warns of tensors that ranks saved separately and that have no place in a single state.
-
-        Raises:
-            StateMismatchError: They are more than different values of the same leaves.
-        """
+        """Warns of tensors that ranks saved separately and that have no place in a single state."""
         names = list(seen.unreached)
         named = ", ".join(map(repr, names[:_NAMED_MAX]))
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""

@@ -57,13 +57,7 @@ def mirror_step(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> MirrorReport:
-    """Copies the files of a step that the mirror lacks.
-
-    Raises:
-        CheckpointExistsError: Another checkpoint is at the mirror.
-        CorruptCheckpointError: The local step is damaged.
-        PenstockError: There is no such complete step, or the system or the store failed.
-    """
+    """Copies the files of a step that the mirror lacks."""
     local, remote = _native.Store(root), _native.Store(mirror.url)
     with shown(progress, "mirroring") as update, telling_of_another(remote.step_path(step)):
         fields = _native.mirror(

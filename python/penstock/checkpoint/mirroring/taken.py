@@ -17,10 +17,6 @@ def telling_of_another(there: str) -> Iterator[None]:
 
     Args:
         there: The path of the copy, whether it exists or not.
-
-    Raises:
-        CheckpointExistsError: The mirror has another checkpoint.
-        CorruptCheckpointError: The step or its copy is damaged.
     """
     try:
         yield

@@ -92,10 +92,6 @@ class Ranks:
             label: The subject of the round; the same on all ranks.
             timeout_seconds: Longest wait for another rank, in seconds.
             order: The training step, if the round is about one.
-
-        Raises:
-            RankError: The other ranks no longer wait for this one, or save something else.
-            PenstockError: This process is a fork of the rank.
         """
         if self._process != os.getpid():
             raise PenstockError(
@@ -135,10 +131,6 @@ class Ranks:
             label: The subject; the same on all ranks.
             timeout_seconds: Longest wait for the other ranks, in seconds.
             decide: Called on the coordinator only.
-
-        Raises:
-            RankError: A rank has not come in time.
-            PenstockError: Any error of ``decide``.
         """
         with self._taking_part(label, timeout_seconds) as one:
             # No rank gets the decision before it has come.
@@ -154,11 +146,7 @@ class Ranks:
             return decision
 
     def is_true_for_all(self, label: str, timeout_seconds: float, is_true: bool) -> bool:
-        """Returns whether the answer is True on all ranks.
-
-        Raises:
-            RankError: A rank has not come in time.
-        """
+        """Returns whether the answer is True on all ranks."""
         with self._taking_part(label, timeout_seconds) as one:
             return one.is_true_for_all(is_true)
 
@@ -211,11 +199,7 @@ class Ranks:
             return True
 
     def _is_open(self, one: Round) -> bool:
-        """Whether a round is the one to take part in.
-
-        Raises:
-            RankError: It is, but has failed or has another subject.
-        """
+        """Whether a round is the one to take part in."""
         if not one.concerns():
             if one.misfit is Misfit.AHEAD:
                 # The coordinator has not come to this round yet.
@@ -307,10 +291,6 @@ def find(
         no_dist: Whether this process acts alone, even within a job.
         to_save: Whether the purpose is a save: ranks without a group would overwrite each other's
             files.
-
-    Raises:
-        ValueError: This process is not in the group.
-        RankError: It is one of several ranks without a process group, not yet or no longer.
     """
     if no_dist and process_group is not None:
         raise ValueError("process_group= says who saves together, no_dist=True that nobody does")
@@ -332,9 +312,6 @@ def check_alone(process_group: ProcessGroup | None = None) -> None:
 
     Args:
         process_group: The group to save with, if given.
-
-    Raises:
-        RankError: This process is such a rank.
     """
     placed = placement()
     rank = 0

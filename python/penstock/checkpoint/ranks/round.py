@@ -121,11 +121,7 @@ class Round(Exchange):
             self._post("round", {"label": self.label, "order": self._order})
 
     def wait_opened(self) -> None:
-        """Waits for the coordinator's announcement.
-
-        Raises:
-            RankError: The coordinator has not come in time.
-        """
+        """Waits for the coordinator's announcement."""
         if not self.is_coordinator and self._wait(["round"], self.timeout_seconds) is None:
             raise self._missing("come", None)
 
@@ -222,11 +218,7 @@ class Round(Exchange):
             listener.join()
 
     def check_failed(self) -> None:
-        """Raises another rank's failure, unless this rank has cancelled the save itself.
-
-        Raises:
-            PenstockError: The failure of the other rank.
-        """
+        """Raises another rank's failure, unless this rank has cancelled the save itself."""
         reason = None if self._is_cancelled.is_set() else self._look("reason")
         if reason is not None:
             raise self.error_of(reason)
@@ -237,9 +229,6 @@ class Round(Exchange):
         """Returns the number of ranks on this machine.
 
         If no launcher gives it, this waits once for all ranks.
-
-        Raises:
-            RankError: A rank has not come in time, or has failed.
         """
         if self._neighbours.count is None:
             reason = self._name("reason")
@@ -261,9 +250,6 @@ class Round(Exchange):
 
         Returns:
             For each tensor the ranks that have one with its fingerprint.
-
-        Raises:
-            RankError: A rank has not come in time, or has failed.
         """
         text = struct.pack(f"<{len(hashes)}Q", *sorted(hashes))
         digest = blake2b(text, digest_size=8).hexdigest() if hashes else NOTHING
@@ -290,11 +276,7 @@ class Round(Exchange):
         return [known[sums["of"].get(f"{one:x}", 0)] for one in hashes]
 
     def is_true_for_all(self, answer: bool) -> bool:
-        """Returns whether all ranks answer True, once all have come.
-
-        Raises:
-            RankError: A rank has not come in time, or has failed.
-        """
+        """Returns whether all ranks answer True, once all have come."""
         self._put_own("answer", str(int(answer)))
         if self._count("answers") == self.size:
             self._post("full", {"all": all(text == "1" for text in self._read_all("answer"))})
@@ -321,11 +303,7 @@ class Round(Exchange):
         self._post("begun", {"id": attempt_id})
 
     def count_votes(self, own: Vote, copies: Sequence[Copy] = ()) -> list[Vote]:
-        """Waits for the votes of all ranks, this one's included; returns them in order.
-
-        Raises:
-            RankError: A rank has failed, or has not voted in time.
-        """
+        """Waits for the votes of all ranks, this one's included; returns them in order."""
         self.cast(own, copies)
         self._await("full", "written its part", "vote")
         reason = self._look("reason")
@@ -334,11 +312,7 @@ class Round(Exchange):
         return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
 
     def ask_copies(self) -> Iterator[list[Copy]]:
-        """Asks every rank for its copies; yields those of each rank, in order.
-
-        Raises:
-            RankError: A rank has not answered in time.
-        """
+        """Asks every rank for its copies; yields those of each rank, in order."""
         self._post("doubt", {})
         self._tell_copies()
         self._await("told", "said what it holds", "account")
@@ -371,30 +345,17 @@ class Round(Exchange):
     # Actions of the other ranks.
 
     def wait_busy(self) -> bool:
-        """Returns whether the coordinator skips this save.
-
-        Raises:
-            RankError: The coordinator has not come in time, or has failed.
-        """
+        """Returns whether the coordinator skips this save."""
         is_busy: bool = self._await("busy", "come to save", None)["is_busy"]
         return is_busy
 
     def wait_begun(self) -> str:
-        """Waits for the coordinator to begin the save; returns the id of the attempt to join.
-
-        Raises:
-            RankError: The coordinator has not begun in time, or saves something else.
-            PenstockError: The error that kept the coordinator from beginning.
-        """
+        """Waits for the coordinator to begin the save; returns the id of the attempt to join."""
         attempt_id: str = self._await("begun", "begun the save", None)["id"]
         return attempt_id
 
     def wait_outcome(self) -> dict[str, Any]:
-        """Waits for the coordinator's verdict.
-
-        Raises:
-            RankError: There was none in time. The save may be complete or not.
-        """
+        """Waits for the coordinator's verdict."""
         # The coordinator may have started its wait for votes as late as this rank its own.
         seconds = 2 * self.timeout_seconds
         try:
@@ -420,12 +381,7 @@ class Round(Exchange):
         return self._get("outcome")
 
     def wait_decision(self) -> dict[str, Any]:
-        """Waits for the coordinator's decision, after all ranks have come.
-
-        Raises:
-            RankError: The coordinator has not decided in time, or has failed.
-            PenstockError: The error that the coordinator found.
-        """
+        """Waits for the coordinator's decision, after all ranks have come."""
         decision = self._await("outcome", "decided", None)
         if "error" in decision:
             raise self.error_of(decision)
@@ -471,10 +427,6 @@ class Round(Exchange):
             what: The name of the message.
             deed: The action, in words.
             by: The kind of message that each rank leaves; None if only the coordinator acts.
-
-        Raises:
-            RankError: A rank has not acted in time.
-            PenstockError: A rank has failed.
         """
         found = self._wait([what, "reason"], self.timeout_seconds)
         if found is None:

@@ -275,11 +275,7 @@ class Save:
     def _check_votes(
         self, one: Round, votes: list[Vote], attempt_id: str
     ) -> list[tuple[int, str, int, int]]:
-        """Checks the parts of all votes and returns them.
-
-        Raises:
-            RankError: The parts do not form a checkpoint.
-        """
+        """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
             raise RankError(
@@ -302,11 +298,7 @@ class Save:
         return parts
 
     def _check_copies(self, one: Round) -> None:
-        """Compares the replicas of `DTensor`s.
-
-        Raises:
-            RankError: Some replicas differ.
-        """
+        """Compares the replicas of `DTensor`s."""
         found = discord(one.ask_copies())
         if found is None:
             return
@@ -332,11 +324,7 @@ class Save:
             attempt.abandon()
 
     def _await_outcome(self, one: Round, attempt: _native.Attempt) -> None:
-        """Waits until this rank's files are part of a checkpoint.
-
-        Raises:
-            RankError: The other ranks failed, or the outcome is unknown.
-        """
+        """Waits until this rank's files are part of a checkpoint."""
         try:
             outcome = one.wait_outcome()
         except (RankError, SaveCancelledError):

@@ -58,9 +58,6 @@ class Versions:
         Call it before the caller is told that the state may change, and at the end of the write.
         The end of the last copy is too early: an operation is counted after it is queued, so a
         change before that moment may be counted slightly later.
-
-        Raises:
-            StateMismatchError: A tensor has changed; the save has failed.
         """
         with self._lock:
             for _, name, tensor, version in self._counted:

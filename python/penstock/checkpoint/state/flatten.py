@@ -81,9 +81,6 @@ def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
         state: Any nesting of plain values, containers, tensors and arrays.
         finds_overlaps: Whether to find leaves that share memory.
 
-    Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
-
     Example:
         >>> import numpy as np
         >>> flat = flatten({"w": np.zeros((2, 3)), "step": 7})

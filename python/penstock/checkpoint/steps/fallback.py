@@ -45,11 +45,6 @@ class Descent:
         """Loads the newest step that proves good, not above ``last`` if given.
 
         Digests are always checked, whatever the options say.
-
-        Raises:
-            CheckpointNotFoundError: There is no step.
-            CorruptCheckpointError: All steps are damaged.
-            StorageError: The operating system can read none of them.
         """
         reader = self._reader
         for step, state, reason in self._rows(last):

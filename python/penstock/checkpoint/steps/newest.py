@@ -25,10 +25,6 @@ def open_newest(path: str, *, stacklevel: int) -> OpenCheckpoint:
     Args:
         path: The directory of a checkpoint, or of a store, whose newest complete step is used.
         stacklevel: The stack level of warnings about skipped steps, relative to the caller.
-
-    Raises:
-        CheckpointNotFoundError: There is no checkpoint.
-        CorruptCheckpointError: The checkpoint is damaged.
     """
     if is_checkpoint(path) or not steps_in(path):
         return OpenCheckpoint(path)

@@ -25,10 +25,6 @@ class Retention:
         keep_last: Number of newest complete steps to keep; None keeps all.
         keep_every: Multiples of this are kept as well.
         keep: Called for each step that would be deleted.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument is out of range, or useless without ``keep_last``.
     """
 
     def __init__(self, keep_last: int | None, keep_every: int | None, keep: Keep | None) -> None:
@@ -56,11 +52,6 @@ class Retention:
             saved: The step just saved; steps above it neither count nor are deleted. None counts
                 all.
             dry_run: Whether to delete nothing.
-
-        Raises:
-            CorruptCheckpointError: The metadata of a step makes no sense; nothing was deleted.
-            StorageError: The operating system failed an operation.
-            Exception: Any error of the user's function; nothing was deleted then.
         """
         rows = store.plan_retention(self._keep_last, self._keep_every, saved)
         kept, doomed = {}, []

@@ -36,10 +36,6 @@ def make(value: Any, name: str, names: Names) -> Component | None:
         value: The user's value.
         name: Its name.
         names: The names of all models' parameters; those of this model are added.
-
-    Raises:
-        TypeError: The value mixes parts with plain values.
-        UnsupportedStateError: Its state depends on the number of ranks, or cannot be read.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):

@@ -78,9 +78,6 @@ def bare(module: Any, name: str) -> Any:
     Args:
         module: The model.
         name: Its name, for messages.
-
-    Raises:
-        UnsupportedStateError: A wrapper has tensors or modules of its own.
     """
     while (word := wrapping_word(module)) is not None:
         further = [

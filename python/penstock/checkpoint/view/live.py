@@ -37,9 +37,6 @@ class LiveState:
             path: The checkpoint.
             is_partial: Whether parts may be missing in the checkpoint.
             is_strict: Whether otherwise every part must be in both.
-
-        Raises:
-            StateMismatchError: Parts are missing on either side.
         """
         raise NotImplementedError
 
@@ -55,9 +52,6 @@ class LiveState:
 
         Returns:
             Warnings for the user.
-
-        Raises:
-            StateMismatchError: The state does not fit.
         """
         raise NotImplementedError
 
