@@ -39,7 +39,7 @@ class FileInfo(NamedTuple):
 
 
 class PieceInfo(NamedTuple):
-    """A block of a tensor that many ranks have saved.
+    """A block of a tensor that many ranks saved.
 
     Attributes:
         start: Index of its first element.
@@ -61,15 +61,16 @@ class TensorInfo:
     """One stored tensor or array.
 
     Attributes:
-        name: Its name, which every call takes: dotted, and escaped where it has to be.
-        dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
+        name: Its name, which every call accepts: dotted, and escaped where necessary.
+        dtype: Its element type, such as ``"bfloat16"``; NumPy's own types such as ``"numpy:<U5"``.
         shape: Its dimensions.
-        file: The file that holds its bytes; empty where there are pieces.
-        begin: Offset of its first byte in that file; 0 where there are pieces.
-        end: Offset of the byte after its last; its size where there are pieces.
-        rank: The rank whose own it is, where many saved together; None for what they share. Of
-            what only some share and one state has no place for, the first that stores some of it.
-        pieces: What it is put together from, if many ranks saved it.
+        file: The file that holds its bytes; empty if it has pieces.
+        begin: Offset of its first byte in that file; 0 if it has pieces.
+        end: Offset of the byte after its last; its size in bytes if it has pieces.
+        rank: The rank that owns it, if many saved together; None if ranks share it. For a tensor
+            that only some ranks share and that has no place in a single state, the first rank that
+            stores a part.
+        pieces: The pieces from which it is assembled, if many ranks saved it.
     """
 
     name: str
@@ -83,7 +84,7 @@ class TensorInfo:
 
     @property
     def bytes(self) -> int:
-        """Bytes of data."""
+        """Size of the data, in bytes."""
         return self.end - self.begin
 
 
