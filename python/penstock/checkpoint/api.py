@@ -172,12 +172,12 @@ def load(
 ) -> Any:
     """Loads a state; every returned byte has been checked against its digest.
 
-    New tensors are windows over a few large shared buffers and have no ``requires_grad``; see the
-    result below. Each rank loads by itself, and any number of ranks may load the checkpoint of any
-    number of ranks. A `DTensor` in ``into`` is filled with this rank's part, and only that part is
-    read, whatever the layout of the tensor when it was saved. Without ``into``, every tensor is
-    loaded whole. Of values stored for each rank, a rank loads its own; a rank beyond the number
-    that saved loads those of its number modulo theirs.
+    New tensors in host memory are windows over a few large shared buffers, and no new tensor has
+    ``requires_grad``; see the result below. Each rank loads by itself, and any number of ranks may
+    load the checkpoint of any number of ranks. A `DTensor` in ``into`` is filled with this rank's
+    part, and only that part is read, whatever the layout of the tensor when it was saved. Without
+    ``into``, every tensor is loaded whole. A rank loads its own values of those stored for each
+    rank; a rank beyond the number that saved loads those of its number modulo theirs.
 
     Args:
         path: The checkpoint's directory.
