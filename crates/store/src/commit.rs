@@ -5,7 +5,7 @@
 //! 2. Data files carry the attempt's id in their names and are synced.
 //! 3. The part is written under a temporary name, synced, renamed; the directory is synced.
 //! 4. The manifest is written under a temporary name, synced, and published by `link`, which
-//!    replaces nothing, or by `rename` where replacing was asked for.
+//!    replaces nothing, or by `rename` if an overwrite was requested.
 //! 5. The directory is synced. Only now is the checkpoint acknowledged.
 //!
 //! On an object store, where no lock shows which attempts are live:
