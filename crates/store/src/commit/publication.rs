@@ -106,7 +106,7 @@ impl Attempt {
             // The manifest exists, and readers see it, whether its files are complete or not.
             Err(error) => return Err(self.undecided(error)),
         };
-        // Whoever deletes the step also means the checkpoint that it replaced.
+        // A deletion of the step is meant to include the checkpoint that this one replaced.
         let name = missing.file_name().and_then(|name| name.to_str());
         let is_deleted = name.is_some_and(name::is_taken_manifest);
         let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
