@@ -16,9 +16,9 @@ use super::{Sample, check_beside};
 pub enum Note {
     /// A save of a step began; a state is given by the seeds of its ranks.
     Saving(u64, Vec<u64>),
-    /// It was acknowledged.
+    /// The save was acknowledged.
     Saved(u64, Vec<u64>),
-    /// A caller was told that a step is complete already.
+    /// A caller received the answer that a step is already complete.
     There(u64),
     /// A removal of a step may begin.
     Deleting(u64),
