@@ -6,10 +6,11 @@
 //!
 //! 1. The manifest is renamed to a name that states which checkpoint is to be deleted
 //!    (`deleted-….ATTEMPT.json`). Of several hosts, one succeeds.
-//! 2. Only then the renamed manifest is read. If another save has published its own in between, it
-//!    is put back by a link, which replaces nothing; until then readers use it under its present
-//!    name ([`crate::format::taken::misplaced`]), so a process that dies here has destroyed nothing.
-//!    A step that is protected by now is put back too: its protection may have been acknowledged.
+//! 2. Only then the renamed manifest is read. If another save has published its own in between,
+//!    that one is put back by a link, which replaces nothing; until then readers use it under its
+//!    present name ([`crate::format::taken::misplaced`]), so a process that dies here destroys
+//!    nothing. A manifest whose step is protected by now is put back too, since the protection may
+//!    have been acknowledged before.
 //!
 //! On an object store, step 1 is two requests: a copy, and a removal on condition that the manifest
 //! is still the one copied, so that no other manifest is ever taken. A single conditional removal
