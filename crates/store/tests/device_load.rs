@@ -869,8 +869,7 @@ fn assert_fails(sizes: &[usize], nth: u64) {
     assert!(saved.sample.is(&loaded));
 }
 
-/// The host's part of the same extents is read meanwhile, as far as there is staging memory for the
-/// rest.
+/// The host's part of the same extents is read meanwhile, within the staging memory that is left.
 #[test]
 fn a_load_goes_on_reading_while_a_device_copies() {
     let machine = machine();

@@ -470,7 +470,7 @@ fn each_operation_is_the_last_of_a_rank() {
                     );
                     break;
                 }
-                // Whatever the outcome, the step can be saved.
+                // The step can be saved after any outcome.
                 let mut note = |said| notes.push(said);
                 let mut program = Program::new(root.path(), Options::default(), &mut note);
                 program.call(Call::Replace(2, 5)).unwrap();

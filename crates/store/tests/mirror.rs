@@ -236,8 +236,8 @@ fn what_cannot_be_mirrored_is_refused() {
     assert_eq!(world.copy(), HashMap::new());
 }
 
-/// Whatever goes wrong with one request: this call or the next completes the copy, which is whole
-/// as soon as it has a manifest.
+/// A single fault of any request is repaired by this call or the next, and the copy is whole as
+/// soon as it has a manifest.
 #[test]
 fn one_fault_anywhere_costs_at_most_another_call() {
     let faults = [

@@ -150,8 +150,8 @@ impl PlacedItem {
         }
     }
 
-    /// Prepares a second read of the item, bypassing the page cache if possible: the cache would
-    /// return the same bytes, where the device may have others.
+    /// Prepares a second read of the item, bypassing the page cache if possible: the cache returns
+    /// the same bytes again, and the device may return others.
     pub(super) fn retry(&mut self, file: &File) {
         self.retried = true;
         self.unreadable = None;

@@ -1,4 +1,4 @@
-//! What has to be found after a cut or a kill, by what was promised before it.
+//! The permitted contents of a store after a power cut or a kill, derived from earlier promises.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -11,7 +11,7 @@ use penstock_store::{Error, Progress};
 
 use super::{Sample, check_beside};
 
-/// What a program says that it is about to do or has done.
+/// A program's report of an operation that it begins or has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A save of a step began; a state is given by the seeds of its ranks.

@@ -265,7 +265,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "scrub beside damage",
         states: States::Every,
         set_up: |world| {
-            // Whatever the random options are: this tests the data that loads return, not verdicts.
+            // Independent of the random options: this tests the data that loads return, not
+            // verdicts.
             world.options.verify = false;
             world.save(1, 1, false)?;
             world.save(2, 2, false)?;

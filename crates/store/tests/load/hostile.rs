@@ -269,7 +269,7 @@ fn repeated_keys_are_refused() {
     expect_refused("world_size twice", &path, "manifest");
 }
 
-/// Whatever limits nesting, it must not be the stack.
+/// Nesting is limited before it can overflow the stack.
 #[test]
 fn deep_nesting_does_not_overflow_the_stack() {
     let deep = "[".repeat(1 << 20) + &"]".repeat(1 << 20);
