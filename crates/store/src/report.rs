@@ -28,7 +28,7 @@ pub enum FallbackKind {
 }
 
 impl FallbackKind {
-    /// Its name in reports and metrics.
+    /// The kind's name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             FallbackKind::Engine => "engine",

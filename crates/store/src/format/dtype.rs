@@ -16,7 +16,7 @@ pub struct Carrier {
 /// How the shape in a shard's header follows from the tensor's shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// The same shape.
+    /// The header has the tensor's shape.
     Same,
     /// An additional last dimension of this length.
     Extra(usize),

@@ -41,12 +41,12 @@ pub struct TensorSpec {
 pub struct Grouped {
     /// The group.
     pub group: String,
-    /// Its name in the header of the shard; unique in the group.
+    /// The tensor's name in the header of the shard; unique in the group.
     pub name: String,
 }
 
 impl TensorSpec {
-    /// Its name in the header of its shard.
+    /// The tensor's name in the header of its shard.
     fn header_name(&self) -> &str {
         self.group.as_ref().map_or(&self.name, |of| &of.name)
     }
@@ -55,7 +55,7 @@ impl TensorSpec {
         self.group.as_ref().map(|of| of.group.as_str())
     }
 
-    /// Size of its data in bytes.
+    /// Size of the tensor's data in bytes.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl TensorSpec {
         Ok(measure(self)?.0)
     }
 
-    /// Its entry in a part, if its data begins at byte `start` of a file.
+    /// The tensor's entry in a part, if its data begins at byte `start` of a file.
     pub(crate) fn entry(&self, file: usize, start: u64) -> Result<TensorEntry> {
         let (bytes, carrier) = measure(self)?;
         let stored = (!dtype::is_natural(&self.dtype)).then(|| Stored {

@@ -43,23 +43,23 @@ pub type Holder = Box<dyn Send + Sync>;
 
 /// A file on stable storage that is a valid shard and never changed.
 pub struct LinkedFile {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
-    /// Digests of its chunks.
+    /// Digests of the file's chunks.
     pub chunks: Vec<Digest>,
 }
 
 /// A tensor in a linked file.
 pub struct LinkedTensor {
-    /// Its name, type and shape in the state.
+    /// The tensor's name, type and shape in the state.
     pub spec: TensorSpec,
     /// Index of the file.
     pub file: usize,
-    /// Offset of its first byte in the file.
+    /// Offset of the tensor's first byte in the file.
     pub start: u64,
-    /// Its name in the header of the file.
+    /// The tensor's name in the header of the file.
     pub stored_name: String,
 }
 

@@ -11,7 +11,7 @@ use crate::plan::write::TensorSpec;
 pub struct State {
     /// The tensors in memory: names, types and shapes.
     pub tensors: Vec<TensorSpec>,
-    /// Their bytes, in the same order.
+    /// The bytes of `tensors`, in the same order.
     pub sources: Vec<Region>,
     /// Tensors in existing files, numbered after the others.
     pub linked: Linked,

@@ -43,7 +43,7 @@ pub struct Aside {
     pub step: u64,
     /// Sequence number: later ones are higher.
     pub number: u64,
-    /// Its present path.
+    /// Present path of the directory.
     pub path: PathBuf,
 }
 

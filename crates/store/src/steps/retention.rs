@@ -28,27 +28,27 @@ use crate::steps::store::{StepState, Store};
 pub enum Kept {
     /// Nothing is ever deleted.
     Everything,
-    /// It is among the newest.
+    /// The step is among the newest.
     Newest,
-    /// It is a multiple of `keep_every`.
+    /// The step is a multiple of `keep_every`.
     Multiple,
-    /// It is the newest one that was read back whole.
+    /// The step is the newest one that was read back whole.
     Verified,
-    /// It is protected.
+    /// The step is protected.
     Protected,
-    /// It is above the step that was just saved.
+    /// The step is above the one that was just saved.
     Later,
-    /// Its save is unfinished or in progress.
+    /// The step's save is unfinished or in progress.
     Incomplete,
-    /// It is a link to another place, through which nothing is deleted.
+    /// The step is a link to another place, through which nothing is deleted.
     Linked,
-    /// It is damaged; somebody may repair it.
+    /// The step is damaged; somebody may repair it.
     Damaged,
-    /// It holds only what was salvaged from a damaged checkpoint.
+    /// The step holds only tensors salvaged from a damaged checkpoint.
     Partial,
-    /// It needs a newer Penstock.
+    /// The step needs a newer Penstock.
     Newer,
-    /// It cannot be read, so its state is unknown.
+    /// The step cannot be read, so its state is unknown.
     Unreadable,
 }
 
@@ -85,7 +85,7 @@ pub struct Verdict {
 /// A checkpoint to be deleted.
 #[derive(Debug)]
 pub struct Doomed {
-    /// Its identity: another checkpoint of the step is not deleted in its place.
+    /// Identity of the checkpoint: another one at the step is not deleted instead.
     pub id: String,
     /// The caller's metadata.
     pub metadata: Box<RawValue>,

@@ -26,11 +26,11 @@ pub struct Scrub {
 /// The outcome of a scrub for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was read and is right.
+    /// The step was read and is right.
     Verified,
-    /// It was not read, and nothing shows that it is damaged.
+    /// The step was not read, and nothing shows that it is damaged.
     Skipped,
-    /// It is damaged: found now, or recently and not read again.
+    /// The step is damaged: found now, or recently and not read again.
     Damaged,
     /// The system could not read it, so its state is unknown.
     Failed,

@@ -29,7 +29,7 @@ pub struct FileFacts {
 pub struct Request {
     /// Index of its file.
     pub file: usize,
-    /// Its bytes in the file.
+    /// The tensor's bytes in the file.
     pub range: Range<u64>,
     /// The memory that is to receive them.
     pub goal: Goal,
@@ -82,7 +82,7 @@ pub struct Item {
     pub file: usize,
     /// Bytes of the file.
     pub range: Range<u64>,
-    /// Its pieces, in order and without gaps.
+    /// The pieces of the item, in order and without gaps.
     pub pieces: Vec<Piece>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Fragment {
     pub(crate) entry: usize,
     /// Bytes of its file.
     pub(crate) range: Range<u64>,
-    /// Their destination in the requested box.
+    /// The run's destination in the requested box.
     pub(crate) to: Bounds,
     /// Bytes between neighbours along each dimension, in the file.
     pub(crate) source_strides: Vec<usize>,
