@@ -65,7 +65,6 @@ pub struct MirrorReport {
 /// already.
 ///
 /// # Errors
-///
 /// [`Error::Corrupt`] for a damaged checkpoint, of which no further byte is sent. [`Error::Exists`]
 /// if `to` holds another checkpoint. [`Error::NotFound`], [`Error::Incomplete`],
 /// [`Error::Partial`], [`Error::Interrupted`], and those of the system and the store. Another call

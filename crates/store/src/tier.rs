@@ -15,7 +15,6 @@ use crate::error::Result;
 /// The file system of a path: the local one, or a bucket if the path is a URL.
 ///
 /// # Errors
-///
 /// [`Error::Storage`](crate::Error::Storage) for a bucket's URL with settings that cannot work. No
 /// request is sent.
 pub fn file_system(path: &Path) -> Result<Arc<dyn FileSystem>> {

@@ -37,7 +37,6 @@ pub use findings::{SharedTensor, Survey};
 /// Examines everything readable of the checkpoint at `path`.
 ///
 /// # Errors
-///
 /// [`Error::NotFound`], [`Error::Version`], [`Error::Interrupted`]; [`Error::Corrupt`] if nothing
 /// shows which tensors there were; and system errors, except those that mean lost bytes.
 pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Survey> {

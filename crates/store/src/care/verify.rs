@@ -26,7 +26,6 @@ const HEADER_BYTES: u64 = 64 << 10;
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///
 /// # Errors
-///
 /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Unknown`],
 /// [`Error::Interrupted`], and system errors. Damage is no error here but a [`Problem`].
 pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<VerifyReport> {

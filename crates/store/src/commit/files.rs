@@ -9,10 +9,6 @@ use crate::error::{Error, Result};
 
 /// Gives a file a new name unless the name exists: with a hard link, which POSIX file systems
 /// create atomically, or with a rename that does not replace.
-///
-/// # Errors
-///
-/// [`Error::NoFreeNames`] if the file system supports neither, and system errors.
 pub(crate) fn link_new(file_system: &dyn FileSystem, from: &Path, to: &Path) -> Result<()> {
     match file_system.change(Change::Link { from, to }) {
         // Buckets support the operation, so their errors are real failures.

@@ -25,7 +25,6 @@ struct Metadata {
 /// could not use one.
 ///
 /// # Errors
-///
 /// A description of the flaw if the group has no tensors.
 pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, String>, String> {
     let mut weight_map = BTreeMap::new();

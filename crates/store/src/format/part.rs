@@ -55,7 +55,6 @@ impl Part {
     /// Parses and checks a part of the checkpoint at `path`, whose digest already matched.
     ///
     /// # Errors
-    ///
     /// [`Error::Malformed`], [`Error::Version`], and [`Error::Unknown`] for types that this version
     /// does not know.
     pub fn parse(text: &[u8], path: &Path, file: &str, id: &str, rank: u32) -> Result<Part> {

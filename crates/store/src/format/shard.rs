@@ -79,7 +79,6 @@ pub(crate) fn box_bytes_bound(name: &str, region: &TensorBox) -> u64 {
 /// list.
 ///
 /// # Errors
-///
 /// A description of the flaw if the text is not such a list.
 pub(crate) fn boxes(header: &Header) -> Result<Option<BTreeMap<String, TensorBox>>, String> {
     let text = header.metadata.get(BOXES);

@@ -26,7 +26,6 @@ impl Checkpoint {
     /// affected tensor in `wanted` is named first.
     ///
     /// # Errors
-    ///
     /// [`Error::Corrupt`] if they differ from those saved. [`Error::Mismatch`] if they are not
     /// whole chunks of a file of this checkpoint.
     pub fn check(

@@ -58,7 +58,6 @@ impl TensorSpec {
     /// Size of the tensor's data in bytes.
     ///
     /// # Errors
-    ///
     /// [`Error::Unsupported`] for a dtype or a size that the format does not support.
     pub fn nbytes(&self) -> Result<u64> {
         Ok(measure(self)?.0)
@@ -152,7 +151,6 @@ struct Candidate {
 /// tensors.
 ///
 /// # Errors
-///
 /// [`Error::Unsupported`] for a dtype or a size that the format does not support.
 pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Result<WritePlan> {
     let mut order = Vec::with_capacity(tensors.len());

@@ -86,7 +86,6 @@ impl Job {
     /// are copied. If changes cannot be detected, [`Job::is_lazy`] is false.
     ///
     /// # Errors
-    ///
     /// [`Error::Unsupported`] for a tensor that the format does not support.
     pub fn new(state: State, path: &Path, options: &Options, staging: &Staging) -> Result<Job> {
         let begun = Instant::now();
@@ -220,7 +219,6 @@ impl Job {
     /// waits for a [`Job::write`] on another thread.
     ///
     /// # Errors
-    ///
     /// System errors for lack of memory. The job has failed then.
     pub fn stage(&self, threads: Option<usize>) -> Result<()> {
         let _span = trace::span("stage");
@@ -243,7 +241,6 @@ impl Job {
     /// the state.
     ///
     /// # Errors
-    ///
     /// As [`Job::stage`], and those of devices. The job has failed then.
     pub fn hold(&self, streams: &[Foreign]) -> Result<()> {
         let _span = trace::span("hold");

@@ -52,7 +52,6 @@ impl Store {
     /// protection moves with it.
     ///
     /// # Errors
-    ///
     /// [`Error::NotFound`], [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] during a save
     /// or a load in it, with [`io::ErrorKind::Unsupported`] if locks are not visible to all hosts,
     /// with [`io::ErrorKind::NotADirectory`] for a link, and system errors.
@@ -131,7 +130,6 @@ impl Store {
     /// All quarantined steps, oldest first.
     ///
     /// # Errors
-    ///
     /// System errors.
     pub fn aside(&self) -> Result<Vec<Aside>> {
         let mut found = Vec::new();
@@ -151,7 +149,6 @@ impl Store {
     /// Protected steps stay, and those that are being read or cannot be read here.
     ///
     /// # Errors
-    ///
     /// System errors; one step that cannot be removed does not stop the removal of others.
     pub fn retire_aside(&self) -> Result<Vec<PathBuf>> {
         let mut found = self.aside()?;

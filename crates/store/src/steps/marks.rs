@@ -106,7 +106,6 @@ impl Store {
     /// invalid, nothing is recorded.
     ///
     /// # Errors
-    ///
     /// System errors, and [`std::io::ErrorKind::ResourceBusy`] if other writers take too long.
     pub fn mark_verified(&self, step: u64, id: &str) -> Result<()> {
         self.mark(step, id, false)
@@ -124,7 +123,6 @@ impl Store {
     /// anyway use `known`, which reads no manifests.
     ///
     /// # Errors
-    ///
     /// System errors, and [`Error::Corrupt`] for an invalid file: a caller that took it for empty
     /// would delete checkpoints that it protects.
     pub fn marks(&self) -> Result<Vec<Mark>> {

@@ -45,11 +45,6 @@ const TURNS_MAX: usize = 16;
 impl Store {
     /// Removes the checkpoint in a directory, and nothing else; with `expected`, only if it has
     /// that id. Returns the bytes freed, or `None` if another checkpoint is there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotFound`] in a bucket without any file of it, [`Error::Undecided`] if nothing
-    /// shows which files are dead, [`Error::Protected`] unless `is_forced`, and system errors.
     pub(crate) fn remove_unlocked(
         &self,
         path: &Path,

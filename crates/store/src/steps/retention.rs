@@ -98,7 +98,6 @@ impl Store {
     /// counted nor deleted; without it, all count. Returns the deleted steps, oldest first.
     ///
     /// # Errors
-    ///
     /// System errors. Skips a step that somebody else removes or saves to.
     pub fn retain(
         &self,
@@ -118,7 +117,6 @@ impl Store {
     /// The decision of [`Store::retain`] about each step, ascending. Nothing is changed.
     ///
     /// # Errors
-    ///
     /// System errors. Skips a step that somebody else removes.
     pub fn plan_retention(
         &self,
@@ -215,7 +213,6 @@ impl Store {
     /// that. Nothing is deleted unless another complete checkpoint stays, durably.
     ///
     /// # Errors
-    ///
     /// System errors; one step that cannot be deleted does not stop the deletion of others.
     pub fn retire(&self, doomed: &[(u64, String)]) -> Result<Vec<u64>> {
         let Some(newest_doomed) = doomed.iter().map(|(step, _)| *step).max() else {

@@ -91,7 +91,6 @@ impl Store {
     /// Reads steps back, compares them with their digests, and records the results.
     ///
     /// # Errors
-    ///
     /// [`Error::Interrupted`]; earlier results are recorded. System errors; one step that cannot be
     /// read does not stop the reading of others.
     pub fn scrub(

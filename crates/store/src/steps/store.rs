@@ -256,7 +256,6 @@ impl Store {
     /// stay, and the directory with them.
     ///
     /// # Errors
-    ///
     /// [`Error::NotFound`] for a step without a directory, [`Error::Protected`], [`Error::Storage`]
     /// with [`io::ErrorKind::ResourceBusy`] during a save in it, with
     /// [`io::ErrorKind::NotADirectory`] for a link, and system errors; another call resumes the

@@ -51,7 +51,6 @@ impl Store {
     /// object store, attempts older than a day are dead.
     ///
     /// # Errors
-    ///
     /// System errors.
     pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.sweep_as(&Sweep::default())
@@ -86,7 +85,6 @@ impl Store {
     /// changed.
     ///
     /// # Errors
-    ///
     /// System errors.
     pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.orphans_as(&Sweep::default())
@@ -95,7 +93,6 @@ impl Store {
     /// The paths that [`Store::sweep_as`] would remove, with their bytes.
     ///
     /// # Errors
-    ///
     /// System errors.
     pub fn orphans_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
         if !self.files().has_directories() {

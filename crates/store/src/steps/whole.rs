@@ -40,7 +40,6 @@ pub struct Removal {
 /// returns the bytes freed. Another call resumes an interrupted removal.
 ///
 /// # Errors
-///
 /// [`Error::NotFound`], [`Error::Protected`] unless `is_forced`, [`Error::Storage`] with
 /// [`io::ErrorKind::ResourceBusy`] during a save or a load in it, with
 /// [`io::ErrorKind::NotADirectory`] for a link and with [`io::ErrorKind::InvalidInput`] for a
