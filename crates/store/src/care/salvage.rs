@@ -58,8 +58,8 @@ pub struct SalvageReport {
 }
 
 /// Saves the intact tensors of the checkpoint at `path` as a new checkpoint at `out`, with as many
-/// ranks. If nothing is missing, the new checkpoint is complete. The tensors stored by one rank are
-/// held in memory at a time.
+/// ranks. If nothing is missing, the new checkpoint is complete. The tensors of one rank at a time
+/// are held in memory.
 ///
 /// `unverified` also recovers tensors that cannot be checked because the manifest or parts are
 /// lost. `into` holds the options for `out`, which may be on another file system.
