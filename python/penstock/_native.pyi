@@ -1,4 +1,4 @@
-"""The Rust engine as Python sees it; private, used only by the modules beside this file."""
+"""The Rust engine as Python sees it; private to the package."""
 
 import sys
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Everything Penstock raises, by what a caller would do about it.
+"""Every error that Penstock raises, one class for each reaction of a caller.
 
-All of it descends from `PenstockError`; most classes are also the built-in error that the
-situation deserves, so `except FileNotFoundError` works as well. A message names the path, says
-what is wrong and ends with what can be done. The facts of a message are attributes too, and
-errors survive pickling, so they cross process boundaries unharmed.
+All classes derive from `PenstockError`. Most also derive from the built-in error of the same
+situation, so `except FileNotFoundError` works as well. A message names the path, states the failure
+and ends with a remedy. The facts of a message are also attributes. Errors can be pickled, so they
+cross process boundaries unharmed.
 
 The native module raises these classes by calling ``cls(message, **fields)``.
 """
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """Base of every error of this package.
+    """Base class of every error of this package.
 
     Example:
         >>> import penstock
@@ -55,27 +55,43 @@ class PenstockError(Exception):
     """Keyword arguments of the constructor; each is an attribute of the same name."""
 
     _is_shared: ClassVar[bool] = False
-    """Whether what the coordinator found of many ranks is as true for each other one of them, which
-    then raises the same; else it raises a `RankError` that tells of it."""
+    """Whether an error that the coordinator found holds for every rank, so that all ranks raise
+    this class. Otherwise the other ranks raise a `RankError` that quotes it.
+    """
 
     _result: ClassVar[str] = "failed"
-    """How `penstock.metrics` counts a call that ended so, where calls of its kind can."""
+    """Result label under which `penstock.metrics` counts a call that raised this error."""
 
     def __str__(self) -> str:
-        # OSError and KeyError format their own way; here the message is the message.
+        # OSError and KeyError format their own way; here the text is the message alone.
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: getattr(self, name) for name in self._fields}
+        fields = fields_of(self)
         notes = getattr(self, "__notes__", None)
         state = {"__notes__": notes} if notes else None
         return _rebuild, (type(self), self.args, fields), state
 
 
 def called(name: str) -> type[PenstockError] | None:
-    """The error of this module that has a name; None where there is none."""
+    """Returns the error class of this module with this name, or None."""
     kind = globals().get(name) if name in __all__ else None
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
+
+
+def fields_of(error: PenstockError) -> dict[str, Any]:
+    """The facts that an error was made with, by the keyword of each."""
+    return {name: getattr(error, name) for name in error._fields}
+
+
+def is_true_for_all_ranks(kind: type[PenstockError]) -> bool:
+    """Whether each rank raises such an error of the coordinator's, instead of a `RankError`."""
+    return kind._is_shared
+
+
+def result_of(error: PenstockError) -> str:
+    """The result by which `penstock.metrics` counts a call that raised an error."""
+    return error._result
 
 
 def _rebuild(
@@ -85,10 +101,10 @@ def _rebuild(
 
 
 class CheckpointNotFoundError(PenstockError, FileNotFoundError):
-    """Nothing is stored at the path.
+    """No checkpoint is stored at the path.
 
     Attributes:
-        path: Where a checkpoint was looked for.
+        path: The directory that was searched for a checkpoint.
     """
 
     _fields = ("path",)
@@ -104,10 +120,10 @@ class CheckpointNotFoundError(PenstockError, FileNotFoundError):
 class CheckpointExistsError(PenstockError, FileExistsError):
     """A complete checkpoint is already stored at the path and ``overwrite=True`` was not given.
 
-    Or the path is that of a store, which `penstock.save` does not save onto.
+    Also raised by `penstock.save` when the path is the directory of a `CheckpointStore`.
 
     Attributes:
-        path: The checkpoint that is in the way, or the store.
+        path: The existing checkpoint or store.
     """
 
     _fields = ("path",)
@@ -135,12 +151,12 @@ class IncompleteCheckpointError(PenstockError):
 
 
 class PartialCheckpointError(IncompleteCheckpointError):
-    """The checkpoint holds what was salvaged from a damaged one, and not all that was asked for.
+    """The checkpoint was salvaged from a damaged one and lacks requested leaves.
 
     Attributes:
         path: The checkpoint's directory.
-        missing: Dotted names of what was asked for and is not there; empty where nothing is known
-            to be missing, but nothing could be checked when it was salvaged.
+        missing: Dotted names of the requested leaves that are missing. Empty if none is known to be
+            missing, but the salvage could not check the checkpoint's completeness.
     """
 
     _fields = ("path", "missing")
@@ -166,17 +182,17 @@ class ProtectedCheckpointError(PenstockError):
 
 
 class CorruptCheckpointError(PenstockError, ValueError):
-    """What is stored is not what was saved, or makes no sense to this version of Penstock.
+    """The stored bytes are damaged, or make no sense to this version of Penstock.
 
     Attributes:
         path: The checkpoint's directory.
         file: Name of the damaged file inside it, where known.
         offset: First byte of the damaged range in that file, where known.
-        tensor: Name of the tensor whose bytes are hit, where known.
-        is_proven: Whether the stored bytes themselves are proven wrong: files are missing or of
-            another size, or bytes do not match their digest when read twice. Else they are what
-            was written and make no sense, or the device does not give them; a store does not
-            remember that as damage.
+        tensor: Name of the tensor whose bytes are damaged, where known.
+        is_proven: Whether the stored bytes are proven wrong: files are missing or have another
+            size, or bytes differ from their digest when read twice. Otherwise the bytes are as
+            written but make no sense, or the device does not return them; a store does not record
+            that as damage.
     """
 
     _fields = ("path", "file", "offset", "tensor", "is_proven")
@@ -201,15 +217,15 @@ class CorruptCheckpointError(PenstockError, ValueError):
 
 
 class FormatVersionError(PenstockError, ValueError):
-    """The checkpoint takes a newer Penstock to read.
+    """Reading the checkpoint requires a newer Penstock.
 
-    It is written in a format version that this one does not read, or holds a type or a kind of
-    value that this one does not know.
+    The checkpoint has a format version that this Penstock does not read, or holds an element type
+    or a kind of value that it does not know.
 
     Attributes:
         path: The checkpoint's directory.
-        found: The version it is written in; equal to ``supported`` where it is something in it
-            that is not known.
+        found: The checkpoint's format version; equal to ``supported`` if the checkpoint only
+            contains an unknown type or kind of value.
         supported: The newest version this Penstock reads.
     """
 
@@ -237,11 +253,11 @@ class UnsupportedStateError(PenstockError, TypeError):
 
 
 class UnsupportedPathError(PenstockError, ValueError):
-    """A path is a URL that is of no bucket, or that a call for files of this machine does not take.
+    """The path is a URL of no known bucket scheme, or the call takes local files only.
 
     Attributes:
-        path: The path as it was given.
-        scheme: What comes before its colon, as in ``"s3"``.
+        path: The path as given.
+        scheme: The part before the colon, such as ``"s3"``.
     """
 
     _fields = ("path", "scheme")
@@ -253,10 +269,10 @@ class UnsupportedPathError(PenstockError, ValueError):
 
 
 class StateMismatchError(PenstockError, ValueError):
-    """The checkpoint and what the caller asked for (``into=``, ``keys=``) do not fit together.
+    """The checkpoint does not fit the request (``into=``, ``keys=``).
 
     Attributes:
-        key: Dotted name of the first leaf that does not fit, where there is one.
+        key: Dotted name of the first leaf that does not fit, if one leaf is at fault.
         path: The checkpoint's directory, where known.
     """
 
@@ -273,11 +289,11 @@ class StorageError(PenstockError, OSError):
 
     Attributes:
         path: The file or directory.
-        filename: The same, as `OSError` calls it.
+        filename: The same path, under the name that `OSError` uses.
         errno: The error number, as in the `errno` module.
-        needed_bytes: Where there was no room: the bytes of all files of the checkpoint.
-        free_bytes: Where there was no room: the bytes that were free before the first of them
-            was written. What is missing is the difference of the two.
+        needed_bytes: If storage was full: the size of all files of the checkpoint, in bytes.
+        free_bytes: If storage was full: the bytes that were free before the first file was written.
+            The difference of the two is the missing space.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ("path", "errno", "needed_bytes", "free_bytes")
@@ -299,12 +315,12 @@ class StorageError(PenstockError, OSError):
 
 
 class DeviceError(PenstockError, RuntimeError):
-    """A device, or its driver, is in the way of a save or a load.
+    """A device or its driver prevented a save or a load.
 
-    Nothing is committed of a save that fails so, and what was stored before is as it was.
+    A save that fails this way commits nothing; earlier checkpoints are unchanged.
 
     Attributes:
-        code: The driver's number for it (``CUresult``); None where the driver was not asked.
+        code: The driver's error number (``CUresult``); None if the driver was not called.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ("code",)
@@ -315,15 +331,15 @@ class DeviceError(PenstockError, RuntimeError):
 
 
 class CommitUndecidedError(StorageError):
-    """The storage did not say whether a save was committed, and it may yet be.
+    """The storage did not report whether a save was committed; it may still be.
 
-    So what it has written stays. Look in some minutes, with `penstock inspect`: where the
-    checkpoint at the path has this id, it was committed. Else save the state again, under another
-    name.
+    Its files therefore stay. Run `penstock inspect` after some minutes: if the checkpoint at the
+    path has the id ``attempt``, the save was committed. Otherwise save the state again under
+    another name.
 
     Attributes:
         path: The checkpoint's directory.
-        attempt: The id that the checkpoint has, if it was committed.
+        attempt: The id of the checkpoint, if it was committed.
         errno: The error number, as in the `errno` module.
     """
 
@@ -335,12 +351,12 @@ class CommitUndecidedError(StorageError):
 
 
 class TransferError(StorageError):
-    """Bytes of a file could not be read or written: I/O error, disk full, the file ends before.
+    """Bytes of a file could not be read or written: I/O error, disk full, file too short.
 
     Attributes:
         path: The file.
-        offset: Where in the file, in bytes; of a file that ends before, where that is.
-        errno: The error number, as in the `errno` module; ``ENODATA`` where the file ends before.
+        offset: Offset in the file, in bytes; for a file that is too short, its end.
+        errno: The error number, as in the `errno` module; ``ENODATA`` if the file is too short.
     """
 
     _fields = ("path", "errno", "offset")
@@ -351,21 +367,21 @@ class TransferError(StorageError):
 
 
 class TransferCancelledError(PenstockError):
-    """A transfer was given up by `penstock.offload.Transfer.cancel`.
+    """A transfer was cancelled by `penstock.offload.Transfer.cancel`.
 
-    What had begun was finished, so a part of the bytes may have been moved.
+    Requests already under way were completed, so a part of the bytes may have been moved.
     """
 
     _result = "cancelled"
 
 
 class RankError(PenstockError):
-    """Of the ranks that save together, one failed, is not there, or saw something else.
+    """One of the ranks that save together failed, is missing, or has a different view of the save.
 
-    Or this process is a rank that has no process group to save with.
+    Also raised when this process is a rank but has no process group to save with.
 
     Attributes:
-        rank: The first such rank, by its number in the process group.
+        rank: The first such rank, numbered within the process group.
     """
 
     _fields = ("rank",)
@@ -379,7 +395,7 @@ class SaveInProgressError(PenstockError):
     """An earlier save of this store is still running, and ``if_busy="error"`` was given.
 
     Attributes:
-        path: Where the earlier one saves to.
+        path: The destination of the earlier save.
     """
 
     _fields = ("path",)
@@ -391,19 +407,18 @@ class SaveInProgressError(PenstockError):
 
 
 class SaveCancelledError(PenstockError):
-    """A save was given up by `PendingSave.cancel`.
+    """A save was cancelled by `PendingSave.cancel`.
 
-    Nothing was committed, unless the message tells of ranks that do not know.
+    Nothing was committed, unless the message names ranks whose outcome is unknown.
     """
 
     _result = "cancelled"
 
 
 class MissingDependencyError(PenstockError, ImportError):
-    """A package is needed for this and is not installed, or its version lacks what is needed.
+    """A required package is not installed, or its version lacks a required feature.
 
-    Attributes:
-        name: The package; where a device is of a kind that PyTorch does not know, that kind.
+    name: The package; for a device of a kind that PyTorch does not know, that kind.
     """
 
     _fields = ("name",)
@@ -419,7 +434,7 @@ class OptionsError(PenstockError, ValueError):
 
     Attributes:
         path: The file.
-        key: What in it is wrong, where it is one value.
+        key: The wrong value's name, if one value is at fault.
     """
 
     _fields = ("path", "key")
@@ -431,4 +446,4 @@ class OptionsError(PenstockError, ValueError):
 
 
 class PenstockWarning(UserWarning):
-    """Something was skipped or left undone, and the call succeeded all the same."""
+    """Something was skipped or left undone although the call succeeded."""

@@ -1,6 +1,6 @@
 """Counters and histograms of saves, loads and checks for Prometheus; see docs/metrics.md.
 
-They are of the standard client library: whatever serves its registry serves these.
+They belong to the standard client library: any server of its registry also serves them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.checkpoint.mirroring.reports import MirrorReport
 from penstock.checkpoint.saving.pending import PendingSave
 from penstock.common import events
 from penstock.common.paths import local
-from penstock.errors import MissingDependencyError, PenstockError
+from penstock.errors import MissingDependencyError, PenstockError, result_of
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ __all__ = ["enable", "write_textfile"]
 
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _STALL_SECONDS = (0.001, 0.005, 0.01, 0.05, *_SECONDS)
-"""A lazy save holds training up for milliseconds."""
+"""Bounds of the stall histogram's buckets: a lazy save stalls training for milliseconds only."""
 
 _SAVE_RESULTS = ("ok", "failed", "cancelled", "skipped")
 _LOAD_RESULTS = ("ok", "missing", "damaged", "failed", "cancelled")
@@ -46,12 +46,12 @@ _STATES = {"verified": "ok", "damaged": "damaged", "failed": "failed"}
 def enable(registry: CollectorRegistry | None = None) -> None:
     """Counts every save, load and check of this process from now on.
 
-    Call it once before training; more calls do nothing, or put the same metrics into one more
+    Call it once before training. Later calls do nothing, or add the same metrics to another
     registry. In the multiprocess mode of the client library (``PROMETHEUS_MULTIPROC_DIR``) the
-    processes of a machine are summed up.
+    metrics of all processes of a machine are added up.
 
     Args:
-        registry: Where the metrics go; None for the default one, which
+        registry: The registry of the metrics; None for the default one, which
             `prometheus_client.start_http_server` serves.
 
     Raises:
@@ -84,14 +84,14 @@ def enable(registry: CollectorRegistry | None = None) -> None:
 
 
 def write_textfile(path: str | os.PathLike[str]) -> None:
-    """Writes the metrics of Penstock for the textfile collector of node_exporter.
+    """Writes Penstock's metrics for the textfile collector of node_exporter.
 
-    The file is replaced in one step. Nothing else of the registry is in it: node_exporter has
-    metrics of its own by the names of the client's defaults. In multiprocess mode all processes
-    are.
+    The file is replaced atomically. It omits the other metrics of the registry, because
+    node_exporter uses the same names for metrics of its own. In multiprocess mode the file covers
+    all processes.
 
     Args:
-        path: A file that ends in ``.prom``, in the collector's directory.
+        path: A file whose name ends in ``.prom``, in the collector's directory.
 
     Raises:
         PenstockError: `enable` was not called.
@@ -120,18 +120,18 @@ def write_textfile(path: str | os.PathLike[str]) -> None:
 
 
 class _Ours:
-    """What another collector has of Penstock."""
+    """Selects Penstock's metrics from another collector."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics."""
+        """Yields the metrics."""
         return (one for one in self._collector.collect() if one.name.startswith("penstock_"))
 
 
 class _Metrics:
-    """The metrics, and how what happens changes them."""
+    """The metrics, updated by the events of calls."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram
@@ -141,7 +141,8 @@ class _Metrics:
         def counter(name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
             made = Counter(f"penstock_{name}", text, [label] if label else [], registry=None)
             self.collectors.append(made)
-            # A rate of what is not there yet would miss the first event.
+            # A label is created at once: a rate over a series that does not exist yet misses its
+            # first event.
             for value in values:
                 made.labels(value)
             return made
@@ -183,7 +184,7 @@ class _Metrics:
         for one in self.collectors:
             registry.register(one)
 
-    # What `events.Observer` asks for.
+    # Methods of `events.Observer`.
 
     def ended(self, call: Call, outcome: Any, seconds: float) -> None:
         """Counts a call."""
@@ -198,11 +199,11 @@ class _Metrics:
             for step in outcome.steps:
                 if step.state in _STATES:
                     self._checked(_STATES[step.state])
-                # What is wrong with the manifest, or was found before, is not listed.
+                # The scrub does not list problems of the manifest, nor damage found earlier.
                 problems = len(step.problems) or int(step.state == "damaged")
                 self._read("scrub", step.bytes_checked, problems)
         else:
-            # Damage is in what these calls return; one that raises has come to no verdict.
+            # Damage is part of these calls' results; a call that raises has reached no verdict.
             self._checked(_result_of(outcome, ("cancelled",)))
 
     def pending(self, change: int) -> None:
@@ -220,12 +221,12 @@ class _Metrics:
         self.mirrored_at.set(time.time())
 
     def passed_over(self, steps: int) -> None:
-        """Counts steps that a load has gone back over."""
+        """Counts steps that a load skipped as bad."""
         self.fallbacks.labels("step").inc(steps)
 
     def _saved(self, outcome: Any, seconds: float) -> None:
         if isinstance(outcome, PendingSave):
-            # The thread that saves tells the rest.
+            # The saving thread reports the rest.
             self.stall_seconds.observe(outcome.stall_seconds)
             return
         if not isinstance(outcome, SaveReport):
@@ -267,9 +268,9 @@ class _Metrics:
 
 
 def _result_of(error: BaseException, results: Iterable[str]) -> str:
-    """How a call ended that raised something, of the ways in which calls of its kind do."""
-    result = error._result if isinstance(error, PenstockError) else "failed"
-    # Handlers of SIGTERM exit: a job that makes room for another one is no failure.
+    """Returns the result label of a call that raised, among the labels of calls of its kind."""
+    result = result_of(error) if isinstance(error, PenstockError) else "failed"
+    # Handlers of SIGTERM exit: a job that is preempted is not a failure.
     if isinstance(error, KeyboardInterrupt | SystemExit):
         result = "cancelled"
     return result if result in results else "failed"
@@ -277,4 +278,4 @@ def _result_of(error: BaseException, results: Iterable[str]) -> str:
 
 _metrics: _Metrics | None = None
 _registries: list[CollectorRegistry] = []
-"""Where they are registered."""
+"""Registries that hold the metrics."""

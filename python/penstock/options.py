@@ -1,4 +1,4 @@
-"""`Options`: how bytes are moved, and the environment variables that say so."""
+"""`Options`: engine, buffer sizes and checks of a call, and their environment variables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MIB = 1 << 20
 _FILE_VARIABLE = "PENSTOCK_OPTIONS"
 
 _ABOUT = "about"
-"""What a file of options says of itself, for whoever reads it."""
+"""Key of a free-form remark in a file of options."""
 
 
 def _option(variable: str, default: object, kind: Word | Number | Flag) -> Any:
-    """A dataclass field whose default comes from the environment when an instance is made.
+    """Returns a dataclass field whose default is read from the environment at each construction.
 
-    Its ``metadata`` has all that is known of it beside its documentation.
+    The field's ``metadata`` holds its variable, default and range.
     """
     name = variable.removeprefix("PENSTOCK_").lower()
 
@@ -48,35 +48,35 @@ def _option(variable: str, default: object, kind: Word | Number | Flag) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How bytes move between memory and storage; the defaults suit nearly everybody.
+    """How bytes move between memory and storage. The defaults suit almost every use.
 
-    A value that is not given comes from the environment variable ``PENSTOCK_<NAME>`` (for
-    example ``PENSTOCK_ENGINE=threads``), read when the instance is made; else from the file that
-    ``PENSTOCK_OPTIONS`` names (see `read`), which a process reads once; and else from the
-    defaults below. ``None`` leaves a number to Penstock, which chooses by the bytes to move, the
-    device and the processor's cores; the report's ``choices`` say what and why.
+    A value that is not given is read from the environment variable ``PENSTOCK_<NAME>`` (for example
+    ``PENSTOCK_ENGINE=threads``) when the instance is made, else from the file that
+    ``PENSTOCK_OPTIONS`` names (see `read`), which a process reads once, and else from the defaults
+    below. For a number, ``None`` lets Penstock choose by the bytes to move, the device and the
+    processor's cores; the report's ``choices`` lists each value with its reason.
 
     Attributes:
-        engine: ``"uring"``, ``"threads"``, or ``"auto"``: io_uring where the kernel allows it,
-            else a pool of threads; the report's ``fallbacks`` says why.
+        engine: ``"uring"``, ``"threads"``, or ``"auto"``: io_uring where the kernel allows it, else
+            a pool of threads; the report's ``fallbacks`` gives the reason.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"``, or ``"auto"``: where the
             file system supports it.
-        queue_depth: Requests in flight per I/O thread, 1 to 4096. Left open, ranks that save
-            together share them out on each machine.
+        queue_depth: Requests in flight per I/O thread, 1 to 4096. If not given, ranks that save
+            together on one machine divide the requests among them.
         extent_bytes: Bytes of one request: a multiple of 1 MiB, 1 MiB to 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024.
-        staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size,
-            4 MiB to 1 PiB: at least two extents and 1 MiB beside each. Not given, it is 256 MiB;
-            for `CheckpointStore.save_async` as much as the state has, up to half of the memory
-            that is free. Where it has no room for the extents that ``io_threads`` and
-            ``queue_depth`` ask for, it lowers those; ``choices`` says so.
-        verify: Whether a load checks every byte that it hands out against its digest. What ends
-            in a verdict checks them all the same: `verify`, `scrub`, `explain`, `salvage`, and a
-            load with ``fallback``. A load that does not check leaves no mark.
-        shard_bytes: Bound on the data in one file, 4 KiB to 1 PiB. Not given, it is 16 GiB; in a
-            bucket an eighth of what a rank saves, 64 MiB to 16 GiB.
-        rank_timeout_seconds: Where many ranks save together, how long one that has done its part
-            waits for the others, 1 to 86400. Not less than a save takes the slowest.
+        staging_bytes: Upper bound of the memory in which a call stages data, for checkpoints of any
+            size: 4 MiB to 1 PiB, and at least two extents with 1 MiB beside each. If not given, it
+            is 256 MiB; for `CheckpointStore.save_async` it is the size of the state, up to half of
+            the free memory. If it is too small for the extents that ``io_threads`` and
+            ``queue_depth`` ask for, Penstock lowers those and reports it in ``choices``.
+        verify: Whether a load checks every byte that it returns against its digest. Calls whose
+            result is a verdict always check: `verify`, `scrub`, `explain`, `salvage`, and a load
+            with ``fallback``. A load that does not check does not record the step as verified.
+        shard_bytes: Upper bound of the data in one file, 4 KiB to 1 PiB. If not given, it is 16
+            GiB; in a bucket it is an eighth of the bytes that a rank saves, 64 MiB to 16 GiB.
+        rank_timeout_seconds: How long a rank that has finished its part of a save waits for the
+            others, 1 to 86400 seconds. It must exceed the save time of the slowest rank.
 
     Raises:
         ValueError: A value, or an environment variable, is out of range.
@@ -92,7 +92,7 @@ class Options:
     engine: str = _option("PENSTOCK_ENGINE", "auto", Word(("auto", "uring", "threads")))
     direct: str = _option("PENSTOCK_DIRECT", "auto", Word(("auto", "on", "off")))
     queue_depth: int | None = _option("PENSTOCK_QUEUE_DEPTH", None, Number(1, 4096, "requests"))
-    # Digests cover chunks of 1 MiB; an extent holds whole ones.
+    # Digests cover chunks of 1 MiB; an extent holds whole chunks.
     extent_bytes: int | None = _option(
         "PENSTOCK_EXTENT_BYTES", None, Number(_MIB, 1 << 30, "bytes", multiple_of=_MIB)
     )
@@ -117,28 +117,28 @@ class Options:
     def read(cls, path: str | os.PathLike[str]) -> Options:
         """Reads options from a file, such as `penstock bench io --tune` writes.
 
-        The file is one JSON object whose keys are names of attributes; ``about`` may hold
-        anything. What is in it counts as given: environment variables decide the rest only.
+        The file is one JSON object whose keys are names of attributes; ``about`` may hold anything.
+        Its values take precedence over environment variables, which set only the others.
 
         Args:
             path: The file.
 
         Raises:
-            OptionsError: It cannot be read, or holds an unknown key or a bad value.
+            OptionsError: The file cannot be read, or holds an unknown key or a bad value.
         """
         return cls(**_read(os.fspath(path)))
 
     def write(
         self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None
     ) -> None:
-        """Writes what differs from the defaults to a file, for `read` and ``PENSTOCK_OPTIONS``.
+        """Writes the values that differ from the defaults to a file that `read` understands.
 
         Args:
-            path: The file; one that is there is replaced in one step.
-            about: Where the values come from, as plain JSON.
+            path: The file; an existing file is replaced atomically.
+            about: The origin of the values, as plain JSON.
 
         Raises:
-            StorageError: The operating system refused it.
+            StorageError: The operating system failed to write the file.
 
         Example:
             >>> import penstock
@@ -178,23 +178,18 @@ class Options:
             ) from error
 
     def to_native(self) -> dict[str, Any]:
-        """The same as the dictionary that the native module takes."""
+        """Returns the options as the dictionary that the native module takes."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 DEFAULTS: dict[str, Any] = {
     one.name: one.metadata["default"] for one in dataclasses.fields(Options)
 }
-"""Every value where neither caller nor environment gives one."""
+"""Value of each option that neither caller nor environment sets."""
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What a file of options sets.
-
-    Raises:
-        OptionsError: It cannot be read, or holds what it may not.
-        UnsupportedPathError: It is a URL.
-    """
+    """Reads the values that a file of options sets."""
     path = local(path)
     try:
         with open(path, "rb") as file:
@@ -212,7 +207,7 @@ def _read(path: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise OptionsError(f"{path} holds no options: they are one JSON object", path=path)
     document.pop(_ABOUT, None)
-    # All are given, so that no variable is asked, that of this very file least of all.
+    # All values are given, so that none is read from the environment, which may name this file.
     checked = dict(DEFAULTS)
     for key, value in document.items():
         if key not in DEFAULTS:
@@ -234,9 +229,9 @@ def _read(path: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _of_environment(path: str) -> dict[str, Any]:
-    """What the file of the environment sets, for as long as this process lives.
+    """Reads the file that the environment names, once in the life of the process.
 
-    Every call without options asks for it, and a run must not change its mind half-way.
+    Every call without options needs the values, and a run must not change them half-way.
     """
     try:
         return _read(path)

@@ -1,7 +1,7 @@
-"""What a call did: `SaveReport`, `LoadReport`, `VerifyResult`.
+"""Reports of finished calls, such as `SaveReport`, `LoadReport` and `VerifyResult`.
 
-A report proves which path ran: engine, direct I/O or not, and why something was fallen back
-from. GB is 10**9 bytes. ``str`` of one is a few lines for people, ``repr`` the whole of it.
+A report shows how the bytes moved: the engine, direct I/O, and each fallback with its reason. GB is
+10**9 bytes. ``str`` of a report is a few lines for people, ``repr`` all of its fields.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ FallbackKind: TypeAlias = Literal[
     "copy",
     "unpinned",
 ]
-"""What a `Fallback` may be a reason for."""
+"""Kinds of `Fallback`."""
 
 
 class Fallback(str):
-    """A way that was not open: the reason, as text, which knows what it is a reason for.
+    """The reason why a preferred method was not used: a text with a ``kind``.
 
     Attributes:
-        kind: ``"engine"`` (threads move the bytes, not io_uring), ``"buffered"`` (they go through
-            the page cache, though nobody asked for that), ``"eager"`` (a lazy save copied the state
-            at its call), ``"unreserved"`` (space is not reserved before it is written),
-            ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
-            or it is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"``
-            (readers of models find no index of a group), ``"untied"`` (tensors that share memory
-            in part come back independent of each other), ``"renamed"`` (readers of models find
-            tensors of a group by other names than the state has), ``"copy"`` (damaged chunks were
-            read from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies
-            to or from could not be pinned).
+        kind: ``"engine"`` (threads move the bytes instead of io_uring), ``"buffered"`` (bytes go
+            through the page cache although this was not requested), ``"eager"`` (a lazy save copied
+            the state at its call), ``"unreserved"`` (space is not reserved before writing),
+            ``"unlinked"`` (a file of tensors could not be hard-linked: its blocks are shared, or it
+            is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"`` (a
+            group has no index for readers of models), ``"untied"`` (tensors that share a part of
+            their memory come back independent of each other), ``"renamed"`` (readers of models find
+            tensors of a group under other names than in the state), ``"copy"`` (damaged chunks were
+            read from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies to
+            or from could not be pinned).
     """
 
     __slots__ = ("kind",)
     kind: FallbackKind
 
     def __new__(cls, reason: str, kind: FallbackKind) -> Self:
-        """A reason of a kind."""
+        """Creates a reason of this kind."""
         self = super().__new__(cls, reason)
         self.kind = kind
         return self
@@ -68,13 +68,13 @@ class Fallback(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """What a save wrote and how.
+    """The result of a save: bytes written, timings, and the methods used.
 
     Attributes:
         path: The checkpoint's directory.
         step: The step it was saved as, if any.
-        checkpoint_id: Identity of this very save; `penstock.inspect` reports the same.
-        bytes: Bytes of all files that were written, manifest included.
+        checkpoint_id: Identity of this save; `penstock.inspect` reports the same.
+        bytes: Bytes of all files written, manifest included.
         tensor_bytes: Bytes of tensor data in them.
         seconds: Wall time of the whole call.
         phases: Wall time of each phase: ``flatten`` (walking the state), ``plan``, ``write``,
@@ -85,22 +85,21 @@ class SaveReport:
         engine: ``"uring"`` or ``"threads"``.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
-        fallbacks: What was tried first and why it was not used; each is a text with a ``kind``,
-            see `Fallback`.
-        choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
-            ``queue_depth``, where they were not given or there was no room for what was.
-        device: The block device behind the directory, with its driver; None where it is not
-            known.
+        fallbacks: Preferred methods that could not be used, each a reason with a ``kind``; see
+            `Fallback`.
+        choices: Values of ``extent_bytes``, ``io_threads`` and ``queue_depth`` that Penstock chose,
+            with reasons, because they were not given or exceeded the available memory.
+        device: The block device of the directory, with its driver; None if unknown.
         io_threads: Threads that moved bytes.
-        queue_depth: Requests in flight per thread, at most.
-        extent_bytes: Bytes of one request, at most.
-        staging_peak_bytes: Most memory that was staged at one time.
-        linked_bytes: Bytes of the files that became part of it without being written: those of an
-            optimizer that keeps its state on storage. They are not among ``bytes``.
-        device_bytes: Bytes of tensor data that GPUs copied out of their memory, to pinned memory of
-            the host. What another device has counts as the host's: PyTorch copies it.
-        rank: Number of the rank that this is the report of; bytes, tensors and files are its own.
-        world_size: How many ranks saved together.
+        queue_depth: Largest number of requests in flight per thread.
+        extent_bytes: Largest size of one request, in bytes.
+        staging_peak_bytes: Peak memory used for staging.
+        linked_bytes: Bytes of files that were hard-linked into the checkpoint instead of written:
+            those of an optimizer that keeps its state on storage. Not included in ``bytes``.
+        device_bytes: Bytes of tensor data that GPUs copied from their memory to pinned host memory.
+            Tensors on other devices are not included, because PyTorch copies them to the host.
+        rank: Number of the rank that this report describes; bytes, tensors and files are its own.
+        world_size: Number of ranks that saved together.
     """
 
     path: str
@@ -129,7 +128,7 @@ class SaveReport:
 
     @property
     def gb_per_second(self) -> float:
-        """Bytes of all files that were written over the whole call's time."""
+        """Bytes of all files written, divided by the time of the whole call."""
         return _gb_per_second(self.bytes, self.seconds)
 
     def __str__(self) -> str:
@@ -154,39 +153,38 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a load read and how.
+    """The result of a load: bytes read, timings, and the methods used.
 
     Attributes:
         path: The checkpoint's directory.
         step: The step it was saved as, if any.
         checkpoint_id: Identity of the save it came from.
-        bytes: Bytes of tensor data handed out.
+        bytes: Bytes of tensor data returned to the caller.
         bytes_read: Bytes read from storage.
         seconds: Wall time of the whole call.
-        phases: Wall time of each phase: ``open`` (manifest and part), ``read``, ``build``
-            (making the state out of what was read).
+        phases: Wall time of each phase: ``open`` (manifest and part), ``read``, ``build`` (building
+            the state from the bytes read).
         tensors: Tensors read.
         files: Files read.
         engine: ``"uring"`` or ``"threads"``.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
-        fallbacks: What was tried first and why it was not used; each is a text with a ``kind``,
-            see `Fallback`.
-        choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
-            ``queue_depth``, where they were not given or there was no room for what was.
-        device: The block device behind the directory, with its driver; None where it is not
-            known.
+        fallbacks: Preferred methods that could not be used, each a reason with a ``kind``; see
+            `Fallback`.
+        choices: Values of ``extent_bytes``, ``io_threads`` and ``queue_depth`` that Penstock chose,
+            with reasons, because they were not given or exceeded the available memory.
+        device: The block device of the directory, with its driver; None if unknown.
         io_threads: Threads that moved bytes.
-        queue_depth: Requests in flight per thread, at most.
-        extent_bytes: Bytes of one request, at most.
-        staging_peak_bytes: Most memory that was staged at one time.
-        bounced_bytes: Bytes that had to be copied after reading, for want of alignment.
-        device_bytes: Bytes that GPUs copied into their memory, out of pinned memory of the host, to
-            tensors that were filled and to new ones. It is 0 where PyTorch made the copies.
-        verified: Whether everything handed out was checked against its digest.
-        skipped: Newer steps that `CheckpointStore.load` passed over for want of a good one, each
-            with the reason.
-        world_size: How many ranks saved it together.
+        queue_depth: Largest number of requests in flight per thread.
+        extent_bytes: Largest size of one request, in bytes.
+        staging_peak_bytes: Peak memory used for staging.
+        bounced_bytes: Bytes copied after reading because the target was not aligned.
+        device_bytes: Bytes that GPUs copied from pinned host memory into their memory, for tensors
+            filled in place and new ones; 0 if PyTorch made the copies.
+        verified: Whether all returned bytes were checked against their digests.
+        skipped: Newer steps that `CheckpointStore.load` skipped because they are not good, each
+            with its reason.
+        world_size: Number of ranks that saved the checkpoint together.
     """
 
     path: str
@@ -216,7 +214,7 @@ class LoadReport:
 
     @property
     def gb_per_second(self) -> float:
-        """Bytes handed out over the whole call's time."""
+        """Bytes returned, divided by the time of the whole call."""
         return _gb_per_second(self.bytes, self.seconds)
 
     def __str__(self) -> str:
@@ -242,7 +240,7 @@ class LoadReport:
 
 
 def _short(path: str, rows: list[Row]) -> list[Row]:
-    """Rows with short names of the files at a path."""
+    """Shortens the names of the checkpoint's files in the rows' texts."""
     names = FileNames(path, (text for _, text in rows))
     return [(name, names.short(text)) for name, text in rows]
 
@@ -252,7 +250,7 @@ def _titled(path: str, step: int | None) -> str:
 
 
 def _how(report: SaveReport | LoadReport) -> list[Row]:
-    """Which way the bytes went, and why no other."""
+    """Report rows on the way that the bytes took, and the reasons."""
     way = "past the page cache" if report.direct_io else "through the page cache"
     if report.engine == "objects":
         way = "over HTTP"
@@ -273,14 +271,14 @@ def _how(report: SaveReport | LoadReport) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a checkpoint.
+    """One defect of a checkpoint.
 
     Attributes:
         file: Name of the file inside the checkpoint, where known.
         offset: First byte of the damaged range in that file, where known.
-        tensor: Name of the tensor whose bytes are hit, where known.
-        message: What is wrong, in words.
-        is_proven: Whether the stored bytes themselves are wrong; see `CorruptCheckpointError`.
+        tensor: Name of the tensor whose bytes are damaged, where known.
+        message: Description of the defect.
+        is_proven: Whether the stored bytes are proven wrong; see `CorruptCheckpointError`.
     """
 
     file: str | None
@@ -297,16 +295,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """Whether every byte of a checkpoint still has its digest.
+    """The result of comparing every byte of a checkpoint with its digest.
 
     Attributes:
         path: The checkpoint's directory.
         ok: Whether no problem was found.
-        problems: Everything that was found, in the order of the files.
+        problems: All problems found, in the order of the files.
         bytes_checked: Bytes read and digested.
         files: Files checked.
         tensors: Tensors whose bytes were checked.
-        is_partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
+        is_partial: Whether the checkpoint holds only the tensors that `penstock.salvage` recovered
+            from a damaged one.
         seconds: Wall time of the whole call.
     """
 
@@ -321,7 +320,7 @@ class VerifyResult:
 
     @property
     def gb_per_second(self) -> float:
-        """Bytes checked over the whole call's time."""
+        """Bytes checked, divided by the time of the whole call."""
         return _gb_per_second(self.bytes_checked, self.seconds)
 
     def __str__(self) -> str:
@@ -341,17 +340,16 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubbedStep:
-    """What a scrub did with a step.
+    """The result of scrubbing one step.
 
     Attributes:
         step: The training step.
-        state: ``"verified"`` (read and right), ``"skipped"`` (not read: recently read back, not
-            complete, or removed meanwhile), ``"damaged"`` (found so now, or recently and not read
-            again) or ``"failed"`` (the system did not let it be read).
-        reason: Why it is not verified; None where it is.
-        read_at_seconds: When it was read back last, in seconds since 1970; None where that is not
-            known.
-        problems: What is wrong, where it was read now.
+        state: ``"verified"`` (read, and all digests match), ``"skipped"`` (not read: verified
+            recently, incomplete, or removed meanwhile), ``"damaged"`` (found damaged now, or
+            recently and not read again) or ``"failed"`` (the operating system could not read it).
+        reason: Why the step is not verified; None if it is.
+        read_at_seconds: When the step was last verified, in seconds since 1970; None if unknown.
+        problems: Problems found by this scrub.
         bytes_checked: Bytes read and digested.
         seconds: Wall time.
     """
@@ -367,7 +365,7 @@ class ScrubbedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubReport:
-    """What a scrub of a store found.
+    """The result of scrubbing a store.
 
     Attributes:
         root: The store's directory.
@@ -381,7 +379,7 @@ class ScrubReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no step is damaged, and none was kept from being read."""
+        """Whether no step is damaged and every step to be checked could be read."""
         return all(step.state in ("verified", "skipped") for step in self.steps)
 
     @property
@@ -408,12 +406,12 @@ class ScrubReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionReport:
-    """What retention deleted, or would delete, and why it kept the rest.
+    """The steps that retention deleted or would delete, and why it kept the others.
 
     Attributes:
-        dry_run: Whether nothing was deleted, but would have been.
-        deleted: The steps that went, or would go, oldest first.
-        kept: Every other step with the reason, oldest first.
+        dry_run: Whether nothing was deleted because the call was a dry run.
+        deleted: The steps deleted (in a dry run: to be deleted), oldest first.
+        kept: The reason for each step that was kept, oldest first.
     """
 
     dry_run: bool

@@ -583,7 +583,7 @@ def taken_for_real():
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
-        self._handlers[GpuTensor] = type(self)._tensor
+        self.handlers[GpuTensor] = type(self).encode_tensor
 
     def read_more(value, name):
         return of_tensor(value, name) if type(value) is GpuTensor else read(value, name)

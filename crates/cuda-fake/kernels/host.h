@@ -1,5 +1,5 @@
-// What the kernels' text needs of a machine, on the host: a warp is one thread, memory is reached through the
-// driver, and orders are those of C.
+// The machine functions of the kernels, on the host: a warp is one thread, memory is accessed
+// through the driver, and memory orders are those of C.
 #define PENSTOCK_HOST
 #define PENSTOCK_FUNCTION static inline
 #define PENSTOCK_KERNEL void
@@ -7,14 +7,14 @@
 
 typedef unsigned long long penstock_word;
 
-// Where bytes that a device reaches are; null where it does not. Of the warp that runs on this thread.
+// The host address of bytes in the memory of this thread's warp; null where a device has no access.
 extern void *penstock_host_reach(penstock_word address, penstock_word bytes);
 extern penstock_word penstock_warp(void);
 extern penstock_word penstock_warps(void);
 // Lets other threads run.
 extern void penstock_pause(void);
 
-// What a warp gets where it reaches nothing. It is not 0, so that it takes its FIFO to be closed.
+// The result of a read without access. It is not 0, so that the warp takes its FIFO to be closed.
 #define PENSTOCK_NOWHERE (~0ull)
 
 PENSTOCK_FUNCTION unsigned penstock_lane(void)

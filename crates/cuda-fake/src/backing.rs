@@ -1,8 +1,9 @@
-//! The pages behind device memory and pinned host memory, and the addresses by which callers know the first.
+//! The pages behind device memory and pinned host memory, and the addresses that callers get.
 //!
-//! A device address lies in a reserved range that nobody may read or write, and is not given again until the
-//! range is used up: a caller who follows one gets a fault. The bytes lie elsewhere, in a file in memory, so
-//! that the system counts them as shared and not as the caller's own (`RssShmem`, not `RssAnon`).
+//! A device address is in a reserved range without access, and is not reused until the range is
+//! used up: a caller that dereferences one gets a fault. The bytes are elsewhere, in a file in
+//! memory, so that the system counts them as shared and not as the caller's own (`RssShmem`, not
+//! `RssAnon`).
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,21 +14,21 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::status::{Answer, Status};
 
-/// What is reserved at a time; a reservation takes addresses and no memory.
+/// Bytes of addresses reserved at a time; a reservation takes no memory.
 const RESERVED_BYTES: u64 = 1 << 36;
-/// Between two allocations, so that none can be left for the next.
+/// Distance between two allocations, so that running past one does not reach the next.
 const GAP_BYTES: u64 = 1 << 16;
-/// What fresh device memory holds, which on a device is anything.
+/// The content of fresh device memory; on a real device it is undefined.
 const FRESH: u8 = 0xC5;
 
-/// A mapping of our own.
+/// A mapping owned by this library.
 pub(crate) struct Backing {
     address: usize,
     bytes: usize,
 }
 
 impl Backing {
-    /// Pages of a file in memory, full of `FRESH`.
+    /// Maps pages of a file in memory, filled with `FRESH`.
     pub(crate) fn device(bytes: usize) -> Answer<Backing> {
         let file = memfd_create("cuda-fake", MemfdFlags::CLOEXEC).map_err(no_memory)?;
         ftruncate(&file, bytes as u64).map_err(no_memory)?;
@@ -35,7 +36,7 @@ impl Backing {
         // SAFETY: a mapping at an address of the system's choice replaces none.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) };
         let pointer = mapped.map_err(no_memory)?;
-        // SAFETY: these are the bytes of the mapping of above, and nobody else knows of it.
+        // SAFETY: these are the bytes of the mapping above, and nothing else has its address.
         unsafe { ptr::write_bytes(pointer.cast::<u8>(), FRESH, bytes) };
         Ok(Backing {
             address: pointer as usize,
@@ -43,7 +44,7 @@ impl Backing {
         })
     }
 
-    /// Pages that the caller uses as well.
+    /// Maps pages that the caller uses as well.
     pub(crate) fn host(bytes: usize) -> Answer<Backing> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a mapping at an address of the system's choice replaces none.
@@ -62,13 +63,14 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours. Whoever drops it has waited for the operations that use it.
+        // SAFETY: this value owns the mapping. Callers that drop it have waited for the operations
+        // that use it.
         let unmapped = unsafe { munmap(self.address as *mut c_void, self.bytes) };
         debug_assert!(unmapped.is_ok(), "our own mapping can be taken back");
     }
 }
 
-/// What is left of the range that was reserved last. A reset does not give addresses back.
+/// The rest of the latest reserved range. A reset does not return addresses.
 struct Reserved {
     next: u64,
     end: u64,
@@ -76,7 +78,7 @@ struct Reserved {
 
 static RESERVED: Mutex<Reserved> = Mutex::new(Reserved { next: 0, end: 0 });
 
-/// An address that cannot be followed, at the beginning of a page, for `bytes` bytes.
+/// Reserves `bytes` bytes of page-aligned addresses without access.
 pub(crate) fn device_address(bytes: u64) -> Answer<u64> {
     let whole = bytes
         .checked_add(2 * GAP_BYTES)

@@ -1,17 +1,17 @@
-//! Stream capture: which streams take part, what they may not do meanwhile, and whether all of them come
-//! together again before the end.
+//! Stream capture: the participating streams, the calls that they may not make meanwhile, and
+//! whether all of them are joined again before the end.
 //!
-//! What is captured is counted and dropped. Graphs cannot be launched.
+//! Captured work is counted and dropped. Graphs cannot be launched.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::status::{Answer, Status};
 use crate::thread::{self, MODE_GLOBAL, MODE_RELAXED};
 
-/// How many nodes of each stream something comes after.
+/// For each stream, the number of its nodes that come before.
 type Clock = HashMap<u64, u64>;
 
-/// What an event says that was recorded in a capture.
+/// The record of an event in a capture.
 #[derive(Clone)]
 pub(crate) struct Mark {
     capture: u64,
@@ -20,11 +20,11 @@ pub(crate) struct Mark {
 
 struct Capture {
     mode: i32,
-    /// The stream that it began in.
+    /// The stream in which it began.
     origin: u64,
     thread: u64,
     is_invalid: bool,
-    /// The nodes that each stream's next one comes after.
+    /// For each stream, the nodes that precede its next one.
     members: HashMap<u64, Clock>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum CaptureStatus {
     Invalidated = 2,
 }
 
-/// All captures under way.
+/// All captures in progress.
 #[derive(Default)]
 pub(crate) struct Captures {
     captures: BTreeMap<u64, Capture>,
@@ -90,7 +90,7 @@ impl Captures {
         }
     }
 
-    /// Takes work of a stream that is capturing; says whether it is.
+    /// Captures work of a stream; returns whether the stream is capturing.
     pub(crate) fn take(&mut self, stream: u64) -> Answer<bool> {
         let Some(capture) = self.valid(stream)? else {
             return Ok(false);
@@ -101,7 +101,7 @@ impl Captures {
         Ok(true)
     }
 
-    /// What an event is to say that is recorded in this stream; none if the stream is not capturing.
+    /// The mark for an event recorded in this stream; `None` if the stream is not capturing.
     pub(crate) fn mark(&mut self, stream: u64) -> Answer<Option<Mark>> {
         let capture = self.of(stream).unwrap_or_default();
         let valid = self.valid(stream)?;
@@ -111,7 +111,7 @@ impl Captures {
         Ok(seen.map(|seen| Mark { capture, seen }))
     }
 
-    /// Has a stream come after what was marked. One that does not capture begins to.
+    /// Makes a stream come after a mark. A stream that is not capturing joins the capture.
     pub(crate) fn join(&mut self, stream: u64, mark: &Mark) -> Answer {
         if let Some(id) = self.of(stream)
             && id != mark.capture
@@ -135,7 +135,8 @@ impl Captures {
         Ok(())
     }
 
-    /// Refuses a call that no capture could record, where a capture is in its way, and spoils that one.
+    /// Refuses a call that cannot be captured, where a capture forbids it, and invalidates that
+    /// capture.
     pub(crate) fn refuse_unsafe_call(&mut self) -> Answer {
         let (thread, thread_mode) = (thread::id(), thread::capture_mode());
         let in_the_way = |capture: &Capture| match (thread_mode, capture.mode) {
@@ -155,14 +156,14 @@ impl Captures {
         outcome
     }
 
-    /// Spoils the capture that a stream takes part in.
+    /// Invalidates the capture that a stream takes part in.
     pub(crate) fn spoil(&mut self, stream: u64) {
         if let Some(id) = self.of(stream) {
             self.invalidate(id);
         }
     }
 
-    /// Spoils the capture that a mark is of.
+    /// Invalidates the capture of a mark.
     pub(crate) fn spoil_marked(&mut self, mark: &Mark) {
         self.invalidate(mark.capture);
     }
@@ -171,7 +172,7 @@ impl Captures {
         self.of(stream).is_some()
     }
 
-    /// Forgets the captures that a stream takes part in, which is destroyed.
+    /// Invalidates and removes the captures of a stream that is being destroyed.
     pub(crate) fn leave(&mut self, stream: u64) {
         if let Some(id) = self.of(stream) {
             self.invalidate(id);
@@ -188,7 +189,7 @@ impl Captures {
             .map(|(id, _)| *id)
     }
 
-    /// The capture that a stream takes part in, unless it is spoiled.
+    /// The capture that a stream takes part in, unless it is invalid.
     fn valid(&mut self, stream: u64) -> Answer<Option<&mut Capture>> {
         let Some(id) = self.of(stream) else {
             return Ok(None);
@@ -208,7 +209,7 @@ impl Captures {
 }
 
 impl Capture {
-    /// Whether the stream that it began in comes after all nodes of the others.
+    /// Whether the stream in which it began comes after all nodes of the others.
     fn is_joined(&self) -> bool {
         let joined = &self.members[&self.origin];
         self.members.iter().all(|(stream, seen)| {

@@ -1,36 +1,36 @@
-//! What a test can set before it begins: how many devices, how large, how slow, of which version.
+//! Settings for a test: number, size, speed and version of the devices, and more.
 //!
-//! Each setting that a program in another language needs has a variable of the environment, which is read
-//! when the library is first called and at each reset.
+//! Each setting that a program in another language needs has an environment variable, which is read
+//! at the first call of the library and at each reset.
 
 use std::collections::HashMap;
 use std::env;
 
 /// The settings, with the defaults of a reset.
 pub(crate) struct Config {
-    /// Where the delays come from: the same seed and the same order of calls give the same delays.
+    /// The seed of delays: the same seed and the same order of calls give the same delays.
     pub(crate) seed: u64,
     pub(crate) devices: i32,
     /// The memory of each device.
     pub(crate) memory_bytes: u64,
     /// The longest delay of one operation; 0 for none.
     pub(crate) delay_us_max: u64,
-    /// As `cuDriverGetVersion` counts: 1000 × major + 10 × minor.
+    /// In the format of `cuDriverGetVersion`: 1000 × major + 10 × minor.
     pub(crate) driver_version: i32,
-    /// What a device says of itself other than the table below, by device and attribute.
+    /// Attributes that differ from the table below, by device and attribute.
     pub(crate) attributes: HashMap<(i32, i32), i32>,
-    /// How many bytes of host memory may be pinned at a time.
+    /// The most bytes of host memory that may be pinned at a time.
     pub(crate) pinned_bytes_max: u64,
     /// Whether host memory may be pinned at all.
     pub(crate) pinning_permitted: bool,
-    /// Whether cuFile goes past memory of the host.
+    /// Whether cuFile bypasses host memory.
     pub(crate) cufile_is_direct: bool,
-    /// Whether copies to pinned memory bring something else, and nobody is told.
+    /// Whether copies to pinned memory silently deliver wrong bytes.
     pub(crate) garbles: bool,
 }
 
 impl Config {
-    /// The defaults, or what the environment says.
+    /// The defaults, overridden by the environment.
     pub(crate) fn from_environment() -> Config {
         Config {
             seed: number("PENSTOCK_FAKE_SEED").unwrap_or(0),
@@ -48,7 +48,7 @@ impl Config {
         }
     }
 
-    /// What a device says of itself; an H100's figures where they matter, 0 for all else.
+    /// An attribute of a device; an H100's values where they matter, else 0.
     pub(crate) fn attribute(&self, device: i32, attribute: i32) -> i32 {
         if let Some(value) = self.attributes.get(&(device, attribute)) {
             return *value;
@@ -85,7 +85,7 @@ const ATTRIBUTES: &[(i32, i32)] = &[
     (134, -1),      // HOST_NUMA_ID: no node
 ];
 
-/// A number of the environment. What is no number counts as not set: a driver has nobody to tell.
+/// A number from the environment. Anything else counts as unset, as a driver cannot report it.
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }

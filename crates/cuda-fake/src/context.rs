@@ -1,4 +1,4 @@
-//! Primary contexts: one a device, alive while somebody retains it.
+//! Primary contexts: one per device, alive while it is retained.
 
 use std::collections::HashMap;
 use std::thread::JoinHandle;
@@ -7,16 +7,16 @@ use crate::status::{Answer, Status};
 
 pub(crate) struct Context {
     pub(crate) device: i32,
-    /// How often it was retained and not released.
+    /// Number of retains minus releases.
     pub(crate) users: u32,
-    /// What an operation failed with. Nothing else begins from then on.
+    /// The code of the first failed operation. No other operation begins after it.
     pub(crate) failing: Option<Status>,
-    /// The same, when nothing writes any more. It is what all calls answer from then on.
+    /// The same code, once no operation writes any more. From then on all calls return it.
     pub(crate) failed: Option<Status>,
-    /// Its streams by default: the legacy one, and one for each thread that asked.
+    /// Its default streams: the legacy stream, and one for each thread that used its own.
     pub(crate) legacy: u64,
     pub(crate) per_thread: HashMap<u64, u64>,
-    /// Threads of streams that were destroyed, to be awaited at the end.
+    /// Threads of destroyed streams, to be joined at the end.
     pub(crate) ended: Vec<JoinHandle<()>>,
 }
 

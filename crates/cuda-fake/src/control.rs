@@ -1,4 +1,4 @@
-//! The handle by which a test in Rust steers the library: the control symbols, with types.
+//! The handle by which a Rust test controls the library: the control symbols, with types.
 
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
@@ -13,18 +13,18 @@ use crate::leaks::Leaks;
 use crate::library::library;
 use crate::operation::Kind;
 
-/// The driver that a test has for itself.
+/// A test's exclusive control of the driver.
 ///
-/// The library is one for the process: what code under test loads by [`library`] is the very same. So there
-/// is one `Control` at a time, and another test waits for it to be dropped. It starts from a reset and ends
-/// with one, so what uses the driver is to be dropped before it.
+/// The process has one library: code under test that loads [`library`] gets the same one. So there
+/// is one `Control` at a time, and other tests wait for its drop. It resets the library at its
+/// start and its end, so users of the driver have to be dropped before it.
 pub struct Control {
     symbols: &'static Symbols,
     _alone: Alone,
 }
 
 impl Control {
-    /// Waits for its turn, loads the library and resets it.
+    /// Waits for exclusive control, loads the library and resets it.
     ///
     /// # Panics
     ///
@@ -40,18 +40,18 @@ impl Control {
         control
     }
 
-    /// Forgets everything that was made, set or counted: the driver is as after it was loaded. What is
-    /// running comes to its end, what is queued is dropped, and the threads of streams have ended.
+    /// Removes everything that was made, set or counted: the driver is as freshly loaded. Running
+    /// operations finish, queued ones are dropped, and the threads of streams have ended.
     pub fn reset(&self) {
         (self.symbols.reset)();
     }
 
-    /// Sets where delays come from. It counts for streams that are made later.
+    /// Sets the seed of delays, for streams created later.
     pub fn set_seed(&self, seed: u64) {
         (self.symbols.seed)(seed);
     }
 
-    /// Sets how many devices there are, 64 at most; before `cuInit`, which answers 100 to none.
+    /// Sets the number of devices, at most 64; before `cuInit`, which returns 100 for none.
     pub fn set_devices(&self, count: u32) {
         (self.symbols.devices)(count);
     }
@@ -66,63 +66,63 @@ impl Control {
         (self.symbols.delay_us_max)(delay_us_max);
     }
 
-    /// Sets the version, 1000 × major + 10 × minor. Symbols cannot vanish: of an older version, what came
-    /// later answers 801 (`CUDA_ERROR_NOT_SUPPORTED`), as `cuMemcpyBatchAsync` does before 12080.
+    /// Sets the version, 1000 × major + 10 × minor. Symbols cannot vanish: functions newer than the
+    /// version return 801 (`CUDA_ERROR_NOT_SUPPORTED`), as `cuMemcpyBatchAsync` does before 12080.
     pub fn set_driver_version(&self, version: i32) {
         (self.symbols.driver_version)(version);
     }
 
-    /// Sets what a device says of itself, by the number of the attribute.
+    /// Sets an attribute of a device, by its number.
     pub fn set_attribute(&self, device: i32, attribute: i32, value: i32) {
         (self.symbols.attribute)(device, attribute, value);
     }
 
-    /// Sets how much host memory may be pinned at a time. To pin more is error 2.
+    /// Sets how many bytes of host memory may be pinned at a time. Pinning more is error 2.
     pub fn set_pinned_bytes_max(&self, bytes: u64) {
         (self.symbols.pinned_bytes_max)(bytes);
     }
 
-    /// Sets whether host memory may be pinned. If not, to pin it is error 800.
+    /// Sets whether host memory may be pinned. If not, pinning is error 800.
     pub fn set_pinning_permitted(&self, is_permitted: bool) {
         (self.symbols.pinning_permitted)(i32::from(is_permitted));
     }
 
-    /// Sets whether copies to pinned memory bring something else, and nobody is told: what a guest of
-    /// confidential computing gets that does not go through the buffers of the driver.
+    /// Sets whether copies to pinned memory silently deliver wrong bytes, as in a guest of
+    /// confidential computing that bypasses the driver's buffers.
     pub fn set_garbles(&self, does: bool) {
         (self.symbols.garbles)(i32::from(does));
     }
 
-    /// Has the `nth` next call of a function, by its exported name, answer `status` and do nothing. 1 is the
-    /// next.
+    /// Makes the `nth` next call of a function, by its exported name, return `status` and do
+    /// nothing. 1 is the next.
     pub fn fail_call(&self, function: &str, nth: u64, status: i32) {
         (self.symbols.fail_call)(text(function).as_ptr(), nth, status);
     }
 
-    /// Has the `nth` operation that begins from now on, of a kind or of all, fail with `status`, and its
-    /// context with it. 1 is the next. With status 0 it does nothing and says that all is well.
+    /// Makes the `nth` next operation, of a kind or of all, fail with `status`, and its context
+    /// with it. 1 is the next. With status 0 it does nothing and reports success.
     pub fn fail_operation(&self, kind: Option<Kind>, nth: u64, status: i32) {
         (self.symbols.fail_operation)(kind.map_or(0, |kind| kind as u32), nth, status);
     }
 
-    /// Forgets what was to fail and has not yet.
+    /// Removes the planned failures that have not occurred.
     pub fn clear_faults(&self) {
         (self.symbols.clear_faults)();
     }
 
-    /// How often a function was called, by its exported name, since the reset.
+    /// The number of calls of a function, by its exported name, since the reset.
     pub fn calls(&self, function: &str) -> u64 {
         (self.symbols.calls)(text(function).as_ptr())
     }
 
-    /// What was made and not let go of.
+    /// The objects that were made and not freed.
     pub fn leaks(&self) -> Leaks {
         let mut leaks = Leaks::default();
         (self.symbols.leaks)(&mut leaks);
         leaks
     }
 
-    /// Has no stream begin an operation until the answer is dropped.
+    /// Holds all streams: none begins an operation until the result is dropped.
     #[must_use = "streams are held until this is dropped"]
     pub fn hold(&self) -> Hold<'_> {
         (self.symbols.hold_all)();
@@ -132,7 +132,7 @@ impl Control {
         }
     }
 
-    /// Has one stream begin no operation until the answer is dropped; 0 is the legacy stream of each context.
+    /// Holds one stream until the result is dropped; 0 is the legacy stream of each context.
     #[must_use = "the stream is held until this is dropped"]
     pub fn hold_stream(&self, stream: u64) -> Hold<'_> {
         (self.symbols.hold)(stream);
@@ -142,33 +142,33 @@ impl Control {
         }
     }
 
-    /// How many operations of a stream are not done yet.
+    /// The number of operations of a stream that are not done yet.
     pub fn pending(&self, stream: u64) -> u64 {
         (self.symbols.pending)(stream)
     }
 
-    /// Reads device memory, or pinned memory, as it is at this moment.
+    /// Reads device memory, or pinned memory, as it is now.
     ///
     /// # Panics
     ///
-    /// If the driver does not know all of these bytes.
+    /// If not all of these bytes are memory of the driver.
     pub fn peek(&self, address: u64, into: &mut [u8]) {
         let status = (self.symbols.peek)(address, into.as_mut_ptr(), into.len() as u64);
         assert_eq!(status, 0, "no memory of a device or pinned at {address:#x}");
     }
 
-    /// Overwrites device memory, or pinned memory, at this moment.
+    /// Overwrites device memory, or pinned memory, now.
     ///
     /// # Panics
     ///
-    /// If the driver does not know all of these bytes.
+    /// If not all of these bytes are memory of the driver.
     pub fn poke(&self, address: u64, bytes: &[u8]) {
         let status = (self.symbols.poke)(address, bytes.as_ptr(), bytes.len() as u64);
         assert_eq!(status, 0, "no memory of a device or pinned at {address:#x}");
     }
 
-    /// What was executed since the reset, or since the journal was cleared, in the order in which it was
-    /// done; the last 262,144 operations at most.
+    /// The operations executed since the reset, or since the journal was cleared, in order of
+    /// completion; at most the last 262,144.
     pub fn journal(&self) -> Vec<Entry> {
         (0..(self.symbols.journal_length)())
             .filter_map(|index| self.entry(index))
@@ -183,7 +183,7 @@ impl Control {
     fn entry(&self, index: u64) -> Option<Entry> {
         let mut entry = MaybeUninit::uninit();
         let status = (self.symbols.journal_entry)(index, &mut entry);
-        // SAFETY: the library says by 0 that it has written all of it.
+        // SAFETY: the library returns 0 after it has written the whole entry.
         (status == 0).then(|| unsafe { entry.assume_init() })
     }
 }
@@ -194,7 +194,7 @@ impl Drop for Control {
     }
 }
 
-/// The turn of one `Control`, which any thread may end.
+/// The exclusive right to a `Control`, which any thread may give back.
 struct Alone;
 
 static IS_TAKEN: Mutex<bool> = Mutex::new(false);
@@ -202,7 +202,7 @@ static ENDED: Condvar = Condvar::new();
 
 impl Alone {
     fn wait() -> Alone {
-        // A test that panicked has left nothing that a reset does not clear.
+        // A test that panicked leaves nothing that a reset does not clear.
         let is_taken = IS_TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = ENDED.wait_while(is_taken, |is_taken| *is_taken);
         *waited.unwrap_or_else(PoisonError::into_inner) = true;
@@ -217,20 +217,20 @@ impl Drop for Alone {
     }
 }
 
-/// Streams that are held, until this is dropped.
+/// Streams that are held until this is dropped.
 pub struct Hold<'a> {
     control: &'a Control,
     stream: Option<u64>,
 }
 
 impl Hold<'_> {
-    /// Lets a held stream begin so many operations more, and returns at once. An operation that waits for
-    /// another stream's counts when it can begin.
+    /// Allows a held stream to begin `operations` more operations, and returns at once. An
+    /// operation that waits for another stream counts when it can begin.
     pub fn allow(&self, stream: u64, operations: u64) {
         (self.control.symbols.allow)(stream, operations);
     }
 
-    /// Lets a held stream execute so many operations, and waits until they are done.
+    /// Lets a held stream execute `operations` operations, and waits until they are done.
     ///
     /// # Panics
     ///
@@ -269,7 +269,8 @@ macro_rules! symbols {
         impl Symbols {
             fn load(library: &Library) -> Symbols {
                 Symbols {
-                    // SAFETY: these are the types that `symbols.rs` of the same build gives the functions.
+                    // SAFETY: these are the types of the functions in `symbols.rs` of the same
+                    // build.
                     $($name: *unsafe {
                         library.get(concat!("penstock_fake_", stringify!($name)))
                     }.expect("the library has all control symbols"),)*
@@ -309,12 +310,12 @@ symbols! {
 }
 
 impl Symbols {
-    /// Those of the library, which stays loaded.
+    /// The symbols of the library, which stays loaded.
     fn loaded() -> &'static Symbols {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         SYMBOLS.get_or_init(|| {
             let path = library();
-            // SAFETY: what runs when this library is loaded is Rust's own set-up.
+            // SAFETY: loading this library runs only Rust's own set-up.
             let library = unsafe { Library::new(&path) };
             let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             let symbols = Symbols::load(&library);

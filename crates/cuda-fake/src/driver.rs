@@ -1,5 +1,5 @@
-//! The driver of this process, and what every call has to do first: a lock, a count, a fault on order, and
-//! whether it may be made at all.
+//! The driver of this process, and the first steps of every call: taking the lock, counting the
+//! call, injecting a planned failure, and checking whether the call is allowed.
 
 use std::ops::{Deref, DerefMut};
 use std::process;
@@ -26,10 +26,11 @@ static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
 /// The process that initialised the driver; 0 for none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// A call that waits for what a test holds gives up after this long: nobody is left to let it go.
+/// A call that waits for a held stream gives up after this long: no thread may be left to release
+/// it.
 const HELD: Duration = Duration::from_secs(60);
 
-/// What a call needs.
+/// Requirements of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
@@ -37,11 +38,12 @@ pub(crate) enum Needs {
     Init,
     /// A current context that has not failed.
     Context,
-    /// A current context. What is to be let go is let go even if that has failed, which is the answer then.
+    /// A current context. The object is freed even in a failed context, whose code the call then
+    /// returns.
     Cleanup,
 }
 
-/// Makes a call of the driver: `CUresult` as a number.
+/// Makes a call of the driver; returns the number of a `CUresult`.
 pub(crate) fn call(
     function: &'static str,
     needs: Needs,
@@ -58,7 +60,7 @@ fn attempt(
     needs: Needs,
     body: impl FnOnce(&mut Session) -> Answer,
 ) -> Answer {
-    // A child has none of the threads that would do the work, and perhaps a lock that nobody gives back.
+    // A child has none of the worker threads, and perhaps a lock that is never released.
     if is_forked() {
         return Err(Status::NOT_INITIALIZED);
     }
@@ -85,12 +87,13 @@ fn attempt(
     }
 }
 
-/// Takes the driver for this process. A fork of a process that did so before is refused for ever.
+/// Initialises the driver for this process. Forks of a process that did so before are refused
+/// forever.
 pub(crate) fn own() {
     OWNER.store(process::id(), Ordering::Release);
 }
 
-/// As if it had just been loaded.
+/// Returns to the state after loading.
 pub(crate) fn disown() {
     OWNER.store(0, Ordering::Release);
 }
@@ -100,9 +103,9 @@ fn is_forked() -> bool {
     owner != 0 && owner != process::id()
 }
 
-/// The driver's state, locked; and the context that a call is made in.
+/// The driver's locked state, and the current context of a call.
 pub(crate) struct Session {
-    /// None only while this thread waits.
+    /// `None` only while this thread waits.
     state: Option<MutexGuard<'static, State>>,
     /// 0 unless the call needs a context.
     pub(crate) current: u64,
@@ -116,14 +119,14 @@ impl Session {
         }
     }
 
-    /// Lets others have the state for a while.
+    /// Runs `body` without the lock.
     pub(crate) fn unlocked(&mut self, body: impl FnOnce()) {
         self.state = None;
         body();
         self.state = Some(lock());
     }
 
-    /// Waits until something changes.
+    /// Waits for any change.
     pub(crate) fn wait(&mut self) {
         if let Some(state) = self.state.take() {
             let waited = DRIVER.changed.wait(state);
@@ -131,7 +134,7 @@ impl Session {
         }
     }
 
-    /// Waits for something that streams bring about.
+    /// Waits for a state that streams bring about.
     pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut(&State) -> bool) {
         while !is_so(self) {
             let Some(state) = self.state.take() else {
@@ -147,24 +150,25 @@ impl Session {
         }
     }
 
-    /// Waits for streams to come so far, and says whether a context failed meanwhile.
+    /// Waits until streams have reached positions; returns an error if the context failed
+    /// meanwhile.
     pub(crate) fn wait_for(&mut self, positions: &[Position], context: u64) -> Answer {
         self.wait_until(|state| state.have_reached(positions, context) != Ok(false));
         self.have_reached(positions, context).map(|_| ())
     }
 
-    /// Has those look again who wait.
+    /// Notifies all waiting threads.
     pub(crate) fn changed(&self) {
         DRIVER.changed.notify_all();
     }
 
-    /// Refuses what a driver of this version does not have yet.
+    /// Refuses a call that a driver of this version does not have.
     pub(crate) fn needs_version(&self, version: i32) -> Answer {
         let is_new_enough = self.config.driver_version >= version;
         is_new_enough.then_some(()).ok_or(Status::NOT_SUPPORTED)
     }
 
-    /// The stream that a caller means, in the current context where it is one of those by default.
+    /// The stream of a caller's handle; the default handles name streams of the current context.
     pub(crate) fn stream(&mut self, stream: u64) -> Answer<u64> {
         let current = self.current;
         match stream {
@@ -212,7 +216,7 @@ impl DerefMut for Session {
     }
 }
 
-/// A panic within a call ends the process, so what a poisoned lock protects is never seen.
+/// A panic within a call ends the process, so the data behind a poisoned lock is never seen.
 fn lock() -> MutexGuard<'static, State> {
     DRIVER.state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Events: the moment in a stream that was recorded last.
+//! Events: the position in a stream at the last record.
 
 use std::time::Instant;
 
@@ -7,15 +7,15 @@ use crate::operation::Position;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
-/// Those of `CUevent_flags`: `BLOCKING_SYNC`, `DISABLE_TIMING` and `INTERPROCESS`.
+/// All flags of `CUevent_flags`: `BLOCKING_SYNC`, `DISABLE_TIMING` and `INTERPROCESS`.
 const KNOWN: u32 = 7;
-/// `CU_EVENT_INTERPROCESS`, which takes `CU_EVENT_DISABLE_TIMING`.
+/// `CU_EVENT_INTERPROCESS`, which requires `CU_EVENT_DISABLE_TIMING`.
 const INTERPROCESS: u32 = 4;
 
 pub(crate) enum Record {
     Never,
     In(Position),
-    /// In a stream that was capturing: there is no moment to wait for.
+    /// In a capturing stream: there is no position to wait for.
     Captured(Mark),
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// None if no such event can be had.
+    /// `None` if the flags are not allowed.
     pub(crate) fn new(context: u64, flags: u32) -> Option<Event> {
         let is_timed = flags & DISABLE_TIMING == 0;
         let is_allowed = flags & !KNOWN == 0 && !(is_timed && flags & INTERPROCESS != 0);

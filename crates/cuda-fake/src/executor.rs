@@ -1,5 +1,5 @@
-//! The threads of streams: begun when a stream has its first work, ended with the stream. A process that
-//! exits does not wait for them.
+//! The threads of streams: started with a stream's first work, and ended with the stream. A process
+//! that exits does not wait for them.
 
 use std::thread::{Builder, JoinHandle};
 
@@ -9,7 +9,7 @@ use crate::state::{Next, State};
 use crate::status::{Answer, Status};
 use crate::thread;
 
-/// Gives an operation to a stream, which may be capturing. Says whether it is queued.
+/// Submits an operation to a stream, which may be capturing. Returns whether it was queued.
 pub(crate) fn submit(session: &mut Session, stream: u64, operation: Operation) -> Answer<bool> {
     let is_queued = session.submit(stream, operation)?;
     if is_queued {
@@ -32,7 +32,7 @@ fn start(session: &mut Session, id: u64) -> Answer {
     Ok(())
 }
 
-/// Works off a stream.
+/// Executes the operations of a stream.
 fn run(id: u64) {
     let mut session = Session::begin();
     loop {
@@ -59,7 +59,7 @@ fn run(id: u64) {
     }
 }
 
-/// Destroys a stream: what is queued is finished, and nobody can name it any more.
+/// Destroys a stream: queued work is finished, and the handle becomes invalid.
 pub(crate) fn destroy_stream(session: &mut Session, id: u64) {
     session.captures.leave(id);
     if let Some(stream) = session.streams.get_mut(id) {
@@ -71,7 +71,7 @@ pub(crate) fn destroy_stream(session: &mut Session, id: u64) {
     session.changed();
 }
 
-/// Ends a context when all its work is done, with all that was made in it.
+/// Ends a context once all its work is done, together with everything made in it.
 pub(crate) fn destroy_context(session: &mut Session, id: u64) {
     let ends = session.streams.ends(id);
     session.wait_until(|state| state.streams.have_reached(&ends));
@@ -82,7 +82,7 @@ pub(crate) fn destroy_context(session: &mut Session, id: u64) {
     session.remove_context(id);
 }
 
-/// Forgets everything, work that is queued as well. What is running comes to its end first.
+/// Removes everything, queued work included. Running operations finish first.
 pub(crate) fn reset() {
     let mut session = Session::begin();
     session.holds.release_all();
@@ -101,7 +101,7 @@ pub(crate) fn reset() {
     driver::disown();
 }
 
-/// Removes the streams of some contexts, and waits for their threads to be gone.
+/// Removes the streams of some contexts, and waits for their threads to end.
 fn join(
     session: &mut Session,
     mut threads: Vec<JoinHandle<()>>,
@@ -118,7 +118,7 @@ fn join(
     session.changed();
     session.unlocked(|| {
         for thread in threads {
-            // A stream's thread that panicked has ended as well, and has said so.
+            // A stream's thread that panicked has ended as well, and has printed its message.
             let _ = thread.join();
         }
     });

@@ -1,5 +1,5 @@
-//! What goes wrong on order: calls that return a code, and operations that fail when they execute. And how
-//! often each function was called.
+//! Planned failures: calls that return a code, and operations that fail when they execute. Also
+//! counts the calls of each function.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use crate::status::{Answer, Status};
 
 struct CallFault {
     function: String,
-    /// So many calls from now; 1 is the next.
+    /// The number of calls until the failure; 1 is the next.
     left: u64,
     status: Status,
 }
 
 struct OperationFault {
-    /// Only operations of this kind count; 0 for all.
+    /// Only operations of this kind count; 0 counts all.
     kind: u32,
     left: u64,
     status: Status,
@@ -45,13 +45,13 @@ impl Faults {
         });
     }
 
-    /// Forgets what was to fail and has not yet.
+    /// Removes the planned failures that have not occurred.
     pub(crate) fn clear(&mut self) {
         self.call_faults.clear();
         self.operation_faults.clear();
     }
 
-    /// Counts a call, and says whether it is one that is to fail.
+    /// Counts a call; returns its planned failure, if any.
     pub(crate) fn call(&mut self, function: &'static str) -> Answer {
         match self.calls.get_mut(function) {
             Some(count) => *count += 1,
@@ -71,7 +71,7 @@ impl Faults {
         outcome
     }
 
-    /// Counts an operation that begins, and says whether it is one that is to fail.
+    /// Counts an operation that begins; returns its planned failure, if any.
     pub(crate) fn operation(&mut self, kind: Kind) -> Answer {
         let mut outcome = Ok(());
         self.operation_faults.retain_mut(|fault| {
@@ -87,7 +87,7 @@ impl Faults {
         outcome
     }
 
-    /// How often a function was called, those calls among them that failed.
+    /// The number of calls of a function, failed ones included.
     pub(crate) fn calls(&self, function: &str) -> u64 {
         self.calls.get(function).copied().unwrap_or_default()
     }

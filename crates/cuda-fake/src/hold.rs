@@ -1,6 +1,6 @@
-//! Streams that execute nothing until a test lets them.
+//! Streams that execute nothing until a test allows it.
 //!
-//! Streams are told apart by what the caller knows them by, so 0 is the legacy stream of every context.
+//! Streams are identified by the caller's handles, so 0 is the legacy stream of every context.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 pub(crate) struct Holds {
     all: bool,
     streams: HashSet<u64>,
-    /// How many operations of a stream may execute all the same.
+    /// How many operations of a held stream may still execute.
     allowed: HashMap<u64, u64>,
 }
 
@@ -21,12 +21,12 @@ impl Holds {
         self.streams.insert(stream);
     }
 
-    /// Lets everything run.
+    /// Releases all streams.
     pub(crate) fn release_all(&mut self) {
         *self = Holds::default();
     }
 
-    /// Lets one stream run, unless all are held.
+    /// Releases one stream, unless all are held.
     pub(crate) fn release(&mut self, stream: u64) {
         self.streams.remove(&stream);
         self.allowed.remove(&stream);
@@ -41,7 +41,7 @@ impl Holds {
         !self.holds(stream) || self.allowed.get(&stream).is_some_and(|left| *left > 0)
     }
 
-    /// An operation of a stream begins.
+    /// Counts an operation of a stream that begins.
     pub(crate) fn began(&mut self, stream: u64) {
         if self.holds(stream)
             && let Some(left) = self.allowed.get_mut(&stream)
@@ -50,7 +50,7 @@ impl Holds {
         }
     }
 
-    /// Whether anything may be held.
+    /// Whether any stream may be held.
     pub(crate) fn is_any(&self) -> bool {
         self.all || !self.streams.is_empty()
     }

@@ -1,27 +1,27 @@
-//! What was executed, in the order in which it was done.
+//! The executed operations, in order of completion.
 
 use std::collections::VecDeque;
 
 use crate::operation::Kind;
 
-/// The oldest entries are dropped beyond so many.
+/// The most entries; the oldest ones are dropped.
 const ENTRIES_MAX: usize = 1 << 18;
 
 /// An operation that was executed, or that failed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Entry {
-    /// What it was.
+    /// The kind of the operation.
     pub kind: Kind,
     /// 0, or the code that it failed with.
     pub status: i32,
-    /// The handle of its stream; 0 for a legacy stream, 2 for that of a thread.
+    /// The handle of its stream; 0 for a legacy stream, 2 for a thread's.
     pub stream: u64,
-    /// What it copied or filled; 0 for all others.
+    /// Bytes that it copied or filled; 0 for other operations.
     pub bytes: u64,
-    /// Where its first copy read; 0 if that was taken during the call.
+    /// Source address of its first copy; 0 if it was read during the call.
     pub source: u64,
-    /// Where its first copy wrote.
+    /// Destination address of its first copy.
     pub destination: u64,
 }
 

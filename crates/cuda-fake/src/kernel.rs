@@ -1,5 +1,5 @@
-//! What a kernel is: the same text that is compiled for devices, compiled for the host. A warp is a thread, of
-//! which there are some few whatever the grid, and reaches memory through the driver alone.
+//! Kernels: their device source, compiled for the host. A warp is a thread, of which there are a
+//! few whatever the grid, and accesses memory through the driver alone.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -11,28 +11,28 @@ use std::thread;
 use crate::memory::AddressSpace;
 use crate::status::{Answer, Status};
 
-/// A kernel by its entry: all have five arguments, of 64 bits each.
+/// A kernel's entry point: all have five arguments, of 64 bits each.
 pub(crate) type Entry = unsafe extern "C" fn(u64, u64, u64, u64, u64);
 
-/// Arguments of every kernel.
+/// The number of arguments of every kernel.
 pub(crate) const ARGUMENTS: usize = 5;
 
 const LANES: u64 = 32;
 
-/// Warps that run side by side, at most: they share the work of a grid out among themselves.
+/// The most warps that run in parallel: they share the work of a grid.
 const WARPS_MAX: u64 = 8;
 
-/// What can be found in a module.
+/// A kernel that modules can contain.
 pub(crate) struct Kernel {
     pub(crate) name: &'static str,
     pub(crate) entry: Entry,
 }
 
-/// A kernel with the arguments that it was launched with.
+/// A kernel with the arguments of its launch.
 pub(crate) struct Launch {
     pub(crate) kernel: &'static Kernel,
     pub(crate) arguments: [u64; ARGUMENTS],
-    /// Of all blocks.
+    /// Threads of all blocks together.
     pub(crate) threads: u64,
 }
 
@@ -62,11 +62,11 @@ impl Launch {
         }
     }
 
-    /// Says whether it left its memory.
+    /// Returns whether it accessed memory outside of its allocations.
     fn run_warp(&self, warp: Warp) -> bool {
         WARP.with_borrow_mut(|here| *here = Some(warp));
         let [a, b, c, d, e] = self.arguments;
-        // SAFETY: the entry has these arguments, and reaches memory through `penstock_host_reach`.
+        // SAFETY: the entry has these arguments, and accesses memory through `penstock_host_reach`.
         unsafe { (self.kernel.entry)(a, b, c, d, e) };
         let warp = WARP.take();
         warp.is_some_and(|warp| warp.has_strayed)
@@ -81,11 +81,11 @@ struct Warp {
 }
 
 thread_local! {
-    /// The one that this thread runs.
+    /// The warp that this thread runs.
     static WARP: RefCell<Option<Warp>> = const { RefCell::new(None) };
 }
 
-/// What a warp is asked for; 0 on a thread that runs none.
+/// Calls `ask` with this thread's warp; 0 on a thread without one.
 fn with_warp(ask: impl FnOnce(&Warp) -> u64) -> u64 {
     WARP.with_borrow(|warp| warp.as_ref().map_or(0, ask))
 }

@@ -1,6 +1,6 @@
-//! All kernels that there are, by the name of their entry in a module.
+//! All kernels, by the name of their entry in a module.
 //!
-//! **To add one**: its text in `crates/io/kernels/gather.cu`, and a row here.
+//! **To add one**: write its source in `crates/io/kernels/gather.cu`, and add a row here.
 
 use crate::kernel::Kernel;
 

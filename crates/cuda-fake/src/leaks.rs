@@ -1,9 +1,9 @@
-//! What callers made and did not let go of.
+//! Objects that callers made and did not free.
 
 use crate::memory::Home;
 use crate::state::State;
 
-/// Counts of what was made and not let go of.
+/// Counts of objects that were made and not freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Leaks {
@@ -11,13 +11,13 @@ pub struct Leaks {
     pub allocations: u64,
     /// Their bytes.
     pub device_bytes: u64,
-    /// Ranges of host memory that are registered.
+    /// Registered ranges of host memory.
     pub registered: u64,
     /// Allocations of pinned host memory.
     pub pinned_allocations: u64,
-    /// Bytes of both of these.
+    /// Bytes of both kinds of pinned memory.
     pub pinned_bytes: u64,
-    /// Streams that were created.
+    /// Streams created by callers.
     pub streams: u64,
     /// Events.
     pub events: u64,
@@ -25,7 +25,7 @@ pub struct Leaks {
     pub modules: u64,
     /// Graphs.
     pub graphs: u64,
-    /// How often contexts are retained.
+    /// Retains of contexts without a release.
     pub retained: u64,
 }
 

@@ -1,16 +1,16 @@
-//! Where the library lies that tests load.
+//! Finds the library that tests load.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libpenstock_cuda_fake.so";
 
-/// The path of the library, for whoever loads a driver by path.
+/// The path of the library, for callers that load a driver by path.
 ///
-/// Cargo builds it whenever something that uses this crate is built, tests among them, and puts it into
-/// `target/<profile>/deps`, where the executables of tests are. Only when this crate itself is asked for
-/// (`cargo build -p penstock-cuda-fake`) there is a copy beside that folder, for programs in other languages.
-/// This looks beside the running executable, and one folder above.
+/// Cargo builds it with everything that uses this crate, tests among them, and puts it into
+/// `target/<profile>/deps`, where the executables of tests are. Only a build of this crate itself
+/// (`cargo build -p penstock-cuda-fake`) also puts a copy next to that folder, for programs in
+/// other languages. This function searches the folder of the running executable, and the one above.
 ///
 /// # Panics
 ///
@@ -18,7 +18,7 @@ const NAME: &str = "libpenstock_cuda_fake.so";
 pub fn library() -> PathBuf {
     let executable = env::current_exe().expect("a running executable has a path");
     let folders = executable.ancestors().skip(1).take(2);
-    // In `deps` first: the copy may be of an older build.
+    // `deps` first: the copy may be of an older build.
     let deps = executable
         .ancestors()
         .skip(1)

@@ -1,8 +1,8 @@
-//! What memory the devices know: their own, and the host's as far as it is pinned.
+//! The memory that devices can use: their own, and pinned host memory.
 //!
-//! An operation that runs reads the address space as it was when it began, without the driver's lock. That
-//! what it finds there stays mapped is up to those who free: they wait for the device first. Memory that was
-//! registered is the caller's, who has to wait; an operation that begins after that finds it gone.
+//! A running operation uses the address space as it was when it began, without the driver's lock.
+//! Its memory stays mapped, as frees wait for the device first. Registered memory is the caller's,
+//! who has to wait; an operation that begins after the memory was unregistered does not find it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,29 +17,29 @@ const PORTABLE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`, and the same of `cuMemHostAlloc`.
 const DEVICEMAP: u32 = 2;
 
-/// Whose memory a range is.
+/// The owner of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
     Device(i32),
-    /// The caller's, pinned by `cuMemHostRegister`.
+    /// The caller's memory, pinned by `cuMemHostRegister`.
     Registered {
         flags: u32,
     },
-    /// From `cuMemHostAlloc`.
+    /// Memory of `cuMemHostAlloc`.
     Pinned {
         flags: u32,
     },
 }
 
-/// A range that devices know.
+/// A range of memory that devices can use.
 #[derive(Clone)]
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) home: Home,
-    /// The context that made it, with which it dies.
+    /// The context that made it, and with which it is freed.
     pub(crate) context: u64,
-    /// Where its bytes are in this process.
+    /// Address of its bytes in this process.
     address: usize,
 }
 
@@ -48,17 +48,17 @@ impl Range {
         matches!(self.home, Home::Device(_))
     }
 
-    /// Whether a device of this context sees it as pinned.
+    /// Whether devices of this context treat it as pinned.
     fn is_pinned_in(&self, context: u64) -> bool {
         match self.home {
             Home::Device(_) => false,
             Home::Registered { flags } => self.context == context || flags & PORTABLE != 0,
-            // With one address space for all, what the driver allocates is portable by itself.
+            // With unified addressing, memory that the driver allocates is always portable.
             Home::Pinned { .. } => true,
         }
     }
 
-    /// Whether kernels, and copies that call it device memory, reach it.
+    /// Whether kernels, and copies that call it device memory, can access it.
     pub(crate) fn is_mapped(&self) -> bool {
         match self.home {
             Home::Registered { flags } => flags & DEVICEMAP != 0,
@@ -71,20 +71,20 @@ impl Range {
     }
 }
 
-/// Ranges by their beginning; none overlaps another.
+/// Ranges by their start; no two overlap.
 #[derive(Clone, Default)]
 pub(crate) struct AddressSpace {
     ranges: BTreeMap<u64, Range>,
 }
 
 impl AddressSpace {
-    /// The range that an address lies in.
+    /// The range that contains an address.
     pub(crate) fn find(&self, address: u64) -> Option<&Range> {
         let (_, range) = self.ranges.range(..=address).next_back()?;
         (address < range.end()).then_some(range)
     }
 
-    /// The range that all of these bytes lie in.
+    /// The range that contains all of these bytes.
     fn find_all(&self, address: u64, bytes: u64) -> Option<&Range> {
         let range = self.find(address)?;
         (bytes <= range.end() - address).then_some(range)
@@ -95,7 +95,7 @@ impl AddressSpace {
         before.is_some_and(|(_, range)| range.end() > start)
     }
 
-    /// Where the bytes of an address of a device are, if a device reaches them all.
+    /// The address in this process of bytes at a device address, if a device can access them all.
     pub(crate) fn reach(&self, address: u64, bytes: u64) -> Option<*mut u8> {
         let range = self.find_all(address, bytes)?;
         let offset = (address - range.start) as usize;
@@ -104,8 +104,8 @@ impl AddressSpace {
             .then_some((range.address + offset) as *mut u8)
     }
 
-    /// Whether host memory is pinned for a context. What is pinned in part, or by two calls that happen to lie
-    /// side by side, the driver refuses to copy.
+    /// Whether host memory is pinned for a context. Memory that is pinned in part, or by two
+    /// adjacent registrations, is an error, as the driver refuses to copy it.
     pub(crate) fn is_pinned(&self, address: u64, bytes: u64, context: u64) -> Answer<bool> {
         if let Some(range) = self.find_all(address, bytes) {
             if range.is_device() {
@@ -124,7 +124,7 @@ impl AddressSpace {
     }
 }
 
-/// The address space, and the pages behind what is not the caller's.
+/// The address space, and the pages that this library owns.
 #[derive(Default)]
 pub(crate) struct Memory {
     space: Arc<AddressSpace>,
@@ -132,12 +132,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The address space as it is now.
+    /// The present address space.
     pub(crate) fn space(&self) -> &Arc<AddressSpace> {
         &self.space
     }
 
-    /// Memory of a device, at most `available_bytes` of it.
+    /// Allocates memory of a device that has at most `available_bytes` left.
     pub(crate) fn allocate(
         &mut self,
         device: i32,
@@ -163,7 +163,7 @@ impl Memory {
         Ok(start)
     }
 
-    /// Pinned memory of the host.
+    /// Allocates pinned host memory.
     pub(crate) fn allocate_host(&mut self, context: u64, bytes: u64, flags: u32) -> Answer<u64> {
         let backing = Backing::host(bytes as usize)?;
         let address = backing.address();
@@ -179,7 +179,7 @@ impl Memory {
         Ok(address as u64)
     }
 
-    /// Pins memory of the caller. Pages are pinned as a whole, so no two ranges may share one.
+    /// Pins memory of the caller. Whole pages are pinned, so no two ranges may share one.
     pub(crate) fn register(&mut self, context: u64, start: u64, bytes: u64, flags: u32) -> Answer {
         let page = rustix::param::page_size() as u64;
         let first = start - start % page;
@@ -190,7 +190,7 @@ impl Memory {
         if self.space.overlaps(first, end) {
             return Err(Status::ALREADY_REGISTERED);
         }
-        // SAFETY: to write back asynchronously does nothing on Linux, but to say whether all of it is mapped.
+        // SAFETY: on Linux, an asynchronous write-back only checks that the whole range is mapped.
         let mapped = unsafe { msync(first as *mut _, (end - first) as usize, MsyncFlags::ASYNC) };
         mapped.map_err(|_| Status::INVALID_VALUE)?;
         let home = Home::Registered { flags };
@@ -210,13 +210,13 @@ impl Memory {
             .insert(range.start, range);
     }
 
-    /// Forgets a range, and gives back the pages behind it.
+    /// Removes a range, and frees its pages.
     pub(crate) fn remove(&mut self, start: u64) {
         Arc::make_mut(&mut self.space).ranges.remove(&start);
         self.backings.remove(&start);
     }
 
-    /// Forgets all that a context made.
+    /// Removes all ranges that a context made.
     pub(crate) fn remove_context(&mut self, context: u64) {
         let theirs = self.space.ranges().filter(|range| range.context == context);
         for start in theirs.map(|range| range.start).collect::<Vec<_>>() {
@@ -224,7 +224,7 @@ impl Memory {
         }
     }
 
-    /// How much of a device is taken.
+    /// Bytes of a device that are allocated.
     pub(crate) fn device_bytes(&self, device: i32) -> u64 {
         let theirs = self
             .space
@@ -233,13 +233,13 @@ impl Memory {
         theirs.map(|range| range.bytes).sum()
     }
 
-    /// How much host memory is pinned.
+    /// Bytes of host memory that are pinned.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         let host = self.space.ranges().filter(|range| !range.is_device());
         host.map(|range| range.bytes).sum()
     }
 
-    /// Where a test finds the bytes at an address, whoever may reach them.
+    /// The address in this process of bytes for a test, whether or not devices may access them.
     pub(crate) fn inspect(&self, address: u64, bytes: u64) -> Option<*mut u8> {
         let range = self.space.find_all(address, bytes)?;
         Some((range.address + (address - range.start) as usize) as *mut u8)

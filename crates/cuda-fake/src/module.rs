@@ -1,4 +1,4 @@
-//! Modules and the functions in them. A module is the text of PTX; of that, only the names of its entries.
+//! Modules and the functions in them. Only the names of the entries in a module's PTX are used.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,7 +25,7 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Takes the entries of a text.
+    /// Loads the entries of a text.
     pub(crate) fn load(&mut self, id: u64, context: u64, text: &str) -> Answer {
         let entries: Vec<&str> = text
             .split(".entry")
@@ -54,7 +54,7 @@ impl Modules {
         Ok(())
     }
 
-    /// An entry of a module that there is a kernel for, under a handle: the same each time.
+    /// The handle of a module's entry with a known kernel: the same at each call.
     pub(crate) fn function(&mut self, id: u64, module: u64, name: &str) -> Answer<u64> {
         let found = self.modules.get(&module).ok_or(Status::INVALID_HANDLE)?;
         let kernel = found.kernels.iter().find(|kernel| kernel.name == name);
@@ -94,7 +94,7 @@ impl Modules {
     }
 }
 
-/// The name behind `.entry`.
+/// The name after `.entry`.
 fn entry_name(text: &str) -> Option<&str> {
     let text = text.trim_start();
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$');

@@ -1,4 +1,4 @@
-//! What waits in a stream: one piece of work, with the time that it takes and what it comes after.
+//! Operations of a stream: a piece of work, its duration, and the positions that it waits for.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::status::{Answer, Status};
 use crate::thread::host_function;
 use crate::transfer::Piece;
 
-/// What an operation is.
+/// Kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
@@ -37,10 +37,10 @@ pub enum Kind {
     EventWait = 10,
 }
 
-/// A host function, and what it is called with.
+/// A host function, and its argument.
 pub(crate) struct HostCall {
     pub(crate) function: unsafe extern "C" fn(*mut c_void),
-    /// A pointer of the caller's, which says with it that another thread may have it.
+    /// The caller's pointer; by giving it, the caller allows another thread to use it.
     pub(crate) data: usize,
 }
 
@@ -53,15 +53,15 @@ pub(crate) enum Work {
     Wait,
 }
 
-/// How far a stream has to have come.
+/// A position that a stream has to reach.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
     pub(crate) stream: u64,
-    /// So many of its operations are done.
+    /// The number of its operations that are done.
     pub(crate) done: u64,
 }
 
-/// The time that an operation takes, before and after it reads.
+/// The duration of an operation, before and after it reads.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Delay {
     pub(crate) before: Duration,
@@ -71,7 +71,7 @@ pub(crate) struct Delay {
 pub(crate) struct Operation {
     pub(crate) kind: Kind,
     pub(crate) work: Work,
-    /// Whose view of pinned memory counts.
+    /// The context whose view of pinned memory applies.
     pub(crate) context: u64,
     pub(crate) after: Vec<Position>,
     pub(crate) delay: Delay,
@@ -89,7 +89,7 @@ impl Operation {
         }
     }
 
-    /// Takes its time, and does it.
+    /// Waits for its delay, and does its work.
     pub(crate) fn execute(&self, space: &Arc<AddressSpace>) -> Answer {
         pause(self.delay.before);
         let outcome = match &self.work {
@@ -101,8 +101,8 @@ impl Operation {
             } => set(*address, *value, *bytes, space),
             Work::Kernel(launch) => launch.run(space),
             Work::HostFunction(call) => {
-                // SAFETY: the caller gave this function to be called with this pointer, once, in a thread of
-                // the driver.
+                // SAFETY: the caller gave this function to be called with this pointer, once, in a
+                // thread of the driver.
                 host_function(|| unsafe { (call.function)(call.data as *mut c_void) });
                 Ok(())
             }
@@ -113,7 +113,7 @@ impl Operation {
     }
 
     fn copy(&self, pieces: &[Piece], space: &AddressSpace) -> Answer {
-        // Without time between them, reading and writing need no memory of their own.
+        // Without time in between, reading and writing need no intermediate memory.
         if self.delay.after.is_zero() {
             return pieces
                 .iter()
@@ -128,7 +128,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Has what it has brought to the host be something else.
+    /// Corrupts the bytes that it copied to the host.
     pub(crate) fn garble(&self) {
         self.pieces().iter().for_each(Piece::garble);
     }
@@ -149,12 +149,12 @@ impl Operation {
         }
     }
 
-    /// Whether it writes memory and comes to its end by itself.
+    /// Whether it writes memory and ends by itself.
     pub(crate) fn is_transfer(&self) -> bool {
         matches!(self.work, Work::Copy(_) | Work::Set { .. })
     }
 
-    /// Whether it uses any of the host's memory between these addresses.
+    /// Whether it uses host memory between these addresses.
     pub(crate) fn uses_host(&self, start: u64, end: u64) -> bool {
         let mut used = self.pieces().iter().flat_map(Piece::host_ranges);
         used.any(|(first, last)| first < end && start < last)
@@ -163,7 +163,7 @@ impl Operation {
 
 fn set(address: u64, value: u8, bytes: u64, space: &AddressSpace) -> Answer {
     let to = space.reach(address, bytes).ok_or(Status::ILLEGAL_ADDRESS)?;
-    // SAFETY: all bytes were found to be mapped, and stay so while the operation runs.
+    // SAFETY: all bytes were found to be mapped, and stay mapped while the operation runs.
     unsafe { to.write_bytes(value, bytes as usize) };
     Ok(())
 }

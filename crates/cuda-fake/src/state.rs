@@ -1,4 +1,4 @@
-//! All that the driver knows, behind one lock; and how operations go through it, from the call to the end.
+//! The driver's whole state, behind one lock, and the path of an operation through it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) struct State {
     streams_made: u64,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) captures: Captures,
-    /// The graphs that were captured, and their contexts.
+    /// The captured graphs, and their contexts.
     pub(crate) graphs: HashMap<u64, u64>,
     pub(crate) modules: Modules,
     pub(crate) faults: Faults,
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) journal: Journal,
 }
 
-/// What the thread of a stream does now.
+/// The next step of a stream's thread.
 pub(crate) enum Next {
     Run {
         operation: Arc<Operation>,
@@ -81,18 +81,18 @@ impl State {
         id
     }
 
-    /// A stream, known by its handle unless it is one of the two that have names.
+    /// Creates a stream, known by its handle unless it is one of the two default ones.
     pub(crate) fn new_stream(&mut self, public: Option<u64>, context: u64, order: Order) -> u64 {
         let id = handle::next();
         self.streams_made += 1;
-        // An odd factor keeps the seeds of streams apart.
+        // An odd factor makes the seeds of streams differ.
         let seed = self.streams_made.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.config.seed;
         self.streams
             .insert(id, Stream::new(public.unwrap_or(id), context, order, seed));
         id
     }
 
-    /// Gives an operation to a stream. Says whether it is queued there, and not recorded in a capture.
+    /// Submits an operation to a stream. Returns whether it was queued, and not captured.
     pub(crate) fn submit(&mut self, stream: u64, mut operation: Operation) -> Answer<bool> {
         let target = self.streams.get(stream).ok_or(Status::INVALID_HANDLE)?;
         let (context, order) = (target.context, target.order);
@@ -115,7 +115,7 @@ impl State {
         Ok(true)
     }
 
-    /// The legacy stream cannot be used while a stream that waits for it is capturing.
+    /// Refuses the legacy stream while a stream that waits for it is capturing.
     pub(crate) fn refuse_implicit(&mut self, context: u64, spoils: bool) -> Answer {
         let streams = self.streams.iter().filter(|(id, stream)| {
             stream.context == context
@@ -132,7 +132,8 @@ impl State {
         Err(Status::CAPTURE_IMPLICIT)
     }
 
-    /// Spoils what is to be written, unless an operation that is queued has yet to read or write it.
+    /// Overwrites destinations with garbage, unless a queued operation has yet to read or write
+    /// them.
     fn poison(&self, pieces: &[Piece]) {
         for piece in pieces {
             if let Some((start, end)) = piece.host_destination()
@@ -143,7 +144,7 @@ impl State {
         }
     }
 
-    /// Begins the first operation of a stream, if its time has come.
+    /// Begins the first operation of a stream, if it may begin.
     pub(crate) fn next(&mut self, id: u64) -> Next {
         let Some(stream) = self.streams.get(id) else {
             return Next::End;
@@ -173,7 +174,7 @@ impl State {
         }
     }
 
-    /// Forgets a stream that was destroyed and has nothing left. Its thread is awaited with its context.
+    /// Removes a destroyed stream that has no work left. Its thread is joined with its context.
     fn end_stream(&mut self, id: u64) -> Next {
         if let Some(stream) = self.streams.remove(id)
             && let Some(context) = self.contexts.get_mut(&stream.context)
@@ -183,7 +184,7 @@ impl State {
         Next::End
     }
 
-    /// An operation of a stream came to its end.
+    /// Notes the end of an operation of a stream.
     pub(crate) fn finish(&mut self, id: u64, operation: &Operation, outcome: Answer) {
         let Some(stream) = self.streams.get_mut(id) else {
             return;
@@ -202,7 +203,7 @@ impl State {
             source: first.map_or(0, |piece| piece.source.address()),
             destination: first.map_or(0, |piece| piece.destination.address()),
         });
-        // One that did nothing and says that all is well does no harm to others.
+        // An operation that did nothing and reports success does not affect others.
         let failed = outcome.err().filter(|status| status.0 != 0);
         if let (Some(status), Some(context)) = (failed, self.contexts.get_mut(&context)) {
             context.failing.get_or_insert(status);
@@ -220,8 +221,9 @@ impl State {
         }
     }
 
-    /// Has a context that fails be of no more use: nothing of what is queued in it is executed. That is not
-    /// told before all transfers have ended that run, since who hears of it gives their memory back.
+    /// Completes the failure of a context: nothing queued in it is executed any more. The failure
+    /// is reported only after all running transfers have ended, since callers then free their
+    /// memory.
     fn settle_failure(&mut self, id: u64) {
         let Some(context) = self.contexts.get_mut(&id) else {
             return;
@@ -244,7 +246,7 @@ impl State {
         }
     }
 
-    /// Whether streams have come so far, or what their context failed with.
+    /// Whether streams have reached positions, or the failure of their context.
     pub(crate) fn have_reached(&self, positions: &[Position], context: u64) -> Answer<bool> {
         let context = self
             .contexts
@@ -254,7 +256,7 @@ impl State {
         Ok(context.failing.is_none() && self.streams.have_reached(positions))
     }
 
-    /// Forgets what is left of a context whose streams are gone.
+    /// Removes everything else of a context whose streams are gone.
     pub(crate) fn remove_context(&mut self, id: u64) {
         self.events.retain(|_, event| event.context != id);
         self.graphs.retain(|_, context| *context != id);

@@ -1,4 +1,4 @@
-//! What a call of the driver answers: the codes of `cuda.h` that this one gives, with their names.
+//! Results of driver calls: the codes of `cuda.h` that this driver returns, with their names.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Status(pub(crate) i32);
 
-/// What a call comes to.
+/// The result of a call.
 pub(crate) type Answer<T = ()> = Result<T, Status>;
 
 impl Status {
@@ -40,7 +40,7 @@ impl Status {
     pub(crate) const CAPTURE_WRONG_THREAD: Status = Status(908);
 }
 
-/// Name and text of a code; none for what is no code.
+/// The name and text of a code; `None` for an unknown one.
 pub(crate) fn described(code: i32) -> Option<(&'static CStr, &'static CStr)> {
     CODES
         .iter()
@@ -48,7 +48,7 @@ pub(crate) fn described(code: i32) -> Option<(&'static CStr, &'static CStr)> {
         .map(|&(_, name, text)| (name, text))
 }
 
-/// Those that this driver gives by itself, and those that tests have it give as faults.
+/// Codes that this driver returns by itself, and those that tests inject.
 const CODES: &[(i32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),

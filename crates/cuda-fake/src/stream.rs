@@ -1,7 +1,7 @@
-//! Streams: queues of operations, each worked off in order by a thread of its own.
+//! Streams: queues of operations, each executed in order by a thread of its own.
 //!
-//! A stream that was destroyed keeps its queue until that is empty. What another operation waits for is a
-//! position in a stream; a stream that is gone has reached all of them.
+//! A destroyed stream keeps its queue until that is empty. Operations wait for positions in other
+//! streams; a stream that is gone has reached all of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use fastrand::Rng;
 
 use crate::operation::{Delay, Operation, Position};
 
-/// `CU_STREAM_LEGACY` as the journal names it.
+/// `CU_STREAM_LEGACY`, as in the journal.
 pub(crate) const LEGACY: u64 = 0;
 /// `CU_STREAM_PER_THREAD`.
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// How a stream stands to the legacy stream of its context.
+/// How a stream is ordered with the legacy stream of its context.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// It is that stream.
+    /// It is the legacy stream.
     Legacy,
-    /// Each waits for what the other was given before.
+    /// Each of the two waits for the other's earlier work.
     Blocking,
     NonBlocking,
 }
 
 pub(crate) struct Stream {
-    /// What callers know it by, and the journal.
+    /// Its handle for callers, and in the journal.
     pub(crate) public: u64,
     pub(crate) context: u64,
     pub(crate) order: Order,
@@ -36,7 +36,7 @@ pub(crate) struct Stream {
     running: Option<Arc<Operation>>,
     queued: u64,
     done: u64,
-    /// Dropped from behind the running operation, and done when that is.
+    /// Operations dropped from behind the running one; they count as done when that ends.
     dropped: u64,
     pub(crate) is_destroyed: bool,
     pub(crate) thread: Option<JoinHandle<()>>,
@@ -60,7 +60,7 @@ impl Stream {
         }
     }
 
-    /// Puts an operation at the end, with a delay of its own.
+    /// Appends an operation, with a delay of its own.
     pub(crate) fn push(&mut self, mut operation: Operation, delay_us_max: u64) {
         if delay_us_max > 0 {
             operation.delay = self.draw(delay_us_max);
@@ -69,7 +69,7 @@ impl Stream {
         self.queued += 1;
     }
 
-    /// One in four takes no time, so that streams overtake each other in both directions.
+    /// One in four operations has no delay, so that streams overtake each other in both directions.
     fn draw(&mut self, delay_us_max: u64) -> Delay {
         let whole_us = match self.rng.u8(..4) {
             0 => 0,
@@ -93,14 +93,14 @@ impl Stream {
         Some(operation)
     }
 
-    /// The running operation is done.
+    /// Notes the end of the running operation.
     pub(crate) fn finish(&mut self) {
         self.running = None;
         self.done += 1 + self.dropped;
         self.dropped = 0;
     }
 
-    /// Drops what is queued, as if it were done.
+    /// Drops the queued operations, as if they were done.
     pub(crate) fn drop_queue(&mut self) {
         let dropped = self.queue.drain(..).count() as u64;
         match self.running {
@@ -126,7 +126,7 @@ impl Stream {
     }
 }
 
-/// All streams, those that were destroyed and have work left among them.
+/// All streams, destroyed ones with remaining work included.
 #[derive(Default)]
 pub(crate) struct Streams {
     streams: BTreeMap<u64, Stream>,
@@ -157,7 +157,7 @@ impl Streams {
         self.streams.values_mut()
     }
 
-    /// How many were made by callers and not destroyed.
+    /// The number of streams that callers made and did not destroy.
     pub(crate) fn count(&self) -> u64 {
         let alive = self.streams.values().filter(|stream| !stream.is_destroyed);
         alive
@@ -165,13 +165,14 @@ impl Streams {
             .count() as u64
     }
 
-    /// Where a stream is when all that it was given until now is done.
+    /// The position of a stream after all its present work.
     pub(crate) fn end(&self, id: u64) -> Position {
         let done = self.streams.get(&id).map_or(0, |stream| stream.queued);
         Position { stream: id, done }
     }
 
-    /// The same, with what the legacy stream would wait for: who waits for it waits for that as well.
+    /// The same, and for the legacy stream also the positions of the streams that it would wait
+    /// for.
     pub(crate) fn whole_end(&self, id: u64) -> Vec<Position> {
         let is_legacy = self
             .streams
@@ -199,7 +200,8 @@ impl Streams {
         })
     }
 
-    /// What an operation that is now given to a stream has to wait for in other streams of the context.
+    /// The positions in other streams of the context that an operation submitted now has to wait
+    /// for.
     pub(crate) fn implicit(&self, id: u64) -> Vec<Position> {
         let Some(own) = self.streams.get(&id) else {
             return Vec::new();
@@ -216,7 +218,7 @@ impl Streams {
         ends.map(|(other, _)| self.end(other)).collect()
     }
 
-    /// Whether an operation that is running uses host memory between these addresses.
+    /// Whether a running operation uses host memory between these addresses.
     pub(crate) fn run_on_host(&self, start: u64, end: u64) -> bool {
         let mut running = self.streams.values().filter_map(Stream::running);
         running.any(|operation| operation.uses_host(start, end))

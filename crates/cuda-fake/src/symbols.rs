@@ -1,7 +1,7 @@
-//! The functions by which tests steer the library they loaded: `penstock_fake_*`, for any language.
+//! The functions by which tests control the library: `penstock_fake_*`, for any language.
 //!
-//! None of them counts as a call of the driver, and none fails but as it says. `0` is yes where one answers
-//! an `i32`, and `1` is no.
+//! None of them counts as a call of the driver, and none fails except as documented. In a result of
+//! type `i32`, `0` is yes and `1` is no.
 
 use std::ffi::{CStr, c_char};
 
@@ -11,7 +11,7 @@ use crate::journal::Entry;
 use crate::leaks::Leaks;
 use crate::status::Status;
 
-/// Forgets everything that was made, set or counted.
+/// Removes everything that was made, set or counted.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_reset() {
     executor::reset();
@@ -65,7 +65,7 @@ extern "C" fn penstock_fake_garbles(does: i32) {
     Session::begin().config.garbles = does != 0;
 }
 
-/// Has the `nth` next call of a function (1 is the next) answer a code and do nothing.
+/// Makes the `nth` next call of a function (1 is the next) return a code and do nothing.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_fail_call(function: *const c_char, nth: u64, status: i32) {
     let function = text(function);
@@ -74,8 +74,8 @@ extern "C" fn penstock_fake_fail_call(function: *const c_char, nth: u64, status:
         .fail_call(&function, nth, Status(status));
 }
 
-/// Has the `nth` operation that begins from now on (1 is the next), of a kind or of all (0), fail with a
-/// code, and its context with it.
+/// Makes the `nth` next operation (1 is the next), of a kind or of all (0), fail with a code, and
+/// its context with it.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_fail_operation(kind: u32, nth: u64, status: i32) {
     Session::begin()
@@ -88,7 +88,7 @@ extern "C" fn penstock_fake_clear_faults() {
     Session::begin().faults.clear();
 }
 
-/// How often a function was called.
+/// The number of calls of a function.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_calls(function: *const c_char) -> u64 {
     let function = text(function);
@@ -102,19 +102,19 @@ extern "C" fn penstock_fake_leaks(leaks: Option<&mut Leaks>) {
     }
 }
 
-/// Has no stream begin an operation.
+/// Holds all streams: none begins an operation.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_hold_all() {
     Session::begin().holds.hold_all();
 }
 
-/// Has one stream begin no operation; 0 is the legacy stream of each context.
+/// Holds one stream; 0 is the legacy stream of each context.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_hold(stream: u64) {
     Session::begin().holds.hold(stream);
 }
 
-/// Lets all streams run.
+/// Releases all streams.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_release_all() {
     let mut session = Session::begin();
@@ -129,7 +129,7 @@ extern "C" fn penstock_fake_release(stream: u64) {
     session.changed();
 }
 
-/// Lets a stream that is held begin so many operations, and returns at once.
+/// Allows a held stream to begin `operations` operations, and returns at once.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_allow(stream: u64, operations: u64) {
     let mut session = Session::begin();
@@ -137,7 +137,7 @@ extern "C" fn penstock_fake_allow(stream: u64, operations: u64) {
     session.changed();
 }
 
-/// How many operations of a stream are not done yet.
+/// The number of operations of a stream that are not done yet.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_pending(stream: u64) -> u64 {
     let session = Session::begin();
@@ -150,20 +150,20 @@ extern "C" fn penstock_fake_pending(stream: u64) -> u64 {
         .sum()
 }
 
-/// Copies the bytes at an address that the driver knows, as they are at this moment.
+/// Copies bytes of the driver's memory, as they are now.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_peek(address: u64, into: *mut u8, bytes: u64) -> i32 {
     let session = Session::begin();
     let Some(from) = session.memory.inspect(address, bytes) else {
         return 1;
     };
-    // SAFETY: the driver knows all of these bytes, and keeps them while this has its lock. The caller has
-    // room for them.
+    // SAFETY: the driver's memory has all of these bytes, and its lock keeps them allocated. The
+    // caller has room for them.
     unsafe { into.copy_from_nonoverlapping(from, bytes as usize) };
     0
 }
 
-/// Overwrites the bytes at an address that the driver knows.
+/// Overwrites bytes of the driver's memory.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_poke(address: u64, from: *const u8, bytes: u64) -> i32 {
     let session = Session::begin();
@@ -175,7 +175,7 @@ extern "C" fn penstock_fake_poke(address: u64, from: *const u8, bytes: u64) -> i
     0
 }
 
-/// How many operations were executed, as far as the journal reaches.
+/// The number of executed operations that are in the journal.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_journal_length() -> u64 {
     Session::begin().journal.len()
@@ -197,7 +197,7 @@ extern "C" fn penstock_fake_journal_clear() {
     Session::begin().journal.clear();
 }
 
-/// A text of the caller's; what is no text names no function.
+/// A text of the caller; an invalid one names no function.
 fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();

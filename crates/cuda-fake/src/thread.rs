@@ -1,7 +1,7 @@
-//! What the driver keeps for each thread of the caller: its stack of contexts, how it stands to captures of
-//! others, and whether it is inside a host function.
+//! The driver's state for each thread of the caller: its stack of contexts, its capture mode, and
+//! whether it is inside a host function.
 //!
-//! All of it is forgotten at a reset, which a count tells the threads of.
+//! A reset clears all of it: threads notice by a counter.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ fn with<T>(body: impl FnOnce(&Thread) -> T) -> T {
     })
 }
 
-/// Has all threads start anew.
+/// Clears the state of all threads.
 pub(crate) fn reset() {
     RESETS.fetch_add(1, Ordering::AcqRel);
 }
@@ -68,7 +68,7 @@ pub(crate) fn capture_mode() -> i32 {
     with(|thread| thread.capture_mode.get())
 }
 
-/// Sets how this thread stands to captures, and says how it stood.
+/// Sets this thread's capture mode, and returns the one before.
 pub(crate) fn exchange_capture_mode(mode: i32) -> i32 {
     with(|thread| thread.capture_mode.replace(mode))
 }
@@ -77,7 +77,7 @@ pub(crate) fn in_host_function() -> bool {
     with(|thread| thread.in_host_function.get())
 }
 
-/// Runs a host function, which may call nothing of the driver.
+/// Runs a host function, which may not call the driver.
 pub(crate) fn host_function(body: impl FnOnce()) {
     with(|thread| thread.in_host_function.set(true));
     body();

@@ -1,31 +1,31 @@
-//! Copies: rows of bytes from one place to another. A source is read in one go, and later its destination is
-//! written in one go.
+//! Copies of rows of bytes. A source is read in one go, and later its destination is written in one
+//! go.
 
 use crate::memory::AddressSpace;
 use crate::status::{Answer, Status};
 
-/// What the destination of a copy holds from the call on until the copy is done.
+/// The content of a copy's destination from the call until the copy is done.
 const POISON: u8 = 0xA5;
 
-/// Where bytes are.
+/// The location of bytes.
 pub(crate) enum Place {
-    /// At an address of a device.
+    /// A device address.
     Device(u64),
-    /// At an address of the host; pinned at the time of the call, or not.
+    /// A host address; pinned or not at the time of the call.
     Host { address: u64, pinned: bool },
-    /// Taken at the time of the call, row after row.
+    /// Bytes read at the time of the call, row after row.
     Staged(Vec<u8>),
 }
 
-/// One end of a copy.
+/// The source or the destination of a copy.
 pub(crate) struct Side {
     pub(crate) place: Place,
-    /// From the beginning of a row to that of the next.
+    /// The distance between rows.
     pub(crate) pitch: u64,
 }
 
 impl Side {
-    /// Where the first byte is, if all rows can be reached.
+    /// The address of the first byte, if all rows are accessible.
     fn reach(&self, space: &AddressSpace, extent: u64, context: u64) -> Answer<*mut u8> {
         match self.place {
             Place::Device(address) => space.reach(address, extent).ok_or(Status::ILLEGAL_ADDRESS),
@@ -64,12 +64,12 @@ impl Piece {
         self.width * self.rows
     }
 
-    /// The bytes from the first to the last of a side.
+    /// The bytes that a side spans, from the first to the last.
     fn extent(&self, side: &Side) -> u64 {
         (self.rows - 1) * side.pitch + self.width
     }
 
-    /// The source's bytes, row after row.
+    /// Reads the source's bytes, row after row.
     pub(crate) fn read(&self, space: &AddressSpace, context: u64) -> Answer<Vec<u8>> {
         if let Place::Staged(bytes) = &self.source.place {
             return Ok(bytes.clone());
@@ -83,14 +83,14 @@ impl Piece {
             let skipped = (row * self.source.pitch) as usize;
             let into = bytes[taken..].as_mut_ptr();
             let from = from.wrapping_add(skipped);
-            // SAFETY: the source reaches over all rows, and `bytes` has room for all. That the caller's memory
-            // stays until the copy is done is what the driver asks of callers.
+            // SAFETY: the source spans all rows, and `bytes` has room for all. The driver requires
+            // its callers to keep their memory until the copy is done.
             unsafe { into.copy_from_nonoverlapping(from, self.width as usize) };
         }
         Ok(bytes)
     }
 
-    /// Writes what was read to the destination.
+    /// Writes the bytes read before to the destination.
     pub(crate) fn write(&self, bytes: &[u8], space: &AddressSpace, context: u64) -> Answer {
         let to = self
             .destination
@@ -98,13 +98,14 @@ impl Piece {
         for row in 0..self.rows {
             let from = &bytes[(row * self.width) as usize..][..self.width as usize];
             let to = to.wrapping_add((row * self.destination.pitch) as usize);
-            // SAFETY: the destination reaches over all rows, and is no memory of ours, as `from` is.
+            // SAFETY: the destination spans all rows, and is memory outside of this library, unlike
+            // `from`.
             unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         }
         Ok(())
     }
 
-    /// Reads the source now, from memory that is not pinned, or that the caller wants back at once.
+    /// Reads the source now, as it is unpinned, or the caller may change it after the call.
     pub(crate) fn stage(&mut self, space: &AddressSpace, context: u64) -> Answer {
         let bytes = self.read(space, context)?;
         self.source = Side {
@@ -128,21 +129,21 @@ impl Piece {
         for row in 0..self.rows {
             let from = from.wrapping_add((row * self.source.pitch) as usize);
             let to = to.wrapping_add((row * self.destination.pitch) as usize);
-            // SAFETY: both sides reach over all rows, and may overlap. That the caller's memory stays until the
-            // copy is done is what the driver asks of callers.
+            // SAFETY: both sides span all rows, and may overlap. The driver requires its callers to
+            // keep their memory until the copy is done.
             unsafe { to.copy_from(from, self.width as usize) };
         }
         Ok(())
     }
 
-    /// Spoils the destination on the host, until the copy is done.
+    /// Overwrites the destination on the host with garbage, until the copy is done.
     pub(crate) fn poison(&self) {
         let Place::Host { address, .. } = self.destination.place else {
             return;
         };
         for row in 0..self.rows {
             let to = (address + row * self.destination.pitch) as *mut u8;
-            // SAFETY: the caller of the driver says that the copy may write here from now on.
+            // SAFETY: the driver's caller allows the copy to write here from now on.
             unsafe { to.write_bytes(POISON, self.width as usize) };
         }
     }
@@ -157,13 +158,13 @@ impl Piece {
             return;
         };
         let to = address as *mut u8;
-        // SAFETY: the copy has just written there, and is not done for its caller.
+        // SAFETY: the copy has just written there, and its caller does not see it as done yet.
         let byte = unsafe { to.read() };
         // SAFETY: as above.
         unsafe { to.write(!byte) };
     }
 
-    /// The host memory that the copy uses while it is queued, by first address and end.
+    /// The host memory that the copy uses while it is queued, as first address and end.
     pub(crate) fn host_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         [&self.source, &self.destination]
             .into_iter()
@@ -173,7 +174,7 @@ impl Piece {
             })
     }
 
-    /// Where the copy writes on the host, by first address and end.
+    /// The host destination of the copy, as first address and end.
     pub(crate) fn host_destination(&self) -> Option<(u64, u64)> {
         match self.destination.place {
             Place::Host { address, .. } => {

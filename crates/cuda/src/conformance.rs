@@ -1,6 +1,6 @@
-//! What every driver has to do, a real one and ours for tests.
+//! Checks that every driver has to pass, a real one and the fake one for tests.
 //!
-//! Each check stands alone, panics where it fails, and leaves nothing behind.
+//! Each check is independent, panics on failure, and frees everything it allocates.
 #![allow(unsafe_code)]
 
 use std::alloc::{self, Layout};
@@ -14,7 +14,7 @@ use crate::{
     Registration, Stream,
 };
 
-/// Those that are launched, as they are built into who does.
+/// The kernels of `penstock-io`, as they are built into that crate.
 const KERNELS: &CStr = match CStr::from_bytes_with_nul(
     concat!(include_str!("../../io/kernels/gather.ptx"), "\0").as_bytes(),
 ) {
@@ -22,10 +22,10 @@ const KERNELS: &CStr = match CStr::from_bytes_with_nul(
     Err(_) => panic!("the text has no zero"),
 };
 
-/// A check by its name.
+/// A check with its name.
 pub type Check = (&'static str, fn(&Driver));
 
-/// All of them.
+/// All checks.
 pub const CHECKS: &[Check] = &[
     ("devices say what they are", devices_say_what_they_are),
     (
@@ -73,14 +73,14 @@ pub fn run(driver: &Driver) {
     }
 }
 
-/// Pages of the host, pinned or not.
+/// Pages of host memory, pinned or not.
 struct Host {
     address: *mut u8,
     layout: Layout,
     pinned: Option<Registration>,
 }
 
-// SAFETY: it owns its bytes.
+// SAFETY: the value owns its bytes.
 unsafe impl Send for Host {}
 
 impl Host {
@@ -98,7 +98,7 @@ impl Host {
 
     fn pinned(device: &Arc<Device>, bytes: usize) -> Host {
         let mut host = Host::plain(bytes);
-        // SAFETY: the pages are there until the drop, which gives the claim up first.
+        // SAFETY: the pages stay until the drop, which drops the registration first.
         let pinned = unsafe { Registration::new(device, host.address(), host.layout.size()) };
         host.pinned = Some(pinned.unwrap());
         host
@@ -120,7 +120,7 @@ impl Host {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes are there; copies to them have ended when they are looked at.
+        // SAFETY: the memory has this many bytes; the copies to it have ended before they are read.
         unsafe { std::slice::from_raw_parts(self.address, self.layout.size()) }
     }
 
@@ -133,7 +133,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.pinned = None;
-        // SAFETY: it was allocated so.
+        // SAFETY: it was allocated with this layout.
         unsafe { alloc::dealloc(self.address, self.layout) };
     }
 }
@@ -143,7 +143,7 @@ fn copy(stream: &Stream, direction: Direction, pieces: &[Piece]) {
     unsafe { stream.copy(direction, pieces) }.unwrap();
 }
 
-/// Host to device to host.
+/// Copies from the host to the device and back.
 fn round_trip(stream: &Stream, from: &Host, to: &Host, bytes: usize) {
     let there = DeviceMemory::allocate(stream.device(), bytes).unwrap();
     let piece = |host: &Host| Piece::run(host.address(), there.address(), bytes);
@@ -202,7 +202,7 @@ fn rows_by_their_pitches(driver: &Driver) {
     let to = Host::pinned(&device, ROWS * ROW_BYTES);
     let whole = Piece::run(from.address(), there.address(), ROWS * WIDE);
     copy(&stream, Direction::ToDevice, &[whole]);
-    // Columns 100 on of each row, close together on the host.
+    // From column 100 on of each row, contiguous on the host.
     let narrow = Piece {
         host: to.address(),
         device: there.address() + 100,
@@ -217,7 +217,7 @@ fn rows_by_their_pitches(driver: &Driver) {
         let expected = &from.bytes()[row * WIDE + 100..][..ROW_BYTES];
         assert!(&to.bytes()[row * ROW_BYTES..][..ROW_BYTES] == expected);
     }
-    // And back, into every other place.
+    // And back, to every second row.
     let back = Piece {
         device: there.address(),
         ..narrow
@@ -274,7 +274,7 @@ fn one_stream_waits_for_another(driver: &Driver) {
         back.wait_for(&there.record().unwrap()).unwrap();
         copy(&back, Direction::ToHost, &[piece(&to)]);
         let done = back.record().unwrap();
-        // What comes next in the first must not overtake.
+        // Later work of the first stream must not overtake.
         there.wait_for(&done).unwrap();
         done.wait().unwrap();
         assert!(from.bytes() == to.bytes());
@@ -304,7 +304,7 @@ fn events_are_of_the_work_before_them(driver: &Driver) {
 fn the_default_stream(driver: &Driver) {
     let device = first(driver);
     let stream = Stream::new(&device).unwrap();
-    // SAFETY: there always is one.
+    // SAFETY: the default stream always exists.
     let default = unsafe { Foreign::new(&device, 0) };
     stream.wait_for(&default.record().unwrap()).unwrap();
     default.wait_for(&stream.record().unwrap()).unwrap();
@@ -314,7 +314,7 @@ fn the_default_stream(driver: &Driver) {
 fn memory_is_pinned_once(driver: &Driver) {
     let device = first(driver);
     let host = Host::pinned(&device, 1 << 20);
-    // SAFETY: the pages are there as long as this lives.
+    // SAFETY: the pages stay as long as this lives.
     let pin = || unsafe { Registration::new(&device, host.address(), 1 << 20) };
     assert_eq!(pin().unwrap_err().code(), Some(712));
     let mut host = host;
@@ -325,14 +325,14 @@ fn memory_is_pinned_once(driver: &Driver) {
     drop(unsafe { Registration::new(&device, host.address(), 1 << 20) }.unwrap());
 }
 
-/// Rows of a table on the host, by ids on the device, packed by a kernel and copied back.
+/// Copies rows of a table on the host, by ids on the device, with a kernel, and copies them back.
 fn kernels_reach_the_host(driver: &Driver) {
     const ROWS: usize = 100;
     const ROW_BYTES: usize = 48;
     let device = first(driver);
     let stream = Stream::new(&device).unwrap();
     let mut table = Host::plain(ROWS * ROW_BYTES).filled(3);
-    // SAFETY: the pages are there until the drop, which gives the claim up first.
+    // SAFETY: the pages stay until the drop, which drops the registration first.
     let mapped =
         unsafe { Registration::mapped(&device, table.address(), table.layout.size()) }.unwrap();
     let at = mapped.device_address().unwrap();
@@ -347,9 +347,9 @@ fn kernels_reach_the_host(driver: &Driver) {
     let kernel = kernel.kernel(c"penstock_pack").unwrap();
     let count = wanted.len() as u64;
     let arguments = [out.address(), at, ids.address(), count, ROW_BYTES as u64];
-    // SAFETY: the stream is there as long as this is used.
+    // SAFETY: the stream lives as long as this is used.
     let foreign = unsafe { Foreign::new(&device, stream.raw()) };
-    // SAFETY: the memory is there until the stream is synchronized.
+    // SAFETY: the memory stays until the stream is synchronized.
     unsafe { kernel.launch(&foreign, 2, 64, arguments) }.unwrap();
     let back = Host::pinned(&device, out.len());
     let piece = Piece::run(back.address(), out.address(), out.len());
@@ -386,7 +386,7 @@ fn memory_of_the_driver(driver: &Driver) {
         &[Piece::run(to.address(), there.address(), to.len())],
     );
     stream.synchronize().unwrap();
-    // SAFETY: so many bytes are there, and the copy to them has ended.
+    // SAFETY: the memory has this many bytes, and the copy to it has ended.
     let found = unsafe {
         std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(to.address()), BYTES)
     };
@@ -398,7 +398,7 @@ fn too_much_memory(driver: &Driver) {
     let (_, total) = device.memory_bytes().unwrap();
     let refused = DeviceMemory::allocate(&device, total + (1 << 30)).unwrap_err();
     assert!(refused.is_out_of_memory(), "{refused}");
-    // It is no lasting failure.
+    // The failure does not last.
     DeviceMemory::allocate(&device, 1 << 20).unwrap();
 }
 
@@ -441,7 +441,7 @@ fn dropped_early(driver: &Driver) {
     assert!(from.bytes() == to.bytes());
 }
 
-/// A stream of somebody else's that goes into a graph.
+/// A stream of another library that is captured into a graph.
 struct Captured<'a> {
     stream: &'a Stream,
 }
@@ -449,7 +449,7 @@ struct Captured<'a> {
 impl<'a> Captured<'a> {
     fn begin(stream: &'a Stream) -> Captured<'a> {
         let entered = stream.device().enter().unwrap();
-        // SAFETY: the stream is there.
+        // SAFETY: the stream is alive.
         let begun = unsafe { entered.begin_capture(stream.handle(), raw::CAPTURE_MODE_GLOBAL) };
         begun.expect("every driver that works has it").unwrap();
         Captured { stream }
@@ -472,7 +472,7 @@ impl<'a> Captured<'a> {
 fn capture_is_refused(driver: &Driver) {
     let device = first(driver);
     let (theirs, ours) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
-    // SAFETY: the stream is there as long as this is used.
+    // SAFETY: the stream lives as long as this is used.
     let foreign = unsafe { Foreign::new(&device, theirs.raw()) };
     let capture = Captured::begin(&theirs);
     assert_eq!(foreign.record().unwrap_err(), Error::Capturing);
@@ -499,7 +499,7 @@ fn capture_is_left_alone(driver: &Driver) {
         });
         work.join().unwrap();
     });
-    // What this thread asks for harms it as little.
+    // Calls of the capturing thread itself do no harm either.
     round_trip(
         &ours,
         &Host::plain(BYTES).filled(6),

@@ -1,4 +1,4 @@
-//! Copies between a device and memory of the host.
+//! Copies between a device and host memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::raw::{self, Copy2D, CopyAttributes, Location};
 use crate::stream::Stream;
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device to the host.
@@ -18,25 +18,25 @@ pub enum Direction {
     ToDevice,
 }
 
-/// Bytes that lie together on both sides, or rows of them.
+/// Bytes that are contiguous on both sides, or rows of such bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the first byte is, on the host.
+    /// Host address of the first byte.
     pub host: usize,
-    /// Where the first byte is, on the device.
+    /// Device address of the first byte.
     pub device: u64,
     /// Bytes of each row.
     pub row_bytes: usize,
-    /// How many rows, at least one.
+    /// Number of rows, at least one.
     pub rows: usize,
-    /// From one row to the next on the host, at least `row_bytes`.
+    /// Distance between rows on the host, at least `row_bytes`.
     pub host_pitch: usize,
-    /// From one row to the next on the device, at least `row_bytes`.
+    /// Distance between rows on the device, at least `row_bytes`.
     pub device_pitch: usize,
 }
 
 impl Piece {
-    /// Bytes in one run.
+    /// A contiguous piece.
     pub fn run(host: usize, device: u64, bytes: usize) -> Piece {
         Piece {
             host,
@@ -48,12 +48,12 @@ impl Piece {
         }
     }
 
-    /// How many bytes it has.
+    /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
         self.row_bytes * self.rows
     }
 
-    /// One of its rows.
+    /// The piece that is one of its rows.
     fn row(&self, row: usize) -> Piece {
         Piece::run(
             self.host + row * self.host_pitch,
@@ -63,20 +63,20 @@ impl Piece {
     }
 }
 
-/// From so many on, runs are queued by one call, where the driver has it.
+/// From this many runs on, one call queues them all, where the driver has it.
 const BATCH_MIN: usize = 2;
 
 impl Stream {
-    /// Queues copies. They read their sources and write their destinations some time before an event that
-    /// is recorded later comes. Memory of the host that is not pinned is copied before this returns.
+    /// Queues copies. They read their sources and write their destinations before an event recorded
+    /// later completes. Unpinned host memory is copied before this returns.
     ///
     /// # Errors
-    /// What the driver says. Some may have been queued then.
+    /// The driver's error. Some copies may have been queued then.
     ///
     /// # Safety
-    /// Until such an event has come, or the stream is synchronized, the memory on either side stays where
-    /// it is; nobody else reads or writes the destinations, nor writes the sources, but work that is ordered
-    /// before or after by events.
+    /// Until such an event has completed, or the stream is synchronized, the memory on both sides
+    /// stays in place; all other reads and writes of the destinations, and all writes of the
+    /// sources, are ordered before or after the copies by events.
     pub unsafe fn copy(&self, direction: Direction, pieces: &[Piece]) -> Result<()> {
         let entered = self.device().enter()?;
         let queue = Queue {
@@ -88,7 +88,7 @@ impl Stream {
             .iter()
             .filter(|piece| piece.bytes() > 0)
             .partition(|piece| piece.rows == 1);
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller's promise is passed on.
         unsafe { queue.runs(&runs) }?;
         for piece in rows {
             // SAFETY: as above.
@@ -98,7 +98,7 @@ impl Stream {
     }
 }
 
-/// Whether the same may be had by single calls, which say what is wrong otherwise.
+/// Whether to try single calls after this error; they report an error of their own if there is one.
 fn is_declined(error: &Error) -> bool {
     matches!(error.code(), Some(raw::NOT_SUPPORTED | raw::INVALID_VALUE))
 }
@@ -114,9 +114,9 @@ impl Queue<'_> {
     /// As [`Stream::copy`].
     unsafe fn runs(&self, runs: &[&Piece]) -> Result<()> {
         if runs.len() >= BATCH_MIN {
-            // SAFETY: the caller's promise is handed on.
+            // SAFETY: the caller's promise is passed on.
             match unsafe { self.batch(runs) } {
-                // A driver may know the call and not do it, or not for memory that is not pinned.
+                // A driver may have the call and not support it, or not for unpinned memory.
                 None => {}
                 Some(Err(error)) if is_declined(&error) => {}
                 Some(done) => return done,
@@ -147,12 +147,12 @@ impl Queue<'_> {
         }
     }
 
-    /// All by one call; None where the driver has none.
+    /// Queues all runs by one call; `None` where the driver has no such call.
     ///
     /// # Safety
     /// As [`Stream::copy`].
     unsafe fn batch(&self, runs: &[&Piece]) -> Option<Result<()>> {
-        // The host's addresses are the device's too.
+        // With unified addressing, the host's addresses are valid for the device too.
         let host: Vec<u64> = runs.iter().map(|run| run.host as u64).collect();
         let device: Vec<u64> = runs.iter().map(|run| run.device).collect();
         let mut bytes: Vec<usize> = runs.iter().map(|run| run.row_bytes).collect();
@@ -172,8 +172,8 @@ impl Queue<'_> {
         let (to, from) = (to.as_mut_ptr(), from.as_mut_ptr());
         let (count, bytes) = (bytes.len(), bytes.as_mut_ptr());
         let (attributes, at) = (&raw mut attributes, &raw mut attribute_at);
-        // SAFETY: the arrays have so many numbers, and one attribute is for all of them; what they say is
-        // the caller's promise.
+        // SAFETY: the arrays have `count` numbers, and one attribute applies to all; the addresses
+        // in them are covered by the caller's promise.
         let done = unsafe {
             self.entered
                 .copy_batch(to, from, bytes, count, attributes, at, 1, stream)
@@ -203,7 +203,7 @@ impl Queue<'_> {
         let pitch_max = self.stream.device().pitch_max();
         if piece.host_pitch.max(piece.device_pitch) > pitch_max {
             let rows: Vec<Piece> = (0..piece.rows).map(|row| piece.row(row)).collect();
-            // SAFETY: the caller's promise is handed on.
+            // SAFETY: the caller's promise is passed on.
             return unsafe { self.runs(&rows.iter().collect::<Vec<_>>()) };
         }
         let is_out = self.direction == Direction::ToHost;
@@ -234,7 +234,8 @@ impl Queue<'_> {
             width_bytes: piece.row_bytes,
             height: piece.rows,
         };
-        // SAFETY: it reads the description before it returns; what that says is the caller's promise.
+        // SAFETY: the description is read before this returns; its addresses are covered by the
+        // caller's promise.
         unsafe { self.entered.copy_2d(&raw const copy, self.stream.handle()) }
     }
 }

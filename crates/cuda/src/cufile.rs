@@ -1,7 +1,8 @@
-//! cuFile: NVIDIA's library that moves bytes between files and devices, found when it is asked for.
+//! cuFile: NVIDIA's library for transfers between files and devices, loaded on first use.
 //!
-//! It goes past memory of the host where the machine lets it (`nvidia-fs`, or transfers from peer to peer), and
-//! else through it, in its compat mode. Which of them it was, [`CuFile::counts`] tells.
+//! It bypasses host memory where the machine allows that (by `nvidia-fs`, or peer-to-peer
+//! transfers), and otherwise uses host memory, in its compat mode. [`CuFile::counts`] reports which
+//! of them it was.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -20,10 +21,10 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::DeviceMemory;
 
-/// The environment variable that names a library in place of the system's.
+/// The environment variable for a library other than the system's.
 pub const CUFILE_VARIABLE: &str = "PENSTOCK_CUFILE";
 
-/// By which the loader knows the system's.
+/// The system's library, by its name for the loader.
 const DEFAULT: &str = "libcufile.so.0";
 
 /// `CUfileError_t`.
@@ -57,7 +58,7 @@ struct Functions {
     write: unsafe extern "C" fn(Handle, *const c_void, usize, c_long, c_long) -> isize,
 }
 
-/// Counters: of cuFile 1.15 on.
+/// Counters, from cuFile 1.15 on.
 struct Counters {
     set_level: unsafe extern "C" fn(c_int) -> Status,
     start: unsafe extern "C" fn() -> Status,
@@ -69,14 +70,15 @@ struct Counters {
 #[derive(Clone, Copy)]
 struct GpuStatistics {
     uuid: [c_char; 16],
-    /// Of reads: bytes, rate, utilization, duration, all, by peers, by `nvidia-fs`, by neither, and five more.
+    /// For reads: bytes, rate, utilization, duration, total, by peers, by `nvidia-fs`, by neither,
+    /// and five more.
     reads: [u64; 13],
-    /// Of writes, the same and three more.
+    /// For writes: the same and three more.
     writes: [u64; 11],
     buffers: [u64; 5],
 }
 
-/// `CUfileStatsLevel3_t`, with room for more devices than it has.
+/// `CUfileStatsLevel3_t`, with room for more devices than the library's structure has.
 #[repr(C)]
 struct Statistics {
     /// `CUfileStatsLevel2_t`.
@@ -87,7 +89,7 @@ struct Statistics {
 
 /// Devices in `CUfileStatsLevel3_t`.
 const GPUS_MAX: usize = 16;
-/// Where in the numbers of reads and of writes those of the ways begin.
+/// Index of the first count by path among the numbers of reads and of writes.
 const WAYS_AT: usize = 5;
 
 const _: () = assert!(size_of::<Description>() == 24, "as `cufile.h` has it");
@@ -97,33 +99,33 @@ const _: () = assert!(
     "as `cufile.h` has it"
 );
 
-/// How many requests went which way.
+/// The number of requests by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CuFileCounts {
-    /// From peer to peer, past memory of the host.
+    /// Peer to peer, bypassing host memory.
     pub by_peers: u64,
-    /// By the kernel module `nvidia-fs`, past memory of the host.
+    /// By the kernel module `nvidia-fs`, bypassing host memory.
     pub by_module: u64,
-    /// Through memory of the host.
+    /// Through host memory.
     pub by_host: u64,
 }
 
-/// The library, begun.
+/// The loaded and initialised library.
 pub struct CuFile {
     functions: Functions,
     counters: Option<Counters>,
     path: PathBuf,
-    /// Never closed: it has threads of its own.
+    /// Never unloaded, as it has threads of its own.
     _library: ManuallyDrop<Library>,
 }
 
 impl CuFile {
-    /// Loads a library and begins to use it.
+    /// Loads and initialises a library.
     ///
     /// # Errors
-    /// [`Error::NoCuFile`], and [`Error::Call`] where it is found and cannot be used.
+    /// [`Error::NoCuFile`], and [`Error::Call`] where it was found but cannot be used.
     pub fn open(path: &Path) -> Result<CuFile> {
-        // SAFETY: what it runs when it is loaded is its own; the caller names a cuFile.
+        // SAFETY: the library runs its own initialisers; the caller names a cuFile.
         let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = opened.map_err(|error| Error::NoCuFile {
             path: path.to_owned(),
@@ -144,7 +146,7 @@ impl CuFile {
             })
         };
         let counters = counters().ok();
-        // SAFETY: it may be called any number of times.
+        // SAFETY: the function may be called any number of times.
         check("cuFileDriverOpen", unsafe { (functions.driver_open)() })?;
         let begun = counters.filter(|counters| {
             // SAFETY: levels are 0 to 3.
@@ -160,10 +162,11 @@ impl CuFile {
         })
     }
 
-    /// That of this process: the one that [`CUFILE_VARIABLE`] names, or the system's. It is looked for once.
+    /// The library of this process: the one in [`CUFILE_VARIABLE`], or the system's. It is loaded
+    /// once.
     ///
     /// # Errors
-    /// As [`CuFile::open`], the same each time.
+    /// As [`CuFile::open`], the same at every call.
     pub fn shared() -> Result<Arc<CuFile>> {
         static SHARED: OnceLock<Result<Arc<CuFile>>> = OnceLock::new();
         let open = || {
@@ -174,12 +177,12 @@ impl CuFile {
         SHARED.get_or_init(open).clone()
     }
 
-    /// Requests until now, by their ways; none where it does not count them.
+    /// Requests so far, by path; `None` where the library does not count them.
     pub fn counts(&self) -> Option<CuFileCounts> {
         let counters = self.counters.as_ref()?;
-        // SAFETY: numbers, of which all may be zero.
+        // SAFETY: the structure has only numbers, all of which may be zero.
         let mut found: Box<Statistics> = unsafe { Box::new(mem::zeroed()) };
-        // SAFETY: it writes its statistics, for which there is more than room.
+        // SAFETY: it writes its statistics, for which the structure has more than enough room.
         let status = unsafe { (counters.get)(&raw mut *found) };
         if status.code != 0 {
             return None;
@@ -205,26 +208,26 @@ impl fmt::Debug for CuFile {
     }
 }
 
-/// A file that it knows.
+/// A file that is registered with the library.
 pub struct CuFileHandle {
     library: Arc<CuFile>,
     device: Arc<Device>,
     handle: Handle,
-    /// Kept open.
+    /// Kept open while the file is registered.
     _file: Arc<dyn AsFd + Send + Sync>,
 }
 
-// SAFETY: handles are made for use by all threads of a process.
+// SAFETY: all threads of a process may use a handle.
 unsafe impl Send for CuFileHandle {}
 // SAFETY: as above.
 unsafe impl Sync for CuFileHandle {}
 
 impl CuFileHandle {
-    /// Makes a file known. It goes past memory of the host only where the file was opened for direct I/O.
+    /// Registers a file. Transfers bypass host memory only if the file was opened for direct I/O.
     ///
     /// # Errors
-    /// [`Error::Call`], notably where neither a way past memory of the host is there nor compat mode is
-    /// allowed.
+    /// [`Error::Call`], notably where there is no path that bypasses host memory and compat mode is
+    /// not allowed.
     pub fn new(
         library: &Arc<CuFile>,
         device: &Arc<Device>,
@@ -237,8 +240,8 @@ impl CuFileHandle {
             fd: u64::from(file.as_fd().as_raw_fd().cast_unsigned()),
             operations: ptr::null(),
         };
-        // SAFETY: it writes one pointer and reads the description; the drop deregisters what it is to, and the
-        // file is open until then.
+        // SAFETY: it writes one pointer and reads the description; the drop deregisters the handle,
+        // and the file is open until then.
         let status = unsafe { (library.functions.register)(&raw mut handle, &raw mut description) };
         check("cuFileHandleRegister", status)?;
         Ok(CuFileHandle {
@@ -249,29 +252,29 @@ impl CuFileHandle {
         })
     }
 
-    /// Reads bytes from `offset` of the file on to memory of the device, from its byte `at` on, and waits;
-    /// how many it read, which may be fewer.
+    /// Reads bytes from `offset` of the file on to device memory, from its byte `at` on, and waits;
+    /// returns the number of bytes read, which may be smaller.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Panics
-    /// If it reaches beyond the memory.
+    /// If the range reaches beyond the memory.
     pub fn read(&self, to: &DeviceMemory, at: usize, bytes: usize, offset: u64) -> Result<usize> {
         let (base, at, offset) = place(to, at, bytes, offset);
         let _entered = self.device.enter()?;
-        // SAFETY: so many bytes of the device are there, and are only ever copied.
+        // SAFETY: the device memory has these bytes, and only copies use it.
         let read = unsafe { (self.library.functions.read)(self.handle, base, bytes, offset, at) };
         moved("cuFileRead", read)
     }
 
-    /// Writes bytes of the device to a file, and waits; as [`CuFileHandle::read`].
+    /// Writes bytes of device memory to a file, and waits; as [`CuFileHandle::read`].
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Panics
-    /// If it reaches beyond the memory.
+    /// If the range reaches beyond the memory.
     pub fn write(
         &self,
         from: &DeviceMemory,
@@ -290,9 +293,9 @@ impl CuFileHandle {
 
 impl Drop for CuFileHandle {
     fn drop(&mut self) {
-        // A fork has nothing of it.
+        // A fork does not have the registration.
         if let Ok(_entered) = self.device.enter() {
-            // SAFETY: it was registered by this value.
+            // SAFETY: this value has registered it.
             unsafe { (self.library.functions.deregister)(self.handle) };
         }
     }
@@ -324,7 +327,7 @@ fn place(
 }
 
 fn find<T: Copy>(library: &Library, path: &Path, symbol: &'static str) -> Result<T> {
-    // SAFETY: the types are those that `cufile.h` gives the functions of these names.
+    // SAFETY: the types are those of `cufile.h` for the functions of these names.
     let found = unsafe { library.get::<T>(symbol.as_bytes()) };
     let path = path.to_owned();
     found.map(|found| *found).map_err(|_| Error::NoCuFile {
@@ -341,7 +344,7 @@ fn check(call: &'static str, status: Status) -> Result<()> {
     }
 }
 
-/// Of a call that answers bytes, the negative of a code, or -1 for an error of the system.
+/// The result of a call that returns bytes, a negated code, or -1 for a system error.
 fn moved(call: &'static str, answer: isize) -> Result<usize> {
     match usize::try_from(answer) {
         Ok(bytes) => Ok(bytes),
@@ -366,7 +369,7 @@ fn failed(call: &'static str, code: i32, text: &str) -> Error {
     }
 }
 
-/// What the codes mean that a machine without GPUDirect Storage answers, after `cufile.h`.
+/// Descriptions, after `cufile.h`, of the codes that a machine without GPUDirect Storage returns.
 fn words(code: i32) -> &'static str {
     match code {
         5001 => "nvidia-fs is not loaded, and cufile.json does not allow compat mode",

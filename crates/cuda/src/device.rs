@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::raw;
 use crate::table::Table;
 
-/// A device, used through the context that PyTorch uses it through.
+/// A device, used through the same context as PyTorch's.
 pub struct Device {
     table: Arc<Table>,
     process: u32,
@@ -22,11 +22,11 @@ pub struct Device {
     handle: raw::Ordinal,
     context: raw::Context,
     pitch_max: usize,
-    /// Whether calls failed one after the other: work that is queued is not done any more.
+    /// Whether repeated calls have failed: queued work is no longer done.
     has_failed: AtomicBool,
 }
 
-// SAFETY: a context is made for use by all threads of a process.
+// SAFETY: all threads of a process may use a context.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -48,7 +48,7 @@ impl Device {
         }
         let pitch_max = attribute(raw::ATTRIBUTE_MAX_PITCH)?.unsigned_abs() as usize;
         let mut context = ptr::null_mut();
-        // SAFETY: it writes one pointer; what is retained is released when this is dropped.
+        // SAFETY: it writes one pointer; the drop releases the retained context.
         unsafe { table.primary_context_retain(&raw mut context, handle) }?;
         Ok(Device {
             table: Arc::clone(table),
@@ -66,21 +66,21 @@ impl Device {
         self.ordinal
     }
 
-    /// What its maker calls it.
+    /// Its product name.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn name(&self) -> Result<String> {
         self.text(|table, to, len| {
-            // SAFETY: it writes so many bytes at the most, a zero at their end.
+            // SAFETY: it writes at most `len` bytes, with a zero at the end.
             unsafe { table.device_name(to, len, self.handle) }
         })
     }
 
-    /// Where on the bus it is, as in `0000:3b:00.0`.
+    /// Its address on the PCI bus, as in `0000:3b:00.0`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn pci_bus_id(&self) -> Result<String> {
         self.text(|table, to, len| {
             // SAFETY: as above.
@@ -88,10 +88,10 @@ impl Device {
         })
     }
 
-    /// Bytes of its memory that are free, and all of them.
+    /// Bytes of its memory: the free ones, and all.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn memory_bytes(&self) -> Result<(usize, usize)> {
         let entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -100,26 +100,26 @@ impl Device {
         Ok((free, total))
     }
 
-    /// Waits until all is done that anybody in this process has queued, on all streams.
+    /// Waits for all work that this process has queued, on all streams.
     ///
     /// # Errors
-    /// What went wrong on the device, and what the driver says.
+    /// An error of the work on the device, or the driver's error.
     pub fn synchronize(&self) -> Result<()> {
         let entered = self.enter()?;
         // SAFETY: the context is the current one.
         unsafe { entered.context_synchronize() }
     }
 
-    /// The most bytes from one row to the next that a copy of rows can have.
+    /// The largest pitch that the driver accepts for a copy of rows.
     pub(crate) fn pitch_max(&self) -> usize {
         self.pitch_max
     }
 
-    /// Makes its context the current one of this thread, and has what this thread calls void nobody's
-    /// capture, until what comes back is dropped.
+    /// Makes its context the current one of this thread until the result is dropped, and prevents
+    /// the thread's calls from invalidating another thread's capture meanwhile.
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         check_process(self.process)?;
-        // SAFETY: the context is retained, and popped by the drop.
+        // SAFETY: the context is retained, and the drop pops it.
         unsafe { self.table.context_push(self.context) }?;
         let mut mode = raw::CAPTURE_MODE_RELAXED;
         // SAFETY: it reads and writes one number.
@@ -138,7 +138,7 @@ impl Device {
         for _ in 0..SETTLE_TRIES {
             match wait() {
                 Ok(()) | Err(Error::Forked { .. }) => return,
-                // Once is enough for the next.
+                // After one such failure, later waits need no further tries.
                 Err(_) if self.has_failed.load(Ordering::Relaxed) => return,
                 Err(_) => thread::sleep(SETTLE_PAUSE),
             }
@@ -149,7 +149,7 @@ impl Device {
     fn text(&self, ask: impl Fn(&Table, *mut c_char, c_int) -> Result<()>) -> Result<String> {
         let mut text: [c_char; 256] = [0; 256];
         ask(&self.table, text.as_mut_ptr(), text.len() as c_int - 1)?;
-        // SAFETY: the last byte is zero still.
+        // SAFETY: the last byte is still zero.
         let text = unsafe { CStr::from_ptr(text.as_ptr()) };
         Ok(text.to_string_lossy().into_owned())
     }
@@ -158,8 +158,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if check_process(self.process).is_ok() {
-            // SAFETY: it was retained once by this value; streams, events and memory of the context
-            // hold on to the device. There is nobody to tell what goes wrong.
+            // SAFETY: this value has retained it once; streams, events and memory of the context
+            // hold the device. No caller could react to an error.
             let _ = unsafe { self.table.primary_context_release(self.handle) };
         }
     }
@@ -173,7 +173,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Calls that fail one after the other before a device has.
+/// Consecutive failures after which a device counts as failed.
 const SETTLE_TRIES: usize = 20;
 const SETTLE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -187,9 +187,9 @@ fn check_process(process: u32) -> Result<()> {
 /// The functions, on a thread whose current context is the device's.
 pub(crate) struct Entered<'a> {
     table: &'a Table,
-    /// What the thread's calls did to captures before.
+    /// The thread's capture mode before.
     mode: c_int,
-    /// The current context is the thread's.
+    /// Not `Send`, as the current context is a thread's own.
     _stays: PhantomData<*const ()>,
 }
 
@@ -203,7 +203,7 @@ impl std::ops::Deref for Entered<'_> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Neither fails but in a process that is about to end.
+        // Both calls fail only in a process that is about to end.
         // SAFETY: it reads and writes one number.
         let _ = unsafe { self.table.capture_mode_exchange(&raw mut self.mode) };
         let mut context = ptr::null_mut();

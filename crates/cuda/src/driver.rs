@@ -1,4 +1,4 @@
-//! A driver: found, and usable.
+//! Finds a driver and initialises it.
 
 use std::env;
 use std::ffi::c_int;
@@ -12,16 +12,17 @@ use crate::raw;
 use crate::table::Table;
 use crate::version::Version;
 
-/// The environment variable that names a driver in place of the system's.
+/// The environment variable for a driver other than the system's.
 pub const DRIVER_VARIABLE: &str = "PENSTOCK_CUDA_DRIVER";
 
-/// By which the loader knows the system's.
+/// The system's driver, by its name for the loader.
 const DEFAULT: &str = "libcuda.so.1";
 
-/// Primary contexts are retained and released, and captures exchanged, in the way of 11.0 on.
+/// The first version that retains primary contexts, and exchanges capture modes, by the functions
+/// that this crate calls.
 const OLDEST: Version = Version::new(11, 0);
 
-/// A driver that is found, whether or not it can be used.
+/// A driver that was found, whether or not it is usable.
 pub struct Library {
     table: Table,
     version: Version,
@@ -36,7 +37,7 @@ impl Library {
     pub fn load(path: &Path) -> Result<Library> {
         let table = Table::load(path)?;
         let mut version: c_int = 0;
-        // SAFETY: it writes one number, and may be called before all others.
+        // SAFETY: it writes one number, and may be called before all other functions.
         unsafe { table.driver_version(&raw mut version) }?;
         Ok(Library {
             table,
@@ -44,15 +45,15 @@ impl Library {
         })
     }
 
-    /// The version of CUDA that it is made for.
+    /// The CUDA version of the driver.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Begins to use it.
+    /// Initialises the driver.
     ///
     /// # Errors
-    /// [`Error::TooOld`], [`Error::NoDevice`], and what the driver says.
+    /// [`Error::TooOld`], [`Error::NoDevice`], and the driver's error.
     #[expect(unsafe_code, reason = "functions of the driver")]
     pub fn begin(self) -> Result<Driver> {
         let Library { table, version } = self;
@@ -66,7 +67,7 @@ impl Library {
             Some(raw::NO_DEVICE) => Error::NoDevice,
             _ => error,
         };
-        // SAFETY: the one flag that there is.
+        // SAFETY: zero is the only valid flag.
         unsafe { table.init(0) }.map_err(no_device)?;
         let mut count: c_int = 0;
         // SAFETY: it writes one number.
@@ -93,18 +94,18 @@ impl fmt::Debug for Library {
     }
 }
 
-/// A driver that can be used.
+/// An initialised driver.
 pub struct Driver {
     table: Arc<Table>,
     version: Version,
-    /// Those that somebody has.
+    /// The devices in use, by number.
     devices: Vec<Mutex<Weak<Device>>>,
-    /// Who uses it: a fork must not.
+    /// The process that initialised it: a fork must not use it.
     process: u32,
 }
 
 impl Driver {
-    /// Loads a driver and begins to use it.
+    /// Loads and initialises a driver.
     ///
     /// # Errors
     /// As [`Library::load`] and [`Library::begin`].
@@ -112,38 +113,38 @@ impl Driver {
         Library::load(path)?.begin()
     }
 
-    /// That of this process: the one that [`DRIVER_VARIABLE`] names, or the system's. It is looked for
+    /// The driver of this process: the one in [`DRIVER_VARIABLE`], or the system's. It is loaded
     /// once.
     ///
     /// # Errors
-    /// As [`Driver::open`], the same each time.
+    /// As [`Driver::open`], the same at every call.
     pub fn shared() -> Result<&'static Driver> {
         static SHARED: OnceLock<Result<Driver>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| Driver::open(&Driver::path()));
         shared.as_ref().map_err(Clone::clone)
     }
 
-    /// Where that one is looked for: a path, or a name that the loader knows.
+    /// The path of that driver, or its name for the loader.
     pub fn path() -> PathBuf {
         let given = env::var_os(DRIVER_VARIABLE).filter(|given| !given.is_empty());
         given.map_or_else(|| PathBuf::from(DEFAULT), PathBuf::from)
     }
 
-    /// The version of CUDA that it is made for.
+    /// The CUDA version of the driver.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// How many devices it has.
+    /// The number of devices.
     pub fn devices(&self) -> u32 {
         self.devices.len() as u32
     }
 
-    /// One of its devices, by the number that CUDA gives it in this process. Its primary context is
-    /// kept as long as somebody has the device.
+    /// A device, by CUDA's number of it in this process. Its primary context is retained as long as
+    /// the device is in use.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], [`Error::Unusable`], [`Error::Forked`], and what the driver says.
+    /// [`Error::NoSuchDevice`], [`Error::Unusable`], [`Error::Forked`], and the driver's error.
     pub fn device(&self, ordinal: u32) -> Result<Arc<Device>> {
         let Some(slot) = self.devices.get(ordinal as usize) else {
             return Err(Error::NoSuchDevice {

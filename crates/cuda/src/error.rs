@@ -1,72 +1,72 @@
-//! What goes wrong with a driver.
+//! Errors of a driver.
 
 use std::path::PathBuf;
 
 use crate::raw;
 use crate::version::Version;
 
-/// What a driver, or the lack of one, says.
+/// An error of a driver, or the lack of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no driver.
+    /// No driver was found.
     #[error("no CUDA driver {path}: {reason}", path = path.display())]
     NotFound {
-        /// Where it was looked for: a path, or a name that the loader knows.
+        /// The path, or the name for the loader.
         path: PathBuf,
-        /// The loader's words.
+        /// The loader's message.
         reason: String,
     },
-    /// A library without what every driver has.
+    /// A library that lacks a function of every driver.
     #[error("{path} is no CUDA driver that works here: it has no {symbol}", path = path.display())]
     Incomplete {
         /// The library.
         path: PathBuf,
-        /// The function that it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
-    /// There is no cuFile, or one that lacks what every one has.
+    /// No cuFile was found, or one that lacks a function of every cuFile.
     #[error("no cuFile {path}: {reason}", path = path.display())]
     NoCuFile {
-        /// Where it was looked for: a path, or a name that the loader knows.
+        /// The path, or the name for the loader.
         path: PathBuf,
-        /// The loader's words, or what is missing.
+        /// The loader's message, or the missing function.
         reason: String,
     },
-    /// A driver that is too old.
+    /// The driver is too old.
     #[error("the CUDA driver is of version {found}, and {needed} is the first that works here")]
     TooOld {
         /// Its version.
         found: Version,
-        /// The first that works.
+        /// The first version that works.
         needed: Version,
     },
-    /// A driver without devices.
+    /// The driver has no devices.
     #[error("the CUDA driver finds no device")]
     NoDevice,
-    /// A device that is not there.
+    /// The driver has no device of this number.
     #[error("there is no CUDA device {ordinal}: the driver has {count}")]
     NoSuchDevice {
-        /// The device asked for.
+        /// The requested device.
         ordinal: u32,
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
-    /// A device that does not share the host's addresses.
+    /// The device does not share the host's addresses.
     #[error("CUDA device {ordinal} cannot be used: {reason}")]
     Unusable {
         /// The device.
         ordinal: u32,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A fork of a process that has used the driver.
+    /// This process is a fork of one that has used the driver.
     #[error("CUDA was used by process {process} before it was forked: no fork of it can use it")]
     Forked {
         /// The process that used it.
         process: u32,
     },
-    /// A stream whose work goes into a graph and not to the device.
+    /// The stream is being captured: its work goes into a graph and not to the device.
     #[error("the stream is being captured into a CUDA graph, where nothing can wait for its work")]
     Capturing,
     /// A function of the driver failed.
@@ -84,7 +84,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// `CUresult`, where a function failed.
+    /// The `CUresult` of a function that failed.
     pub fn code(&self) -> Option<i32> {
         match self {
             Error::Call { code, .. } => Some(*code),
@@ -92,12 +92,13 @@ impl Error {
         }
     }
 
-    /// Whether memory is what is missing: the device's, or what the system lets be pinned.
+    /// Whether memory is exhausted: the device's, or the amount that the system allows to be
+    /// pinned.
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(raw::OUT_OF_MEMORY)
     }
 
-    /// Whether the system does not allow it.
+    /// Whether the system does not permit the call.
     pub fn is_not_permitted(&self) -> bool {
         self.code() == Some(raw::NOT_PERMITTED)
     }

@@ -1,4 +1,4 @@
-//! Moments of streams.
+//! Events: positions in the work of streams.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -9,50 +9,50 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
 
-/// A moment of a stream: it has come when all that was queued before it is done. What a copy to the host
-/// has brought can be read from then on.
+/// A position in the work of a stream: it is complete when all work queued before it is done. After
+/// that, the results of copies to the host can be read.
 #[derive(Debug)]
 pub struct Event {
     device: Arc<Device>,
     handle: raw::EventHandle,
-    /// Whether it is known to have come: many may ask, and the driver takes a while to answer.
+    /// Whether it is known to be complete, which saves further calls of the slow driver.
     has_come: AtomicBool,
 }
 
-// SAFETY: events are made for use by all threads of a process.
+// SAFETY: all threads of a process may use an event.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Takes down the moment after all that a stream has now.
+    /// Records an event behind all work now queued on a stream.
     pub(crate) fn record(device: &Arc<Device>, stream: raw::StreamHandle) -> Result<Event> {
         let entered = device.enter()?;
         let mut handle = ptr::null_mut();
-        // Whoever waits sleeps, and nobody asks when it came.
+        // Waiting threads sleep, and the event has no time stamp.
         let flags = raw::EVENT_BLOCKING_SYNC | raw::EVENT_DISABLE_TIMING;
-        // SAFETY: it writes one pointer; the drop destroys what it is to.
+        // SAFETY: it writes one pointer; the drop destroys the event.
         unsafe { entered.event_create(&raw mut handle, flags) }?;
         let event = Event {
             device: Arc::clone(device),
             handle,
             has_come: AtomicBool::new(false),
         };
-        // SAFETY: the event is there; the stream is the caller's, who says that it is.
+        // SAFETY: the event is alive; so is the stream, by the caller's promise.
         unsafe { entered.event_record(handle, stream) }?;
         Ok(event)
     }
 
-    /// Whether it has come.
+    /// Whether it is complete.
     ///
     /// # Errors
-    /// What went wrong on the device before it, and what the driver says.
+    /// An error of the work before it, or the driver's error.
     pub fn is_done(&self) -> Result<bool> {
         if self.has_come.load(Ordering::Acquire) {
             return Ok(true);
         }
         let entered = self.device.enter()?;
-        // SAFETY: the event is there.
+        // SAFETY: the event is alive.
         match unsafe { entered.event_query(self.handle) } {
             Ok(()) => {
                 self.has_come.store(true, Ordering::Release);
@@ -63,19 +63,19 @@ impl Event {
         }
     }
 
-    /// Waits until it has come.
+    /// Waits until it is complete.
     ///
     /// # Errors
     /// As [`Event::is_done`].
     pub fn wait(&self) -> Result<()> {
         let entered = self.device.enter()?;
-        // SAFETY: the event is there.
+        // SAFETY: the event is alive.
         unsafe { entered.event_synchronize(self.handle) }
     }
 
-    /// Waits until it has come, or never will: for whoever is about to give memory up. A call that fails once
-    /// says nothing of the work, so it is made again; a device that has failed fails them all, and copies
-    /// nothing any more.
+    /// Waits until it is complete, or never will be: for callers that are about to free memory. A
+    /// single failed call proves nothing about the work, so it is repeated; a device that has
+    /// failed fails every call, and copies nothing any more.
     pub fn settle(&self) {
         self.device.settle(|| self.wait());
     }
@@ -87,9 +87,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // A fork cannot, and its copy costs nothing.
+        // A fork cannot call the driver, and its copy of the handle costs nothing.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was created by this value. Streams that wait for it do so still.
+            // SAFETY: this value has created it. Streams that wait for it continue to do so.
             let _ = unsafe { entered.event_destroy(self.handle) };
         }
     }

@@ -1,4 +1,4 @@
-//! Memory of the host that the driver allocates.
+//! Host memory that the driver allocates.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -8,8 +8,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
 
-/// Memory of the host that the driver has allocated and pinned for all devices, as `cudaHostAlloc` does. What
-/// is kept is better pinned by a [`Registration`](crate::Registration): this is what that is measured against.
+/// Host memory that the driver allocates and pins for all devices, as `cudaHostAlloc` does.
+/// Long-lived memory is better pinned by a [`Registration`](crate::Registration), which is measured
+/// against this.
 #[derive(Debug)]
 pub struct HostMemory {
     device: Arc<Device>,
@@ -18,7 +19,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// So many bytes; what they hold is not said.
+    /// Allocates `len` bytes with undefined content.
     ///
     /// # Errors
     /// As [`Registration::new`](crate::Registration::new).
@@ -29,7 +30,7 @@ impl HostMemory {
         assert!(len > 0, "an allocation of nothing");
         let entered = device.enter()?;
         let mut start = ptr::null_mut();
-        // SAFETY: it writes one pointer; the drop frees what it is to.
+        // SAFETY: it writes one pointer; the drop frees the memory.
         unsafe { entered.host_alloc(&raw mut start, len, raw::HOST_ALLOC_PORTABLE) }?;
         Ok(HostMemory {
             device: Arc::clone(device),
@@ -38,17 +39,17 @@ impl HostMemory {
         })
     }
 
-    /// Where it begins, for the host and for devices.
+    /// The address of the first byte, for the host and for devices.
     pub fn address(&self) -> usize {
         self.address
     }
 
-    /// How many bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: see [`HostMemory::allocate`].
+    /// Always false: see [`HostMemory::allocate`].
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -56,9 +57,9 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // A fork cannot.
+        // A fork cannot call the driver.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was allocated by this value. There is nobody to tell what goes wrong.
+            // SAFETY: this value has allocated it. No caller could react to an error.
             let _ = unsafe { entered.host_free(ptr::with_exposed_provenance_mut(self.address)) };
         }
     }

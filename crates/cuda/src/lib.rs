@@ -1,20 +1,20 @@
-//! The CUDA driver, found when it is first asked for.
+//! The CUDA driver, loaded on first use.
 //!
 //! Nothing here is linked with CUDA: the functions of the driver are looked up by name in a library
-//! (`libcuda.so.1`, or what `PENSTOCK_CUDA_DRIVER` names), so that the same program runs where there is
-//! none. A driver that is *found* need not be *usable*: it may be too old, without a device or without
-//! permission, and [`Error`] says which.
+//! (`libcuda.so.1`, or the one in `PENSTOCK_CUDA_DRIVER`), so that the same program runs on
+//! machines without one. A driver that is *found* need not be *usable*: it may be too old, without
+//! a device or without permission, and [`Error`] distinguishes these.
 //!
-//! The rules that everything here keeps, as PyTorch or another user of the driver is in the same process:
+//! Rules of this crate, as PyTorch or another library uses the driver in the same process:
 //!
 //! - devices are used through their primary context, which is current during a call and no longer;
-//! - streams are this crate's own, and do not wait for the stream 0; what a stream of somebody else's has
-//!   queued is waited for by an [`Event`], by the device and not by the host;
-//! - a call never voids a graph that another thread captures, and work that would go into a graph is
-//!   refused;
-//! - no fork of a process that used the driver uses it.
+//! - streams are this crate's own, and do not wait for stream 0; an [`Event`] makes the device, not
+//!   the host, wait for work that another library has queued on a stream;
+//! - a call never invalidates a graph that another thread captures, and work that would go into a
+//!   graph is refused;
+//! - forks of a process that used the driver never use it.
 //!
-//! It stands beside `penstock-io` at the bottom, and knows no file and no tensor.
+//! It is the lowest layer: `penstock-io` uses it, and it has no files and no tensors.
 
 mod copies;
 mod cufile;

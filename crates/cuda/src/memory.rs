@@ -1,4 +1,4 @@
-//! Memory of a device.
+//! Device memory.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
 
-/// Memory of a device, freed when dropped, once all that the device has queued is done.
+/// Device memory; its drop frees it once all queued work of the device is done.
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Arc<Device>,
@@ -16,10 +16,11 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// So many bytes; what they hold is not said.
+    /// Allocates `len` bytes with undefined content.
     ///
     /// # Errors
-    /// One that [is out of memory](crate::Error::is_out_of_memory), and what else the driver says.
+    /// An error that [is out of memory](crate::Error::is_out_of_memory), or another one of the
+    /// driver.
     ///
     /// # Panics
     /// If `len` is zero.
@@ -27,7 +28,7 @@ impl DeviceMemory {
         assert!(len > 0, "an allocation of nothing");
         let entered = device.enter()?;
         let mut address = 0;
-        // SAFETY: it writes one number; the drop frees what it is of.
+        // SAFETY: it writes one number; the drop frees the memory.
         unsafe { entered.memory_alloc(&raw mut address, len) }?;
         Ok(DeviceMemory {
             device: Arc::clone(device),
@@ -36,22 +37,22 @@ impl DeviceMemory {
         })
     }
 
-    /// The device that it is of.
+    /// The device that has the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Where it begins, for the device.
+    /// The device address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: see [`DeviceMemory::allocate`].
+    /// Always false: see [`DeviceMemory::allocate`].
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -59,9 +60,9 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // A fork cannot.
+        // A fork cannot call the driver.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was allocated by this value. There is nobody to tell what goes wrong.
+            // SAFETY: this value has allocated it. No caller could react to an error.
             let _ = unsafe { entered.memory_free(self.address) };
         }
     }

@@ -11,26 +11,27 @@ use crate::error::Result;
 use crate::raw;
 use crate::stream::Foreign;
 
-/// Code of a device, unloaded when the last of its kernels is gone.
+/// Code on a device, unloaded when the last of its kernels is dropped.
 pub struct Module {
     device: Arc<Device>,
     handle: raw::ModuleHandle,
 }
 
-// SAFETY: modules are made for use by all threads of a process.
+// SAFETY: all threads of a process may use a module.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Compiles the text of kernels for a device, which takes long the first time on a machine.
+    /// Compiles kernels in PTX for a device, which takes long the first time on a machine.
     ///
     /// # Errors
-    /// What the driver says, notably where it is older than the text.
+    /// The driver's error, notably where the driver is older than the PTX version.
     pub fn load(device: &Arc<Device>, ptx: &CStr) -> Result<Arc<Module>> {
         let entered = device.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes one pointer, and reads a text up to its zero; the drop unloads what it is to.
+        // SAFETY: it writes one pointer, and reads a text up to its zero; the drop unloads the
+        // module.
         unsafe { entered.module_load(&raw mut handle, ptx.as_ptr().cast()) }?;
         Ok(Arc::new(Module {
             device: Arc::clone(device),
@@ -41,11 +42,11 @@ impl Module {
     /// A kernel by its name.
     ///
     /// # Errors
-    /// What the driver says, notably where there is none of that name.
+    /// The driver's error, notably where no kernel has that name.
     pub fn kernel(self: &Arc<Module>, name: &CStr) -> Result<Kernel> {
         let entered = self.device.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes one pointer, and reads a text up to its zero; the module is there.
+        // SAFETY: it writes one pointer, and reads a text up to its zero; the module is loaded.
         unsafe { entered.module_function(&raw mut handle, self.handle, name.as_ptr()) }?;
         Ok(Kernel {
             module: Arc::clone(self),
@@ -64,9 +65,10 @@ impl fmt::Debug for Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // A fork cannot.
+        // A fork cannot call the driver.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was loaded by this value, and whoever launched its kernels has waited for them.
+            // SAFETY: this value has loaded it, and callers that launched its kernels have waited
+            // for them.
             let _ = unsafe { entered.module_unload(self.handle) };
         }
     }
@@ -79,20 +81,20 @@ pub struct Kernel {
     handle: raw::FunctionHandle,
 }
 
-// SAFETY: functions are made for use by all threads of a process.
+// SAFETY: all threads of a process may use a function.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Queues so many blocks of so many threads.
+    /// Queues a launch of `blocks` blocks of `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Capturing`](crate::Error::Capturing), and what the driver says.
+    /// [`Error::Capturing`](crate::Error::Capturing), and the driver's error.
     ///
     /// # Safety
-    /// The kernel has so many arguments, of 64 bits each. With them it reads and writes memory that is there
-    /// until it has ended, and that nobody uses meanwhile but as the kernel's text says.
+    /// The kernel has `N` arguments, of 64 bits each. The memory that it reads and writes through
+    /// them stays until it has ended, and is used meanwhile only as the kernel's source allows.
     pub unsafe fn launch<const N: usize>(
         &self,
         stream: &Foreign,
@@ -105,8 +107,8 @@ impl Kernel {
             .each_ref()
             .map(|argument| ptr::from_ref(argument).cast_mut().cast::<c_void>());
         let entered = self.module.device.enter()?;
-        // SAFETY: the kernel is there, the arguments are read before this returns; the stream is there by
-        // the promise that was made of it, and the rest is the caller's promise.
+        // SAFETY: the kernel is loaded, the arguments are read before this returns; the stream is
+        // alive by the promise of [`Foreign::new`], and the rest is the caller's promise.
         unsafe {
             entered.launch(
                 self.handle,

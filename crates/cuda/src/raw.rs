@@ -1,4 +1,4 @@
-//! Types and constants of the driver's interface, as `cuda.h` has them.
+//! Types and constants of the driver's interface, as in `cuda.h`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -32,15 +32,15 @@ pub(crate) const NOT_SUPPORTED: Code = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
 pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 
-/// `CU_STREAM_NON_BLOCKING`: does not wait for the stream 0, nor that for it.
+/// `CU_STREAM_NON_BLOCKING`: no waiting between the stream and stream 0.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_BLOCKING_SYNC`: whoever waits sleeps.
+/// `CU_EVENT_BLOCKING_SYNC`: waiting threads sleep.
 pub(crate) const EVENT_BLOCKING_SYNC: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all devices.
 pub(crate) const REGISTER_PORTABLE: c_uint = 1;
-/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels reach it.
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels can access it.
 pub(crate) const REGISTER_DEVICEMAP: c_uint = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`: the same.
 pub(crate) const HOST_ALLOC_PORTABLE: c_uint = 1;
@@ -99,5 +99,6 @@ pub(crate) struct CopyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: a source is read when its turn in the stream has come.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: a source is read when the copy's turn in the stream has
+/// come.
 pub(crate) const SOURCE_ACCESS_ORDER_STREAM: c_int = 1;

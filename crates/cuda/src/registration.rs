@@ -1,4 +1,4 @@
-//! Memory of the host that devices reach by themselves.
+//! Pinned host memory, which devices access directly.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_uint, c_void};
@@ -10,40 +10,41 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
 
-/// A claim on memory of the host that is pinned: devices copy to it and from it while the host does
-/// something else. Dropped, it is plain memory again.
+/// A claim that keeps host memory pinned: devices copy to it and from it while the host does other
+/// work. Dropping it unpins the memory.
 #[derive(Debug)]
 pub struct Registration {
     device: Arc<Device>,
     address: usize,
 }
 
-/// All that was ever pinned.
+/// Bytes pinned so far.
 static TOTAL_BYTES: AtomicU64 = AtomicU64::new(0);
 
 impl Registration {
-    /// Bytes that this process has pinned since it began, those among them that it has given back.
+    /// Bytes that this process has pinned since it started, including those unpinned again.
     pub fn total_bytes() -> u64 {
         TOTAL_BYTES.load(Ordering::Relaxed)
     }
 
-    /// Pins memory for all devices. It costs the more the more memory there is, and others that pin wait
-    /// meanwhile: it is for memory that is kept.
+    /// Pins memory for all devices. The cost grows with the size, and other threads that pin wait
+    /// meanwhile, so it is meant for long-lived memory.
     ///
     /// # Errors
-    /// One that [is out of memory](crate::Error::is_out_of_memory) where the system lets no more be
-    /// pinned, one that [is not permitted](crate::Error::is_not_permitted), and what else the driver says.
+    /// An error that [is out of memory](crate::Error::is_out_of_memory) where the system refuses to
+    /// pin more, one that [is not permitted](crate::Error::is_not_permitted), or another one of the
+    /// driver.
     ///
     /// # Safety
     /// The pages from `address` on are the caller's and stay mapped, in this process, until this is
     /// dropped.
     pub unsafe fn new(device: &Arc<Device>, address: usize, bytes: usize) -> Result<Registration> {
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller's promise is passed on.
         unsafe { Registration::with(device, address, bytes, raw::REGISTER_PORTABLE) }
     }
 
-    /// As [`Registration::new`], of memory that kernels of the device read and write as well. It takes some
-    /// memory of the device.
+    /// As [`Registration::new`], for memory that kernels of the device read and write as well. It
+    /// uses some memory of the device.
     ///
     /// # Errors
     /// As [`Registration::new`].
@@ -56,7 +57,7 @@ impl Registration {
         bytes: usize,
     ) -> Result<Registration> {
         let flags = raw::REGISTER_PORTABLE | raw::REGISTER_DEVICEMAP;
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller's promise is passed on.
         unsafe { Registration::with(device, address, bytes, flags) }
     }
 
@@ -70,7 +71,7 @@ impl Registration {
     ) -> Result<Registration> {
         let entered = device.enter()?;
         let start: *mut c_void = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the pages are mapped, and stay so.
+        // SAFETY: the pages are mapped, and stay mapped.
         unsafe { entered.host_register(start, bytes, flags) }?;
         TOTAL_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Registration {
@@ -79,10 +80,10 @@ impl Registration {
         })
     }
 
-    /// Where kernels find the memory, if they reach it at all.
+    /// The address of the memory for kernels, if they can access it.
     ///
     /// # Errors
-    /// What the driver says, notably of memory that is not mapped.
+    /// The driver's error, notably for memory that is not mapped.
     pub fn device_address(&self) -> Result<u64> {
         let entered = self.device.enter()?;
         let host: *mut c_void = ptr::with_exposed_provenance_mut(self.address);
@@ -92,7 +93,7 @@ impl Registration {
         Ok(address)
     }
 
-    /// Whether it was made by this device; it serves all others as well.
+    /// Whether it was made by this device; all other devices can use it as well.
     pub fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
@@ -100,10 +101,10 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // A fork cannot, and has not the pages either.
+        // A fork cannot call the driver, and does not have the pages either.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was registered by this value, and is mapped still. There is nobody to tell what
-            // goes wrong.
+            // SAFETY: this value has registered it, and it is still mapped. No caller could react
+            // to an error.
             let _ =
                 unsafe { entered.host_unregister(ptr::with_exposed_provenance_mut(self.address)) };
         }

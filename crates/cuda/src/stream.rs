@@ -1,4 +1,4 @@
-//! Streams: ours, and those of others that ours wait for.
+//! Streams: those of this crate, and those of other libraries that they wait for.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,28 +10,28 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::raw;
 
-/// A stream of our own: work that a device does in the order in which it is queued. It does not wait for
-/// the stream 0.
+/// A stream of this crate: a device does its work in the order in which it was queued. It does not
+/// wait for stream 0.
 #[derive(Debug)]
 pub struct Stream {
     device: Arc<Device>,
     handle: raw::StreamHandle,
 }
 
-// SAFETY: streams are made for use by all threads of a process.
+// SAFETY: all threads of a process may use a stream.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream of a device.
+    /// Creates a stream of a device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
         let entered = device.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: it writes one pointer; the drop destroys what it is to.
+        // SAFETY: it writes one pointer; the drop destroys the stream.
         unsafe { entered.stream_create(&raw mut handle, raw::STREAM_NON_BLOCKING) }?;
         Ok(Stream {
             device: Arc::clone(device),
@@ -39,45 +39,45 @@ impl Stream {
         })
     }
 
-    /// The device that it is of.
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The moment when all is done that it has now.
+    /// Records an event behind all work now queued.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn record(&self) -> Result<Event> {
         Event::record(&self.device, self.handle)
     }
 
-    /// Has what is queued from now on wait for a moment of another stream. This thread does not wait.
+    /// Makes work queued later wait for an event of another stream. This thread does not wait.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         let entered = self.device.enter()?;
-        // SAFETY: both are there.
+        // SAFETY: both are alive.
         unsafe { entered.stream_wait_event(self.handle, event.handle(), 0) }
     }
 
-    /// Waits until all is done that it has.
+    /// Waits until all queued work is done.
     ///
     /// # Errors
-    /// What went wrong on the device, and what the driver says.
+    /// An error of the work on the device, or the driver's error.
     pub fn synchronize(&self) -> Result<()> {
         let entered = self.device.enter()?;
-        // SAFETY: the stream is there.
+        // SAFETY: the stream is alive.
         unsafe { entered.stream_synchronize(self.handle) }
     }
 
-    /// As [`Event::settle`], for all that it has.
+    /// As [`Event::settle`], for all queued work.
     pub fn settle(&self) {
         self.device.settle(|| self.synchronize());
     }
 
-    /// `CUstream`, for others who use the driver; as long as this is there.
+    /// `CUstream`, for other users of the driver; valid as long as this value lives.
     pub fn raw(&self) -> usize {
         self.handle.expose_provenance()
     }
@@ -89,15 +89,15 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A fork cannot, and its copy costs nothing.
+        // A fork cannot call the driver, and its copy of the handle costs nothing.
         if let Ok(entered) = self.device.enter() {
-            // SAFETY: it was created by this value. What it has queued is done all the same.
+            // SAFETY: this value has created it. Queued work is still done.
             let _ = unsafe { entered.stream_destroy(self.handle) };
         }
     }
 }
 
-/// A stream of somebody else's, PyTorch's for instance.
+/// A stream of another library, PyTorch for instance.
 #[derive(Clone, Debug)]
 pub struct Foreign {
     device: Arc<Device>,
@@ -105,11 +105,11 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// A stream of a device by its handle, which is 0 for the default one.
+    /// A stream of a device by its handle, which is 0 for the default stream.
     ///
     /// # Safety
-    /// It is a stream of the device's primary context as long as this is used. A driver may crash with
-    /// one that was destroyed.
+    /// It is a stream of the device's primary context as long as this is used. With a destroyed
+    /// stream, a driver may crash.
     pub unsafe fn new(device: &Arc<Device>, handle: usize) -> Foreign {
         Foreign {
             device: Arc::clone(device),
@@ -117,7 +117,7 @@ impl Foreign {
         }
     }
 
-    /// The device that it is of.
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -127,38 +127,38 @@ impl Foreign {
         self.handle
     }
 
-    /// The moment when all is done that it has now.
+    /// Records an event behind all work now queued.
     ///
     /// # Errors
-    /// [`Error::Capturing`], and what the driver says.
+    /// [`Error::Capturing`], and the driver's error.
     pub fn record(&self) -> Result<Event> {
         self.check()?;
         Event::record(&self.device, self.handle())
     }
 
-    /// Has what is queued from now on wait for a moment of another stream. This thread does not wait.
+    /// Makes work queued later wait for an event of another stream. This thread does not wait.
     ///
     /// # Errors
-    /// [`Error::Capturing`], and what the driver says.
+    /// [`Error::Capturing`], and the driver's error.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         self.check()?;
         let entered = self.device.enter()?;
-        // SAFETY: the event is there, and the stream by the promise that was made.
+        // SAFETY: the event is alive, and the stream by the promise of [`Foreign::new`].
         unsafe { entered.stream_wait_event(self.handle(), event.handle(), 0) }
     }
 
-    /// Refuses one whose work goes into a graph: what it has "queued" is not done when it is, and an event
-    /// of it belongs to the graph.
+    /// Returns an error for a stream that is being captured: its "queued" work goes into a graph
+    /// and is never done, and an event of it belongs to the graph.
     ///
     /// # Errors
-    /// [`Error::Capturing`], and what the driver says.
+    /// [`Error::Capturing`], and the driver's error.
     pub fn check(&self) -> Result<()> {
         let entered = self.device.enter()?;
         let mut status: c_int = 0;
-        // SAFETY: it writes one number; the stream is there by the promise that was made.
+        // SAFETY: it writes one number; the stream is alive by the promise of [`Foreign::new`].
         let asked = unsafe { entered.stream_is_capturing(self.handle(), &raw mut status) };
         match asked {
-            // Of the default stream, where one that waits for it is captured.
+            // The error of the default stream, while a stream that waits for it is captured.
             Err(error) if error.code() == Some(raw::CAPTURE_IMPLICIT) => {
                 return Err(Error::Capturing);
             }

@@ -1,8 +1,8 @@
-//! The functions of a driver, found in its library by name.
+//! The functions of a driver, looked up by name in its library.
 //!
-//! Each becomes a method that gives an error in place of a code. Newer ones may be missing.
+//! Each becomes a method that returns an error in place of a code. Newer functions may be missing.
 #![allow(unsafe_code)]
-// They are the driver's functions, with the driver's arguments.
+// The functions and their arguments are the driver's.
 #![allow(clippy::too_many_arguments)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -32,7 +32,7 @@ macro_rules! table {
         impl Functions {
             fn find(library: &Library, path: &Path) -> Result<Functions> {
                 Ok(Functions {
-                    // SAFETY: the type is the one that `cuda.h` gives the function of that name.
+                    // SAFETY: the type is that of `cuda.h` for the function of this name.
                     $($name: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }
                         .map_err(|_| Error::Incomplete { path: path.to_owned(), symbol: $symbol })?,)*
                     // SAFETY: as above.
@@ -45,21 +45,23 @@ macro_rules! table {
         impl Table {
             $(
                 /// # Safety
-                /// As the driver's function demands.
+                /// As the driver's function requires.
                 pub(crate) unsafe fn $name(&self, $($arg: $kind),*) -> Result<()> {
-                    // SAFETY: it is the driver's own function, and its demands are the caller's.
+                    // SAFETY: this is the driver's own function, and its requirements are the
+                    // caller's.
                     self.check($symbol, unsafe { (self.functions.$name)($($arg),*) })
                 }
             )*
             $(
                 $(#[$note])*
-                /// None where the driver is older.
+                /// `None` where the driver is older.
                 ///
                 /// # Safety
-                /// As the driver's function demands.
+                /// As the driver's function requires.
                 pub(crate) unsafe fn $new(&self, $($new_arg: $new_kind),*) -> Option<Result<()>> {
                     let function = self.functions.$new?;
-                    // SAFETY: it is the driver's own function, and its demands are the caller's.
+                    // SAFETY: this is the driver's own function, and its requirements are the
+                    // caller's.
                     Some(self.check($new_symbol, unsafe { function($($new_arg),*) }))
                 }
             )*
@@ -135,26 +137,26 @@ table! {
 /// `cuGetErrorName`, `cuGetErrorString`.
 type Words = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
-/// The functions, and the library that they are in.
+/// The functions, and the library that has them.
 pub(crate) struct Table {
     functions: Functions,
     name_of_error: Words,
     text_of_error: Words,
     path: PathBuf,
-    /// Never closed: a driver has threads of its own, and what it left in others.
+    /// Never unloaded: a driver has threads of its own, and state in other threads.
     _library: std::mem::ManuallyDrop<Library>,
 }
 
 impl Table {
     pub(crate) fn load(path: &Path) -> Result<Table> {
-        // SAFETY: what it runs when it is loaded is the driver's; the caller names a driver.
+        // SAFETY: the driver runs its own initialisers; the caller names a driver.
         let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = opened.map_err(|error| Error::NotFound {
             path: path.to_owned(),
             reason: reason(&error),
         })?;
         let words = |symbol: &'static str| {
-            // SAFETY: both have this type.
+            // SAFETY: both functions have this type.
             let found = unsafe { library.get::<Words>(symbol.as_bytes()) };
             let path = path.to_owned();
             found
@@ -199,7 +201,7 @@ fn words(ask: Words, code: Code) -> String {
     words.to_string_lossy().into_owned()
 }
 
-/// What the loader says, without the path that the error has already.
+/// The loader's message, without the path, which the error already has.
 pub(crate) fn reason(error: &libloading::Error) -> String {
     let mut error: &dyn std::error::Error = error;
     while let Some(source) = error.source() {

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// The version of CUDA that a driver is made for.
+/// The CUDA version of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(u32);
 
 impl Version {
-    /// A version as the driver has it: the first number in thousands, the second in tens.
+    /// A version in the driver's format: major version times 1000, plus minor version times 10.
     pub(crate) const fn of(number: u32) -> Version {
         Version(number)
     }

@@ -1,4 +1,4 @@
-//! The suite for drivers: on ours for tests, and on a real one where there is one.
+//! Runs the suite for drivers: on the fake driver, and on a real one where there is one.
 
 use penstock_cuda::{Driver, Error, conformance};
 use penstock_cuda_fake::Control;

@@ -1,9 +1,9 @@
-//! What the device behind a directory can do, measured with the engine and nothing above it: the
-//! figures that docs/performance.md reasons with.
+//! Measures the limits of the device behind a directory with a bare engine: the figures that
+//! docs/performance.md uses.
 //!
 //! `cargo run --release -p penstock-io --example device_limits -- DIRECTORY [MIB] [ROUNDS]`
 //!
-//! Each round measures every case once, in turn; the table has the median and the range.
+//! Each round measures every case once, in turn; the table shows the median and the range.
 
 #![expect(clippy::print_stdout, reason = "the table is what it is for")]
 
@@ -30,11 +30,11 @@ struct Case {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Into buffers that are used again and again, so many bytes of them together.
+    /// Into reused buffers of this many bytes together.
     Read { footprint: usize },
-    /// Into memory for every byte, with its pages in place or faulted by the submission.
+    /// Into fresh memory for every byte, populated before or faulted in by the submission.
     ReadFresh { is_populated: bool },
-    /// A fresh file, synced.
+    /// To a fresh file, synced.
     Write { is_allocated: bool },
 }
 
@@ -53,7 +53,7 @@ impl Case {
         format!("{verb:<5} {request:>4} KiB x {depth:<3} {how}")
     }
 
-    /// Seconds, and how many completions a wait brought.
+    /// Returns seconds, and the completions per wait.
     fn run(self, path: &Path, bytes: usize) -> Result<(f64, f64)> {
         let (request, depth) = (self.request, self.depth);
         match self.kind {
@@ -111,7 +111,7 @@ fn main() -> Result<()> {
             .and_then(|text| text.parse().ok())
             .unwrap_or(default)
     };
-    // Whole requests of every size, and something to report.
+    // Whole requests of every size, and at least one round.
     let (bytes, rounds) = (
         (number(2, 2048) * MIB).next_multiple_of(16 * MIB),
         number(3, 5).max(1),
@@ -144,7 +144,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The middle value; sorts them.
+/// Sorts the values and returns the middle one.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -161,7 +161,7 @@ fn engine(depth: usize) -> Result<WholeTransfers> {
     ))
 }
 
-/// Reads the file once; seconds, and how many completions a wait brought.
+/// Reads the file once; returns seconds, and the completions per wait.
 fn read(
     path: &Path,
     bytes: usize,
@@ -214,7 +214,7 @@ fn read(
     ))
 }
 
-/// Writes the file anew; seconds with the sync, and how many completions a wait brought.
+/// Writes the file anew; returns seconds with the sync, and the completions per wait.
 fn write(
     path: &Path,
     bytes: usize,

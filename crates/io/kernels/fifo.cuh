@@ -1,20 +1,20 @@
-// Penstock: rows of a table, asked for by a kernel.
+// Penstock: a kernel requests rows of a table.
 //
-// A warp posts ids to a FIFO in pinned memory of the host. A thread there has the rows read, into pinned
-// memory as well, and says when they are there; the warp copies them to where it wants them. No call of the
-// driver lies in between, neither on the device nor on the host.
+// A warp posts ids to a FIFO in pinned host memory. A host thread reads the rows, into pinned
+// memory as well, and announces them; the warp copies them to their destination. Neither side calls
+// the driver in between.
 //
 //     unsigned long long ticket = penstock_post(fifo, ids, id_bytes, count);
 //     unsigned status = penstock_take(fifo, ticket, count, out);
 //
-// Both are called by all 32 lanes of a warp, with the same arguments. `fifo` is the address that Penstock
-// gives; `ids` that of `count` ids of `id_bytes` bytes (4: int, 8: long long), at most PENSTOCK_POST_ROWS of
-// the FIFO; `out` that of room for the rows, one behind the other. Who posts waits for a slot. So a warp takes
-// before it posts again, unless nobody else uses the FIFO and all posts of one moment have slots; it takes in
-// the order in which it has posted.
+// All 32 lanes of a warp call both, with the same arguments. `fifo` is the address that Penstock
+// gives; `ids` is the address of `count` ids of `id_bytes` bytes (4: int, 8: long long), at most
+// PENSTOCK_POST_ROWS of the FIFO; `out` is the address of room for the rows, which are contiguous.
+// A post waits for a free slot. So a warp takes its rows before it posts again, unless it is the
+// only user of the FIFO and all its open posts have slots; it takes them in the order of its posts.
 //
-// For sm_70 and up, by nvcc or NVRTC. Tests compile the same text for the host, where a warp is one thread,
-// and the functions that belong to the machine (up to "The FIFO") are the tests'.
+// For sm_70 and up, by nvcc or NVRTC. Tests compile the same source for the host, where a warp is
+// one thread, with machine functions of their own (those up to "The FIFO").
 #ifndef PENSTOCK_FIFO_CUH
 #define PENSTOCK_FIFO_CUH
 
@@ -33,7 +33,7 @@ PENSTOCK_FUNCTION unsigned penstock_lane()
     return lane;
 }
 
-// Which of all warps of a launch with one dimension this is, and how many there are.
+// The index of this warp among all warps of a one-dimensional launch, and their number.
 PENSTOCK_FUNCTION penstock_word penstock_warp()
 {
     return (blockIdx.x * (penstock_word)blockDim.x + threadIdx.x) / PENSTOCK_LANES;
@@ -44,13 +44,13 @@ PENSTOCK_FUNCTION penstock_word penstock_warps()
     return gridDim.x * (penstock_word)blockDim.x / PENSTOCK_LANES;
 }
 
-// What lanes have written before it is seen by the others after it.
+// Makes the lanes' writes before it visible to the other lanes after it.
 PENSTOCK_FUNCTION void penstock_sync()
 {
     __syncwarp();
 }
 
-// What lane 0 has.
+// The value of lane 0.
 PENSTOCK_FUNCTION penstock_word penstock_first(penstock_word word)
 {
     return __shfl_sync(0xffffffffu, word, 0);
@@ -112,7 +112,7 @@ PENSTOCK_FUNCTION void penstock_store_release_device(penstock_word address, pens
     asm volatile("st.release.gpu.u64 [%0], %1;" : : "l"(address), "l"(word) : "memory");
 }
 
-// By all lanes, in the widest words that both sides allow.
+// Copied by all lanes, in the widest words that both sides' alignment allows.
 PENSTOCK_FUNCTION void penstock_copy(penstock_word to, penstock_word from, penstock_word bytes)
 {
     penstock_word at = penstock_lane();
@@ -131,42 +131,42 @@ PENSTOCK_FUNCTION void penstock_copy(penstock_word to, penstock_word from, penst
 
 #endif
 
-// The FIFO: where the words of its description are, of 8 bytes each. "Of each slot" is an array.
+// The FIFO: the words of its description, of 8 bytes each. "For each slot" is an array.
 enum {
-    // Tickets that were drawn. Memory of the device.
+    // Tickets drawn. Device memory.
     PENSTOCK_HEAD,
-    // Of each slot, how often it was left. Memory of the device.
+    // For each slot, how often it was released. Device memory.
     PENSTOCK_LEFT,
-    // Not 0 when nothing is answered any more. From here on memory of the host.
+    // Not 0 once posts are no longer answered. From here on host memory.
     PENSTOCK_STOP,
-    // Of each slot, turn and number of the ids in it.
+    // For each slot, the turn and the number of its ids.
     PENSTOCK_POSTED,
-    // Of each slot, turn and status of what was posted last.
+    // For each slot, the turn and the status of its last post.
     PENSTOCK_DONE,
-    // Of each slot, PENSTOCK_POST_ROWS ids of 8 bytes.
+    // For each slot, PENSTOCK_POST_ROWS ids of 8 bytes.
     PENSTOCK_IDS,
-    // Of each slot, PENSTOCK_SLOT_BYTES for rows.
+    // For each slot, PENSTOCK_SLOT_BYTES for rows.
     PENSTOCK_ROWS,
     PENSTOCK_SLOT_BYTES,
-    // How many there are, a power of two.
+    // The number of slots, a power of two.
     PENSTOCK_SLOTS,
-    // Ids of a post, at most.
+    // The most ids of a post.
     PENSTOCK_POST_ROWS,
     PENSTOCK_ROW_BYTES,
     PENSTOCK_FIELDS
 };
 
-// What becomes of a post.
+// The status of a post.
 enum {
-    // The rows are there.
+    // The rows have arrived.
     PENSTOCK_OK = 0,
-    // They are not; the host knows why.
+    // The rows could not be read; the host has the error.
     PENSTOCK_FAILED = 1,
-    // The FIFO is closed: nothing that is posted is answered.
+    // The FIFO is closed: posts are no longer answered.
     PENSTOCK_CLOSED = 255
 };
 
-// Looks whether a FIFO is closed seldom: it is a read of memory of the host.
+// Tries between two checks whether a FIFO is closed, each of which reads host memory.
 #define PENSTOCK_PATIENCE 64u
 
 PENSTOCK_FUNCTION penstock_word penstock_field(penstock_word fifo, unsigned field)
@@ -189,7 +189,7 @@ PENSTOCK_FUNCTION penstock_word penstock_slot(penstock_word fifo, penstock_word 
     return ticket & (penstock_field(fifo, PENSTOCK_SLOTS) - 1);
 }
 
-// What a post says of itself: how many ids it has, and whether the host counts on it.
+// The fields of a post: its number of ids, and whether the host expects it.
 #define PENSTOCK_COUNT_MAX 127u
 #define PENSTOCK_OWN 128u
 
@@ -213,7 +213,7 @@ PENSTOCK_FUNCTION penstock_word penstock_post_as(
     penstock_sync();
     penstock_word posted_ids =
         penstock_field(fifo, PENSTOCK_IDS) + 8 * slot * penstock_field(fifo, PENSTOCK_POST_ROWS);
-    // The host refuses a post that has more.
+    // The host refuses a post with more ids.
     unsigned room = (unsigned)penstock_field(fifo, PENSTOCK_POST_ROWS);
     for (unsigned at = penstock_lane(); at < count && at < room; at += PENSTOCK_LANES) {
         penstock_word from = ids + at * (penstock_word)id_bytes;
@@ -229,15 +229,15 @@ PENSTOCK_FUNCTION penstock_word penstock_post_as(
     return ticket;
 }
 
-// Asks for rows, once a slot is free. Gives the ticket to take them with.
+// Posts ids once a slot is free. Returns the ticket to take the rows with.
 PENSTOCK_FUNCTION penstock_word penstock_post(
     penstock_word fifo, penstock_word ids, unsigned id_bytes, unsigned count)
 {
     return penstock_post_as(fifo, ids, id_bytes, count, 0);
 }
 
-// Waits for the rows that were posted, and copies them to `out`, where they are undefined if the status is not
-// PENSTOCK_OK. A ticket is taken once, by the warp that has posted.
+// Waits for the posted rows, and copies them to `out`, whose content is undefined if the status is
+// not PENSTOCK_OK. A ticket is taken once, by the warp that posted.
 PENSTOCK_FUNCTION unsigned penstock_take(
     penstock_word fifo, penstock_word ticket, unsigned count, penstock_word out)
 {

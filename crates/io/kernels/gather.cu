@@ -1,8 +1,8 @@
-// The kernels that Penstock launches itself. What is launched is `gather.ptx`, which `make kernels` makes of
-// this; all arguments have 64 bits.
+// The kernels that Penstock launches. `make kernels` compiles them to `gather.ptx`, which is what
+// runs; all arguments have 64 bits.
 #include "fifo.cuh"
 
-// Rows of `count` ids, by a FIFO. Warps share the posts out among themselves.
+// Gathers the rows of `count` ids through a FIFO. The warps share the posts.
 PENSTOCK_KERNEL penstock_gather(
     penstock_word fifo, penstock_word ids, penstock_word id_bytes, penstock_word count, penstock_word out)
 {
@@ -19,7 +19,8 @@ PENSTOCK_KERNEL penstock_gather(
     }
 }
 
-// Rows of a table in memory that the device reaches, by 64-bit ids, one behind the other. A row a warp.
+// Gathers rows by 64-bit ids from a table that the device can access, to contiguous rows. One row
+// per warp.
 PENSTOCK_KERNEL penstock_pack(
     penstock_word out, penstock_word table, penstock_word ids, penstock_word count, penstock_word row_bytes)
 {
@@ -29,7 +30,7 @@ PENSTOCK_KERNEL penstock_pack(
     }
 }
 
-// Rows from wherever they are, by their addresses, to every so many bytes. A row a warp.
+// Gathers rows by their addresses to rows at equal distances. One row per warp.
 PENSTOCK_KERNEL penstock_collect(
     penstock_word out, penstock_word out_stride, penstock_word sources, penstock_word count,
     penstock_word row_bytes)

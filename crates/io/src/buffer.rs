@@ -1,14 +1,14 @@
-//! Memory that I/O runs from and into.
+//! Memory that I/O reads into and writes from.
 //!
 //! [`Memory`] is owned, page aligned and zeroed. [`Pool`] cuts equal buffers from such memory
 //! within a byte budget; waiting for one is the back-pressure of every pipeline above.
-//! [`HostRegion`], [`HostRegionMut`] and [`HostArrayMut`] stand for memory that somebody else owns,
-//! a tensor for instance; a [`Watch`] tells whether anybody writes to it.
+//! [`HostRegion`], [`HostRegionMut`] and [`HostArrayMut`] borrow memory of the caller, a tensor for
+//! instance; a [`Watch`] reports whether anybody writes to it.
 //!
-//! All of them but those that are only ever copied from or to, [`HostRegion`] and [`Scatter`], meet
-//! the engine as [`IoBuf`]: an owned window that nobody else can reach while it exists. An operation
-//! takes it whole, so safe code cannot touch, free or reuse bytes that the kernel is still working
-//! on.
+//! Engines take memory as [`IoBuf`]: an owned window that nothing else reaches while it exists. An
+//! operation takes the whole window, so safe code cannot touch, free or reuse bytes that the kernel
+//! is still working on. [`HostRegion`] and [`Scatter`] are the exceptions: bytes are only copied
+//! out of them or into them.
 
 #![allow(unsafe_code)]
 
@@ -53,10 +53,10 @@ pub use stock::{Stock, Stocked};
 pub use streaming::stream_copy;
 pub use watch::{Edges, Unwatchable, Watch};
 
-/// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.
+/// The owner that keeps the bytes of an [`IoBuf`] alive; dropped after the last window on them.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// An exclusive, owned window on memory, to be read into or written from.
+/// An exclusive, owned window on memory that I/O reads into or writes from.
 ///
 /// It covers `capacity` bytes of which the first `len` take part in I/O; a fresh one has both
 /// equal. Windows on one allocation never overlap: [`split_off`](IoBuf::split_off) is the only way
@@ -65,7 +65,7 @@ pub struct IoBuf {
     address: NonNull<u8>,
     len: usize,
     capacity: usize,
-    /// Bytes before `address` that belong to this window and are put aside for the moment.
+    /// Bytes before `address` that belong to this window and are skipped for now.
     advanced: usize,
     owner: Owner,
 }
@@ -98,7 +98,7 @@ impl IoBuf {
         self.len
     }
 
-    /// Whether no byte takes part in I/O.
+    /// Whether `len` is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -113,7 +113,7 @@ impl IoBuf {
         self.address.as_ptr() as usize
     }
 
-    /// What keeps the memory alive.
+    /// The owner that keeps the memory alive.
     #[cfg(feature = "uring")]
     pub(crate) fn owner(&self) -> Owner {
         Arc::clone(&self.owner)
@@ -126,14 +126,14 @@ impl IoBuf {
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 
-    /// The bytes in use, to be changed.
+    /// The bytes in use, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and the exclusive borrow of the only window on these bytes
         // makes the slice exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
     }
 
-    /// Uses the first `len` bytes from now on; what they hold does not change.
+    /// Sets `len`; the bytes themselves do not change.
     ///
     /// # Panics
     /// If `len` exceeds the capacity.
@@ -146,8 +146,8 @@ impl IoBuf {
         self.len = len;
     }
 
-    /// Cuts the window in two: `self` keeps `[0, at)`, the bytes `[at, capacity)` leave as a window
-    /// of their own. Bytes that were in use stay in use, on either side.
+    /// Cuts the window in two: `self` keeps `[0, at)`, the result covers `[at, capacity)`. Bytes
+    /// that were in use stay in use, on either side.
     ///
     /// # Panics
     /// If `at` exceeds the capacity.
@@ -171,7 +171,7 @@ impl IoBuf {
         rest
     }
 
-    /// Puts the first `bytes` of those in use aside, so that a transfer can go on behind them.
+    /// Skips the first `bytes` of those in use, so that a transfer can continue behind them.
     pub(crate) fn advance(&mut self, bytes: usize) {
         assert!(
             bytes <= self.len,
@@ -185,7 +185,7 @@ impl IoBuf {
         self.advanced += bytes;
     }
 
-    /// Takes back everything that [`advance`](IoBuf::advance) put aside.
+    /// Undoes every [`advance`](IoBuf::advance).
     pub(crate) fn restore(&mut self) {
         // SAFETY: `advance` moved the address forward by exactly `advanced` bytes in total, so this
         // is where the window started.

@@ -1,9 +1,9 @@
 //! The suite that every engine has to pass.
 //!
 //! Each function states one promise of the engine contract and panics where a [`Subject`] breaks
-//! it. The cases here take engines as they are, bare or decorated; those in [`faults`] put the
-//! decorators for faults and whole transfers on top of a bare one. Run by `tests/conformance.rs` on
-//! every backend, buffered and direct; an engine from elsewhere can be put through it as well.
+//! it. The cases here run on any engine, bare or decorated; those in [`faults`] wrap a bare engine
+//! in the decorators for faults and whole transfers. `tests/conformance.rs` runs them on every
+//! backend, buffered and direct; other crates can run them on their engines.
 
 pub mod faults;
 mod subject;
@@ -17,8 +17,8 @@ use crate::engine::{Completion, Op, OpKind, Rejected};
 pub use subject::Subject;
 use subject::{HANG, assert_pattern, byte_at, fill, pieces, read, run, run_one, sync, wait, write};
 
-/// What is written is what is read, at any offset, length and queue depth, cut one way and the
-/// other; and each completion carries its token, its buffer and its count.
+/// A read returns the bytes written, at any offset, length and queue depth, even where it is cut
+/// differently; each completion carries its token, its buffer and its count.
 pub fn round_trip(subject: &Subject) {
     const TOTAL: usize = 2 << 20;
     for depth in [1, 3, 32] {
@@ -49,7 +49,7 @@ pub fn round_trip(subject: &Subject) {
     }
 }
 
-/// Says that it is over, also where a promise is broken.
+/// Signals the end of the test, even where a promise is broken.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -58,8 +58,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Wakes from other threads, at any moment, take no room from operations, lose none, and leave each
-/// poll to be called again. An engine that cannot be woken says so.
+/// Wakes from other threads, at any moment, take no room from operations, lose none, and every poll
+/// can be repeated. An engine without a waker reports that.
 pub fn woken(subject: &Subject) {
     const OPERATIONS: u64 = 400;
     let file = subject.file_with_pattern("file", 1 << 20);
@@ -151,8 +151,8 @@ pub fn read_past_the_end(subject: &Subject) {
     }
 }
 
-/// When an engine is gone, so is every operation: all buffers are back, nothing writes to them any
-/// more, and of what was to be written each byte is there or is not.
+/// Dropping an engine ends every operation: all buffers are returned, nothing writes to them any
+/// more, and each byte of the writes is on the file or is not.
 pub fn dropped_in_flight(subject: &Subject) {
     const COUNT: usize = 32;
     const LEN: usize = 256 << 10;
@@ -177,7 +177,7 @@ pub fn dropped_in_flight(subject: &Subject) {
         let mut bufs: Vec<IoBuf> = (0..COUNT).map(|_| back()).collect();
         bufs.iter_mut()
             .for_each(|buf| buf.as_mut_slice().fill(0xa5));
-        // A read that was still under way would show up in the buffer that it once had.
+        // A read that was still in flight would change its former buffer.
         std::thread::sleep(Duration::from_millis(5));
         assert!(
             bufs.iter()
@@ -235,7 +235,7 @@ pub fn sync_data(subject: &Subject) {
 }
 
 /// Thousands of operations of mixed sizes and kinds: each completes once, with its own buffer and
-/// its own data, whatever the order.
+/// its own data, in any order.
 pub fn many_out_of_order(subject: &Subject) {
     const TOTAL: usize = 1 << 20;
     let file = subject.file_with_pattern("file", TOTAL);
@@ -272,8 +272,8 @@ pub fn many_out_of_order(subject: &Subject) {
     assert!(seen.iter().all(|&seen| seen));
 }
 
-/// An operation that the kernel refuses completes with the kernel's number and its buffer, and the
-/// engine goes on.
+/// An operation that the kernel refuses completes with the kernel's error number and its buffer,
+/// and the engine continues.
 pub fn errors_carry_errno(subject: &Subject) {
     const EBADF: i32 = 9;
     const EINVAL: i32 = 22;
@@ -301,7 +301,7 @@ pub fn errors_carry_errno(subject: &Subject) {
     );
 }
 
-/// A transfer of nothing succeeds and does nothing.
+/// A transfer of zero bytes succeeds and does nothing.
 pub fn zero_length(subject: &Subject) {
     let mut engine = (subject.open)(4);
     let file = subject.create("file");
@@ -320,8 +320,8 @@ pub fn zero_length(subject: &Subject) {
     assert_eq!(file.len().unwrap(), 0);
 }
 
-/// `poll` hands out at least `min` completions, does not wait for more operations than there are,
-/// does not wait at all for none, and appends to what the caller has.
+/// `poll` returns at least `min` completions, does not wait for more operations than are in flight,
+/// does not wait at all for none, and appends to the caller's list.
 pub fn poll_minimum(subject: &Subject) {
     let mut engine = (subject.open)(16);
     let mut completed = Vec::new();
@@ -337,7 +337,7 @@ pub fn poll_minimum(subject: &Subject) {
             .unwrap();
     }
     let mut before = 0;
-    // A century is as good as forever.
+    // A century stands in for "no bound".
     let century = Duration::from_secs(100 * 365 * 24 * 3600);
     for (min, timeout) in [(0, None), (1, Some(century)), (4, None), (100, Some(HANG))] {
         let left = engine.in_flight();
@@ -352,7 +352,7 @@ pub fn poll_minimum(subject: &Subject) {
     assert_eq!(before, 16);
 }
 
-/// Looking without waiting sends what was submitted and finds it in the end.
+/// A poll without waiting submits queued operations and eventually finds their completions.
 pub fn poll_without_waiting(subject: &Subject) {
     let mut engine = (subject.open)(16);
     let file = subject.file_with_pattern("file", 65_536);
@@ -374,7 +374,7 @@ pub fn poll_without_waiting(subject: &Subject) {
     }
 }
 
-/// A padded last block is written whole and then cut off: the file is as long as its content.
+/// A padded last block is written whole and then truncated: the file is as long as its content.
 pub fn padded_tail(subject: &Subject) {
     const LEN: u64 = 4096 + 77;
     let mut engine = (subject.open)(4);

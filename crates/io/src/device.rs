@@ -1,6 +1,6 @@
-//! The block device behind a path, as far as `/sys` tells.
+//! The block device behind a path, as `/sys` describes it.
 //!
-//! It is for choosing request sizes and for reports; nothing depends on it being known.
+//! For request sizes and reports; nothing depends on the device being known.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,29 +9,29 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// How deep devices are stacked on each other at most, as far as anybody looks.
+/// The most levels of stacked devices that are followed.
 const LEVELS_MAX: u32 = 8;
 
-/// What `statfs` calls tmpfs, from the kernel's `magic.h`.
+/// The type of tmpfs in `statfs`, from the kernel's `magic.h`.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// What SCSI disks of hypervisors call their maker: QEMU, Hyper-V, VMware, VirtualBox, Google.
+/// SCSI vendor names that hypervisors use: QEMU, Hyper-V, VMware, VirtualBox, Google.
 const VIRTUAL_VENDORS: [&str; 5] = ["QEMU", "Msft", "VMware", "VBOX", "Google"];
 
-/// What suits a device without a head to move: enough requests that it has something to do while
-/// a worker is away, and little memory for them. Measured in docs/performance.md.
+/// For a device without moving heads: enough requests to keep it busy while a worker does something
+/// else, with little memory. Measured in docs/performance.md.
 const FAST: Requests = Requests {
     bytes: 1 << 20,
     queue_depth: 16,
     workers_max: 4,
 };
-/// What suits a rotating disk: long runs, and nobody else to move the head.
+/// For a rotating disk: long runs, and few requests that move the head elsewhere.
 const ROTATIONAL: Requests = Requests {
     bytes: 4 << 20,
     queue_depth: 4,
     workers_max: 1,
 };
-/// What suits reads of memory that passes for storage: nobody is kept busy by more than one request, and each
+/// For reads from files in memory: more than one request at a time keeps nothing busier, and each
 /// worker copies as fast as its core does. Measured in docs/performance.md.
 const MEMORY: Requests = Requests {
     bytes: 1 << 20,
@@ -41,20 +41,20 @@ const MEMORY: Requests = Requests {
 /// Requests grow to a whole stripe of an array, up to this.
 const STRIPE_BYTES_MAX: usize = 16 << 20;
 
-/// How a kind of device is best asked.
+/// Request sizes and counts that suit a kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requests {
-    /// Of one.
+    /// Bytes of one request.
     pub bytes: usize,
-    /// In flight of a worker.
+    /// Requests in flight of each worker.
     pub queue_depth: usize,
-    /// One worker copies and digests several gigabytes a second; so many saturate what a process
-    /// gets of most drives.
+    /// The most workers. One copies and digests several gigabytes a second; this many saturate the
+    /// share of most drives that one process gets.
     pub workers_max: usize,
 }
 
 impl Requests {
-    /// What suits a device, or one that is not known.
+    /// The values that suit a device, or an unknown one.
     pub fn suited(device: Option<&Device>) -> Requests {
         if device.is_some_and(|device| device.is_rotational) {
             ROTATIONAL
@@ -63,13 +63,13 @@ impl Requests {
         }
     }
 
-    /// What suits reads of files that are in memory.
+    /// The values that suit reads of files in memory.
     pub fn suited_to_memory() -> Requests {
         MEMORY
     }
 
-    /// Bytes of a request in whole units that is whole stripes of an array too, where there is such
-    /// a size within bounds.
+    /// A request size in whole units that is also a multiple of an array's stripe, where there is
+    /// such a size within bounds.
     pub fn whole_stripes(&self, device: Option<&Device>, unit_bytes: usize) -> Option<usize> {
         let stripe_bytes = device.map_or(0, |device| device.optimal_io_bytes);
         if !(1..=STRIPE_BYTES_MAX).contains(&stripe_bytes) {
@@ -84,7 +84,7 @@ impl Requests {
     }
 }
 
-/// Whether files at `path`, or that would be made there, are in memory and nowhere else: tmpfs.
+/// Whether files at `path`, existing or to be made, are only in memory: tmpfs.
 pub(crate) fn is_memory(path: &Path) -> bool {
     let mut existing = path.ancestors().chain([Path::new(".")]);
     let found = existing.find_map(|path| rustix::fs::statfs(path).ok());
@@ -96,17 +96,17 @@ pub(crate) fn is_memory(path: &Path) -> bool {
 pub struct Device {
     /// The kernel's name for the disk, also where a partition of it is used.
     pub name: String,
-    /// The kernel's driver, where one is in charge of the disk itself: not on RAID or LVM.
+    /// The kernel's driver, where a driver runs the disk itself: not on RAID or LVM.
     pub driver: Option<String>,
-    /// Whether it has a head to move, or stands on a disk that has.
+    /// Whether it has moving heads, or is stacked on a disk that has.
     pub is_rotational: bool,
-    /// The request size that it prefers, if it says: on RAID a whole stripe. 0 where it does not.
+    /// The device's preferred request size: on RAID a whole stripe. 0 where it reports none.
     pub optimal_io_bytes: usize,
 }
 
 impl Device {
-    /// The device that holds `path`, or would if it were made; `None` where no single block device
-    /// is known (network file systems, tmpfs, Btrfs) or `/sys` is not there.
+    /// The device that holds `path`, existing or to be made; `None` where no single block device is
+    /// known (network file systems, tmpfs, Btrfs) or `/sys` is missing.
     pub fn behind(path: &Path) -> Option<Device> {
         let mut existing = path.ancestors().chain([Path::new(".")]);
         let stat = existing.find_map(|path| rustix::fs::stat(path).ok())?;
@@ -123,7 +123,7 @@ impl Device {
         Device::at(Path::new(&format!("/sys/dev/block/{major}:{minor}")))
     }
 
-    /// The device that a directory of `/sys` describes, or the one that this is a partition of.
+    /// The device of a directory of `/sys`, which may be a partition's.
     fn at(directory: &Path) -> Option<Device> {
         let directory = disk(directory)?;
         Some(Device {
@@ -152,9 +152,9 @@ fn driver(disk: &Path) -> Option<String> {
     target.file_name().map(word)
 }
 
-/// Whether there is a rotating disk below. A virtual one says that it rotates unless its host says
-/// otherwise, whatever it stands on, and LVM, LUKS, RAID and loop devices repeat what those below
-/// them say: only a disk that the `sd` driver has and no hypervisor made is believed.
+/// Whether a rotating disk is at the bottom. A virtual disk claims to rotate unless its host sets
+/// otherwise, whatever it is on, and LVM, LUKS, RAID and loop devices repeat the claim of the
+/// devices below them: only a disk of the `sd` driver that no hypervisor made is believed.
 fn rotates(disk_directory: &Path, levels: u32) -> bool {
     if levels == 0 || number(&disk_directory.join("queue/rotational")) != Some(1) {
         return false;

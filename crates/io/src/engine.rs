@@ -1,8 +1,8 @@
 //! The engine contract: many operations in flight, each owning its buffer.
 //!
-//! An [`Engine`] takes operations ([`Op`]) and hands back completions ([`Completion`]), in whatever
-//! order they finish. Two backends implement it, `uring` over `io_uring` and a thread pool
-//! over `pread` and `pwrite`; [`open`] picks one, and code above never asks which.
+//! An [`Engine`] takes operations ([`Op`]) and returns completions ([`Completion`]), in the order
+//! in which they finish. Two backends implement it, `uring` over `io_uring` and a thread pool over
+//! `pread` and `pwrite`; [`open`] picks one, and code above never asks which.
 //!
 //! Invariants, proven by the conformance suite on every backend:
 //! - an accepted operation completes exactly once, with its token and its buffer;
@@ -30,30 +30,31 @@ use crate::file::File;
 pub use arrivals::Arrivals;
 pub use choice::{EngineChoice, EngineConfig, Opened, open};
 
-/// The most bytes one operation moves; the kernel's own bound is just under 2 GiB. A longer buffer
-/// makes a short transfer, and the rest starts at an offset that any alignment divides.
+/// The most bytes that one operation moves; the kernel's own bound is just under 2 GiB. A longer
+/// buffer becomes a short transfer, whose rest starts at an offset that is a multiple of any
+/// alignment.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
 /// Something that performs I/O operations, many at a time.
 ///
-/// An engine is used by the thread that opened it and is not `Send`: a ring that defers its work to
-/// the thread that owns it is the fastest kind, and needs this.
+/// An engine is used by the thread that opened it and is not `Send`: the fastest kind of ring
+/// defers its work to the thread that owns it, which requires this.
 pub trait Engine {
-    /// Takes an operation on. Large transfers start at once; small ones may be held until the
-    /// next [`poll`](Engine::poll), to be sent with one system call.
+    /// Accepts an operation. Large transfers start at once; small ones may be held until the next
+    /// [`poll`](Engine::poll), to be submitted with one system call.
     ///
     /// # Errors
     /// [`Rejected`] with the operation, untouched, while the queue is full.
     fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected>;
 
-    /// Appends completions to `completed`: whatever is there, and at least `min` of them unless
-    /// `timeout` passes first. `min` may be 0, which only looks; a `min` above
-    /// [`in_flight`](Engine::in_flight) counts as that. Without a timeout it waits as long as it
-    /// takes.
+    /// Appends completions to `completed`: all that are ready, and at least `min` of them unless
+    /// `timeout` passes first. With `min` 0 it does not wait; a `min` above
+    /// [`in_flight`](Engine::in_flight) is lowered to that. Without a timeout it waits as long as
+    /// it takes.
     ///
     /// # Errors
-    /// [`crate::Error::Engine`] when the engine itself fails. Completions appended so far are valid,
-    /// and operations in flight still are.
+    /// [`crate::Error::Engine`] when the engine itself fails. Completions appended so far are
+    /// valid, and operations in flight still are.
     fn poll(
         &mut self,
         min: usize,
@@ -62,67 +63,67 @@ pub trait Engine {
     ) -> Result<()>;
 
     /// Announces memory and files that many operations will use, so that the kernel prepares them
-    /// once and not for each. The engine keeps both alive. Operations on anything else go on as
-    /// before. Once at most, and before the first operation.
+    /// once rather than for each. The engine keeps both alive. Operations on other memory and files
+    /// work as before. Call it at most once, and before the first operation.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] from a backend that has no use for it, or the system's, for
-    /// instance where the process may lock no more memory; nothing is changed then.
+    /// [`io::ErrorKind::Unsupported`] from a backend that has no use for it, or the system's error,
+    /// for instance where the process may lock no more memory; nothing is changed then.
     fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
         let _ = (buffers, files);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Gets something by which any thread ends a [`poll`](Engine::poll) that waits, so that this one
-    /// can take on what came meanwhile. A poll that is ended so appends what there is, which may be
-    /// nothing. A wake while nobody polls ends the next poll. Once at most, and before the first
-    /// operation.
+    /// Returns a waker by which any thread ends a waiting [`poll`](Engine::poll), so that the
+    /// polling thread can accept new work. That poll appends the completions that are ready,
+    /// possibly none. A wake while no poll runs ends the next one. Call it at most once, and before
+    /// the first operation.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] from an engine that cannot, or the system's.
+    /// [`io::ErrorKind::Unsupported`] from an engine without a waker, or the system's error.
     fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// What this engine is and can do.
+    /// The engine's name, queue depth and setup.
     fn capabilities(&self) -> Capabilities;
 
-    /// Operations accepted and not yet handed back.
+    /// Operations accepted and not yet returned.
     fn in_flight(&self) -> usize;
 }
 
 /// Ends the wait of an engine; see [`Engine::waker`].
 pub trait Wake: Send + Sync {
-    /// Has the poll that waits come back, or the next one. Any number of wakes may count as one.
+    /// Ends the poll that is waiting, or the next one. Several wakes may count as one.
     fn wake(&self);
 }
 
 /// One operation on an open file.
 #[derive(Debug)]
 pub struct Op {
-    /// Comes back with the completion; engines do not interpret it.
+    /// Returned with the completion; engines do not interpret it.
     pub token: u64,
     /// The file, kept open until the completion.
     pub file: Arc<File>,
-    /// What to do.
+    /// The kind of operation.
     pub kind: OpKind,
 }
 
-/// What an operation does.
+/// Kinds of operations.
 #[derive(Debug)]
 pub enum OpKind {
     /// Reads `buf.len()` bytes at `offset` into `buf`.
     Read {
         /// Where to start in the file, in bytes.
         offset: u64,
-        /// Filled from its start; bytes beyond the count that comes back are unspecified.
+        /// Filled from its start; bytes beyond the returned count are unspecified.
         buf: IoBuf,
     },
     /// Writes `buf.len()` bytes of `buf` at `offset`.
     Write {
         /// Where to start in the file, in bytes.
         offset: u64,
-        /// Comes back unchanged.
+        /// Returned unchanged.
         buf: IoBuf,
     },
     /// `fdatasync`: makes every write that **completed** before this was submitted durable.
@@ -130,7 +131,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// The operation's buffer, which its completion gives back; `None` for a sync.
+    /// The operation's buffer, which its completion returns; `None` for a sync.
     pub fn into_buf(self) -> Option<IoBuf> {
         match self {
             OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
@@ -158,7 +159,7 @@ pub struct Rejected {
 }
 
 impl Capabilities {
-    /// Those of an engine of somebody else's.
+    /// The capabilities of an engine outside this crate.
     pub fn new(name: &'static str, queue_depth_max: usize, setup: &'static str) -> Capabilities {
         Capabilities {
             name,
@@ -168,7 +169,7 @@ impl Capabilities {
     }
 }
 
-/// What an engine is and can do.
+/// The name, queue depth and setup of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -176,13 +177,13 @@ pub struct Capabilities {
     pub name: &'static str,
     /// The most operations in flight at a time.
     pub queue_depth_max: usize,
-    /// How the backend runs, for reports: the ring flags that the kernel accepted, or the calls
-    /// that the threads make.
+    /// The backend's mode, for reports: the ring flags that the kernel accepted, or the calls that
+    /// the threads make.
     pub setup: &'static str,
 }
 
-/// The moment until which a poll may wait; `None` without a bound, which includes a bound too far
-/// off to be written down.
+/// The moment at which a poll stops waiting; `None` without a bound, or with one too distant for an
+/// `Instant`.
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {

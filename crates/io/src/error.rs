@@ -1,7 +1,7 @@
-//! What can go wrong in this crate, by what a caller would do about it.
+//! Errors of this crate, one variant for each reaction of a caller.
 //!
-//! Failures of single operations do not appear here: they arrive as the `io::Error` of their
-//! [`Completion`](crate::engine::Completion), next to the buffer that they return.
+//! Failures of single operations do not appear here: they are the `io::Error` of their
+//! [`Completion`](crate::engine::Completion), next to the buffer that it returns.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,26 +9,26 @@ use std::path::PathBuf;
 /// The result of every fallible call in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Everything the world can do to this crate.
+/// Errors of the system and of requests; broken invariants panic instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The file system refused an operation on a path.
     #[error("cannot {operation} {}", path.display())]
     Storage {
-        /// What was attempted, as a verb: "open", "create", "allocate", "fdatasync", ...
+        /// The attempted operation, as a verb: "open", "create", "allocate", "fdatasync", ...
         operation: &'static str,
-        /// The file it was attempted on.
+        /// The file of the operation.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// The engine that was asked for cannot run here; another one may.
+    /// The requested engine cannot run here; another one may.
     #[error("the {engine} engine is unavailable: {reason}")]
     EngineUnavailable {
         /// The engine, by its configuration word.
         engine: &'static str,
-        /// Why, in words a user can act on.
+        /// The reason, in words that a user can act on.
         reason: String,
         /// The kernel's answer.
         source: io::Error,
@@ -41,18 +41,18 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// Direct I/O was demanded and the file system, or this file, does not offer it.
+    /// Direct I/O was required, and the file system, or this file, does not support it.
     #[error("direct I/O is not available for {}: {reason}", path.display())]
     DirectUnavailable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The system has no memory left for a buffer.
     #[error("cannot allocate {bytes} bytes of memory")]
     OutOfMemory {
-        /// The size that was asked for.
+        /// The requested size.
         bytes: usize,
         /// The kernel's answer.
         source: io::Error,
@@ -60,41 +60,41 @@ pub enum Error {
     /// An operation of an executor failed.
     #[error("cannot {operation} {} at byte {offset}", path.display())]
     Transfer {
-        /// What was attempted: "read", "write" or "fdatasync".
+        /// The attempted operation: "read", "write" or "fdatasync".
         operation: &'static str,
-        /// The file it was attempted on.
+        /// The file of the operation.
         path: PathBuf,
-        /// Where in the file, in bytes; of a file that ends too early, where that is.
+        /// Offset in the file, in bytes; for a file that ends too early, the offset of its end.
         offset: u64,
         /// The kernel's answer, or [`io::ErrorKind::UnexpectedEof`].
         source: io::Error,
     },
-    /// A transfer was given up by whoever asked for it.
+    /// The caller cancelled the transfer.
     #[error("the transfer was cancelled")]
     Cancelled,
-    /// Threads do not live on in a fork.
+    /// This process is a fork, which does not have the threads of its parent.
     #[error("process {process} moves these bytes, of which this one is a fork")]
     Forked {
-        /// The process that does.
+        /// The process that has the threads.
         process: u32,
     },
-    /// A driver of devices, or the lack of one, is in the way.
+    /// A device driver failed, or is missing.
     #[error(transparent)]
     Cuda(#[from] penstock_cuda::Error),
-    /// A kernel has asked for more rows at once than its FIFO has room for.
+    /// A kernel has requested more rows at once than a slot of its FIFO can hold.
     #[error("a kernel has posted more than {most} ids at once")]
     Posted {
-        /// What a post can have.
+        /// The most ids of a post.
         most: usize,
     },
-    /// A word that is none of those a setting takes.
+    /// A word that the setting does not accept.
     #[error("{setting} cannot be {word:?}: expected {expected}")]
     UnknownWord {
         /// The setting.
         setting: &'static str,
-        /// What was given.
+        /// The word.
         word: String,
-        /// What could have been given.
+        /// The accepted words.
         expected: &'static str,
     },
 }

@@ -1,19 +1,18 @@
 //! A long-lived set of workers that many callers share.
 //!
-//! A whole save or load has its own workers, which end with it. Everything else that moves bytes
-//! hands its requests to an [`Executor`]: any number at a time, from any thread, at any offset and
-//! from or to memory that lies anyhow. Each worker has an engine, takes the pieces of requests as it
-//! has room, and waits in the kernel, so that the queue of the device stays full from one call to
-//! the next. A [`Share`] is one caller's claim on the device: shares that all have work move bytes
-//! in proportion to their weights.
+//! A whole save or load has its own workers, which end with it. All other transfers go through an
+//! [`Executor`]: any number of requests at a time, from any thread, at any offset and with any
+//! memory layout. Each worker has an engine, takes pieces of requests as it has room, and waits in
+//! the kernel, so that the device's queue stays full from one call to the next. A [`Share`] is one
+//! caller's claim on the device: busy shares move bytes in proportion to their weights.
 //!
-//! Promised: a transfer that ends well has moved every byte; the first thing that went wrong is its
-//! error, with operation, path and offset; what it holds is let go of when the last operation on it
-//! has ended, and no earlier; writes that have no byte in common do not disturb each other, whatever
-//! their alignment. An executor that is dropped finishes what was handed over.
+//! Promised: a transfer that succeeds has moved every byte; its error is the first failure, with
+//! operation, path and offset; its memory and files are released when the last operation on them
+//! has ended, and no earlier; writes without a common byte do not disturb each other, whatever
+//! their alignment. Dropping an executor finishes the submitted requests first.
 //!
 //! Not promised: any order among requests, and durability of writes without a sync. In a fork an
-//! executor answers [`Error::Forked`]: threads do not live on there.
+//! executor returns [`Error::Forked`], as a fork has no worker threads.
 
 mod bell;
 mod pieces;
@@ -43,23 +42,24 @@ use shared::{Shared, Staging};
 use transfer::Failure;
 use worker::Worker;
 
-/// How many workers, and what each has.
+/// Number and limits of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorConfig {
     /// The backend of each worker.
     pub engine: EngineChoice,
     /// Threads; at least 1.
     pub workers: usize,
-    /// Operations in flight of each; brought into 1..=4096.
+    /// The most operations in flight of each worker; clamped to 1..=4096.
     pub queue_depth: usize,
-    /// What those move at most, all together; one is begun in any case. So many small ones may be
-    /// in flight as keep a device busy, and no more large ones than do.
+    /// The most bytes that a worker's operations in flight move together; one operation is always
+    /// allowed. The bound leaves room for many small operations, which a device needs to be busy, and
+    /// for a few large ones.
     pub in_flight_bytes: usize,
-    /// What one operation moves at most; brought up to whole pages.
+    /// The most bytes of one operation; rounded up to whole pages.
     pub block_bytes: usize,
-    /// Memory for what direct I/O cannot reach.
+    /// Memory for transfers that direct I/O cannot reach.
     pub staging_bytes: usize,
-    /// Requests that may wait; who hands over more waits as well.
+    /// The most requests that may wait; further submissions block.
     pub queued_max: usize,
 }
 
@@ -77,10 +77,10 @@ impl Default for ExecutorConfig {
     }
 }
 
-/// How a worker gets its engine.
+/// Opens the engine of a worker.
 pub type OpenEngine = Arc<dyn Fn() -> Result<Box<dyn Engine>> + Send + Sync>;
 
-/// See the module's description.
+/// Long-lived workers that move bytes for many callers; see the module's description.
 pub struct Executor {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -109,10 +109,10 @@ impl Executor {
         Ok(executor)
     }
 
-    /// Starts workers over engines of another kind; they are made whole here.
+    /// Starts workers over engines of another kind, which are wrapped for whole transfers here.
     ///
     /// # Errors
-    /// What `open` says, where no worker gets an engine.
+    /// The error of `open`, where no worker gets an engine.
     pub fn open_with(config: &ExecutorConfig, open: &OpenEngine) -> Result<Executor> {
         let block_bytes = config
             .block_bytes
@@ -154,12 +154,12 @@ impl Executor {
         self.engine
     }
 
-    /// Why there is no `io_uring`, where the choice was left open.
+    /// Why `io_uring` is not used, where the configuration left the choice open.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
 
-    /// A claim on the device, in proportion to its weight, which counts as 1 at the least.
+    /// A claim on the device in proportion to its weight, which is at least 1.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -178,7 +178,7 @@ impl Drop for Executor {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // They are another process's, and a lock may be held for ever.
+            // The threads belong to another process, and one of its locks may be held forever here.
             return std::mem::forget(threads);
         }
         self.shared.close();
@@ -197,7 +197,7 @@ impl fmt::Debug for Executor {
     }
 }
 
-/// One caller's claim on an executor. What was handed over goes on when it is dropped.
+/// One caller's claim on an executor. Submitted requests continue after it is dropped.
 pub struct Share {
     id: usize,
     shared: Arc<Shared>,
@@ -206,20 +206,20 @@ pub struct Share {
 }
 
 impl Share {
-    /// What one operation moves at most.
+    /// The most bytes of one operation.
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// Hands requests over, waiting where too many wait already.
+    /// Submits requests; blocks while too many are waiting.
     ///
-    /// What is visited has to fit into a block.
+    /// A visited request must not be longer than a block.
     ///
-    /// Of writes among them that have bytes in common, one past the page cache and one through it, it
-    /// is not said what the pages hold then, and the system may call it an I/O error.
+    /// If two of the writes overlap, and one goes past the page cache and the other through it, the
+    /// content of the common pages is unspecified, and the system may report an I/O error.
     ///
     /// # Errors
-    /// [`Error::Forked`]; what goes wrong later is the transfer's to tell.
+    /// [`Error::Forked`]; later failures are the transfer's error.
     ///
     /// # Panics
     /// If a visited request is longer than a block.
@@ -227,8 +227,8 @@ impl Share {
         self.hand_over(requests, Vec::new())
     }
 
-    /// As [`submit`](Share::submit), and syncs these files once all is written, before the transfer
-    /// ends.
+    /// As [`submit`](Share::submit), and syncs these files once everything is written, before the
+    /// transfer ends.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -236,8 +236,8 @@ impl Share {
         self.hand_over(requests, files)
     }
 
-    /// Asks up to so many threads of the executor to help with work that the caller does meanwhile.
-    /// None need come: whoever asks does what is left, and in a fork all of it.
+    /// Asks up to `threads` threads of the executor to help with a computation of the caller. None
+    /// may come: the caller does the remaining work, in a fork all of it.
     pub fn invite(&self, assist: &Arc<dyn Assist>, threads: usize) {
         if self.process == std::process::id() {
             self.shared.invite(assist, threads);
@@ -259,7 +259,7 @@ impl Share {
             .map(Rest::of)
             .filter(|rest| !rest.is_empty())
             .collect();
-        // One more than there are, until all are handed over.
+        // One more than there are, until all are submitted.
         let transfer = Transfer::new(rests.len() + 1, syncs, self.process);
         if !rests.is_empty() {
             self.shared.push(self.id, rests, &transfer.state);

@@ -1,17 +1,16 @@
-//! Decorators that fail on purpose, the same way every time, and write down what was done.
+//! Decorators that fail on purpose, reproducibly, and record all operations.
 //!
-//! Fault model: a transfer may move fewer bytes than asked for (never none, and whole alignment
+//! Fault model: a transfer may move fewer bytes than requested (never none, and whole alignment
 //! units on a direct file, as a kernel would), completions may come late and in any order, and an
-//! operation or a change may fail with any error without having been carried out. All is decided
-//! from the seed and the operation's number alone, so a failing test fails again with the same
-//! seed. Not modelled: operations that run and *then* report an error, corrupted bytes, lost
-//! writes.
+//! operation or a change may fail with any error without having run. All of it depends on the seed
+//! and the operation's number alone, so a failing test fails again with the same seed. Not
+//! modelled: operations that run and *then* report an error, corrupted bytes, lost writes.
 //!
-//! With a [`Log`], everything that changes storage is recorded on its way, from which [`crash`]
-//! builds what a power cut could leave. A [`Hook`] is called before each operation, to stop the
-//! process or the disk at a known moment.
+//! With a [`Log`], every change of storage is recorded, from which [`crash`] builds the states that
+//! a power cut could leave. A [`Hook`] is called before each operation, to stop the process or the
+//! disk at a known moment.
 //!
-//! Tracers and preloaded libraries see only `io_uring_enter`, never a request: faults have to be
+//! Tracers and preloaded libraries see only `io_uring_enter`, never a request, so faults have to be
 //! injected here.
 
 pub mod crash;
@@ -34,10 +33,10 @@ pub use lent::Lent;
 pub use lent_device::{LentDevice, Look};
 pub use log::{Log, Logged, Node, Record};
 
-/// Called before an operation with its number, counted from 1, what it does, and to which path.
+/// Called before an operation with its number, counted from 1, its verb, and its path.
 pub type Hook = Arc<dyn Fn(u64, &'static str, &Path) + Send + Sync>;
 
-/// Operations by what they do.
+/// Classes of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpClass {
     /// Reads.
@@ -53,26 +52,26 @@ pub enum OpClass {
 /// How often an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// The Nth of its class, and no other.
+    /// The Nth operation of its class, and no other.
     Once,
-    /// The Nth of its class and all later ones.
+    /// The Nth operation of its class and all later ones.
     Forever,
 }
 
-/// Which operation fails, and with what.
+/// Selects an operation to fail, and its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The class that is counted; `None` counts all operations.
     pub class: Option<OpClass>,
-    /// Which one of them, counted from 1.
+    /// The number of the operation in its class, counted from 1.
     pub nth: u64,
-    /// Only that one, or all from there on.
+    /// Whether only that operation fails, or also all later ones.
     pub repeat: Repeat,
-    /// The error, as the kernel numbers it.
+    /// The kernel's error number.
     pub errno: i32,
 }
 
-/// What goes wrong. May be shared by several decorators, and then counts their operations together.
+/// The faults to inject. Decorators that share one count their operations together.
 pub struct Faults {
     seed: u64,
     short_percent: u64,
@@ -97,7 +96,7 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
-    /// No faults at all, yet.
+    /// Injects no faults yet.
     pub fn new(seed: u64) -> Faults {
         Faults {
             seed,
@@ -111,7 +110,7 @@ impl Faults {
         }
     }
 
-    /// Makes this share of all transfers short, to a length drawn from the seed.
+    /// Shortens `percent` percent of all transfers, to lengths drawn from the seed.
     #[must_use]
     pub fn short_transfers(self, percent: u64) -> Faults {
         Faults {
@@ -120,7 +119,7 @@ impl Faults {
         }
     }
 
-    /// Shuffles completions, and hands this share of them out later than it could.
+    /// Shuffles completions, and returns `percent` percent of them late.
     #[must_use]
     pub fn late_completions(self, percent: u64) -> Faults {
         Faults {
@@ -138,7 +137,7 @@ impl Faults {
         }
     }
 
-    /// Records what changes storage.
+    /// Records every change of storage.
     #[must_use]
     pub fn record(self, log: Arc<Log>) -> Faults {
         Faults {
@@ -147,19 +146,19 @@ impl Faults {
         }
     }
 
-    /// Adds a failure. Of several that apply to an operation the first one added wins.
+    /// Adds a failure. If several apply to an operation, the one added first wins.
     #[must_use]
     pub fn fail(mut self, failure: Failure) -> Faults {
         self.failures.push(failure);
         self
     }
 
-    /// Operations seen so far, failed ones included: with it a test can fail each one in turn.
+    /// Operations so far, failed ones included, so that a test can fail each one in turn.
     pub fn operations(&self) -> u64 {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// Counts an operation and tells the error it fails with, if it does.
+    /// Counts an operation; returns its number, and its error if it is to fail.
     fn count(&self, class: OpClass, operation: &'static str, path: &Path) -> (u64, Option<i32>) {
         let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
         let of_class = self.by_class[class as usize].fetch_add(1, Ordering::Relaxed) + 1;
@@ -177,7 +176,7 @@ impl Faults {
         (number, failure.map(|failure| failure.errno))
     }
 
-    /// Counts an engine's operation and says what becomes of it.
+    /// Counts an engine's operation and decides its outcome.
     fn next(&self, op: &Op) -> Verdict {
         let (class, operation) = match op.kind {
             OpKind::Read { .. } => (OpClass::Read, "read"),

@@ -1,14 +1,15 @@
-//! Bytes that pass through pinned memory: what files have for devices, and the other way.
+//! Transfers between files and devices through pinned memory.
 //!
-//! A [`Ferry`] has a thread and memory of a pool. It takes [`Cargo`] in the order in which it is given, piece
-//! by piece: as many pieces come to the memory, or go on from it, as there is room for. So a device copies one
-//! piece while the next ones are being read, and no cargo needs more memory than the pool has.
+//! A [`Ferry`] has a thread and memory of a pool. It runs [`Cargo`], its copy jobs, in the order of
+//! submission, piece by piece: new pieces begin while the memory has room. So a device
+//! copies one piece while the next ones are being read, and no copy job needs more memory than the
+//! pool has.
 //!
-//! Promised: a piece goes on when all of it is there, in the order in which pieces have begun; its memory is
-//! used again when it has left it, and no earlier. Who gives cargo need not wait for anything: what is given
-//! comes to its end by itself, also when the ferry is dropped.
+//! Promised: a piece is passed on once all of it has arrived, in the order in which pieces have
+//! begun; its memory is reused after the piece has left it, and no earlier. Submitters need not
+//! wait: copy jobs complete by themselves, even when the pipeline is dropped.
 //!
-//! Pieces of many cargoes are waited for one after the other, so that one which is late delays those behind it.
+//! Pieces of all copy jobs are waited for in order, so a late one delays those behind it.
 
 mod outcome;
 mod shipment;
@@ -27,77 +28,80 @@ use crate::{Error, Result};
 pub use outcome::Outcome;
 pub use shipment::{DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Moment, Shipment};
 
-/// For so long a ferry waits for more cargo before it looks whether what goes on has left; twice as long
-/// each time that nothing has.
+/// How long the pipeline waits for more copy jobs before it checks whether outgoing pieces have
+/// left; doubled each time that none has.
 const PAUSE: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// What passes through the memory of a ferry, on its thread.
+/// A copy job: bytes that move through the memory of the pipeline, on its thread.
 pub trait Cargo: Send + 'static {
-    /// Why some of it does not.
+    /// The error of a copy job.
     type Error: From<Error> + Send;
-    /// A piece on its way to the memory. Dropped, it lets go of the memory once nothing works on it any more.
+    /// A piece on its way to the memory. Dropping it releases the memory once nothing uses it any
+    /// more.
     type Coming: Coming + Send;
-    /// A piece on its way from there; likewise.
+    /// A piece on its way from the memory; dropping it does the same.
     type Going: Going + Send;
 
-    /// Bytes of memory that the next piece needs, no more than a buffer of the ferry has; `None` where all have
-    /// begun.
+    /// Bytes of memory that the next piece needs, at most those of a buffer of the pipeline; `None`
+    /// once all pieces have begun.
     fn next_bytes(&self) -> Option<usize>;
 
-    /// Has the next piece come to some memory. It does not wait.
+    /// Begins to bring the next piece into `memory`. It does not wait.
     ///
     /// # Errors
-    /// Why it does not come. Nothing else does then.
+    /// The reason the piece cannot begin; then no other one begins.
     fn begin(&mut self, memory: IoBuf) -> std::result::Result<Self::Coming, Self::Error>;
 
-    /// Waits until a piece has come, and has it go on.
+    /// Waits until a piece has arrived, and passes it on to its destination.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason the piece failed.
     fn pass_on(&mut self, coming: Self::Coming) -> std::result::Result<Self::Going, Self::Error>;
 
-    /// All pieces go on.
+    /// Called once all pieces are on their way from the memory.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The reason the copy job fails.
     fn all_go(&mut self) -> std::result::Result<(), Self::Error> {
         Ok(())
     }
 
-    /// Waits until a piece has left.
+    /// Waits until a piece has left the memory.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason the piece failed.
     fn leave(&mut self, going: Self::Going) -> std::result::Result<(), Self::Error>;
 
-    /// All pieces have left: what else is to be done, if anything. Asked for again when that is done.
+    /// Called once all pieces have left: starts a further step, if there is one. Called again after
+    /// that step.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The reason the copy job fails.
     fn follow_up(&mut self) -> std::result::Result<Option<Self::Going>, Self::Error> {
         Ok(None)
     }
 
-    /// It is over: nothing goes on any more. With an error, pieces may still come to the memory.
+    /// Ends the copy job: none of its pieces is on its way from the memory any more. After an
+    /// error, pieces may still be arriving in it.
     fn end(self, result: std::result::Result<(), Self::Error>);
 }
 
-/// A piece that comes to the memory of a ferry.
+/// A piece that is arriving in the memory of the pipeline.
 pub trait Coming {
-    /// Whether it is there, or never will be.
+    /// Whether it has arrived, or has failed.
     fn has_come(&self) -> bool;
 }
 
-/// A piece that leaves the memory of a ferry.
+/// A piece that is leaving the memory of the pipeline.
 pub trait Going {
-    /// Whether it has left, or never will.
+    /// Whether it has left, or has failed.
     fn has_left(&self) -> bool;
 }
 
 impl Coming for Arriving {
     fn has_come(&self) -> bool {
-        // What is wrong is told when it is waited for.
+        // An error is reported by the wait for it.
         self.is_here().unwrap_or(true)
     }
 }
@@ -108,19 +112,20 @@ impl Going for Departing {
     }
 }
 
-/// See the module's description.
+/// A staging pipeline: a thread that moves copy jobs through pinned memory; see the module's
+/// description.
 pub struct Ferry<C: Cargo> {
-    /// Until it is finished.
+    /// `None` after `finish`.
     sender: Mutex<Option<Sender<C>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: u32,
 }
 
 impl<C: Cargo> Ferry<C> {
-    /// Starts one over memory of a pool, which others may use as well.
+    /// Starts a pipeline over memory of a pool, which it may share.
     ///
     /// # Errors
-    /// [`Error::Engine`] where the system has no thread for it.
+    /// [`Error::Engine`] where the system cannot start a thread.
     pub fn start(pool: Pool) -> Result<Ferry<C>> {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let crew = Crew {
@@ -147,10 +152,10 @@ impl<C: Cargo> Ferry<C> {
         })
     }
 
-    /// Gives it cargo.
+    /// Submits a copy job.
     ///
     /// # Errors
-    /// [`Error::Forked`], or [`Error::Cancelled`] where it is finished. The cargo is dropped then.
+    /// [`Error::Forked`], or [`Error::Cancelled`] after `finish`. The copy job is dropped then.
     pub fn load(&self, cargo: C) -> Result<()> {
         let process = self.process;
         if process != std::process::id() {
@@ -164,14 +169,15 @@ impl<C: Cargo> Ferry<C> {
         }
     }
 
-    /// Waits until all that it was given has come to its end; it takes no more. In a fork it does nothing.
+    /// Waits until all submitted copy jobs have ended, and accepts no more. In a fork it does
+    /// nothing.
     pub fn finish(&self) {
         if self.process != std::process::id() {
             return;
         }
         drop(lock(&self.sender).take());
         if let Some(thread) = lock(&self.thread).take() {
-            // What has panicked there has told of it.
+            // A panic of the thread has printed its own message.
             drop(thread.join());
         }
     }
@@ -180,7 +186,8 @@ impl<C: Cargo> Ferry<C> {
 impl<C: Cargo> Drop for Ferry<C> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The thread is another process's, and a lock of the channel may be held for ever.
+            // The thread belongs to another process, and a lock of the channel may be held forever
+            // here.
             let sender = self
                 .sender
                 .get_mut()
@@ -202,35 +209,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who does the work.
+/// The state of the pipeline's thread.
 struct Crew<C: Cargo> {
     receiver: Receiver<C>,
     memory: Carver,
-    /// By the order in which they were given.
+    /// By order of submission.
     jobs: BTreeMap<u64, Job<C>>,
-    /// Those that have pieces which have not begun, in order.
+    /// Copy jobs with pieces that have not begun, in order.
     unbegun: VecDeque<u64>,
     coming: VecDeque<(u64, C::Coming)>,
     going: VecDeque<(u64, C::Going)>,
-    /// The number of the next one that is given.
+    /// The number of the next copy job.
     next: u64,
     pause: Duration,
 }
 
-/// What came of looking for a piece to begin.
+/// The result of looking for a piece to begin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// One has begun, or could not.
+    /// A piece has begun, or has failed to.
     Begun,
-    /// There is no memory for it.
+    /// There is no memory for the next piece.
     Short,
-    /// There is none.
+    /// There is no piece to begin.
     Nothing,
 }
 
 struct Job<C: Cargo> {
     cargo: C,
-    /// How many pieces come, and how many go on.
+    /// The number of pieces that are arriving, and of those that are leaving.
     coming: usize,
     going: usize,
     has_begun: bool,
@@ -239,13 +246,14 @@ struct Job<C: Cargo> {
 }
 
 impl<C: Cargo> Crew<C> {
-    /// Works until nobody can give it anything any more, and nothing is left.
+    /// Works until the pipeline is finished and no copy job is left.
     fn run(mut self) {
         loop {
             while let Ok(cargo) = self.receiver.try_recv() {
                 self.take(cargo);
             }
-            // One at a time: what the host has is packed here, and is to go on before the next is packed.
+            // One piece at a time: host bytes are packed here, and are to be passed on before the
+            // next are packed.
             let step = self.begin(false);
             let first = self.coming.front();
             let is_there = first.is_some_and(|(_, coming)| coming.has_come());
@@ -258,7 +266,8 @@ impl<C: Cargo> Crew<C> {
             match step {
                 Step::Begun => {}
                 Step::Short => {
-                    // What goes on gives memory back; else others have all of it.
+                    // An outgoing piece returns memory; without one, other users of the pool hold
+                    // all of it.
                     if !self.let_go_of_first() {
                         self.begin(true);
                     }
@@ -294,7 +303,7 @@ impl<C: Cargo> Crew<C> {
         self.next += 1;
     }
 
-    /// Has the next piece come, if there is memory for it, which it may wait for.
+    /// Begins the next piece, if there is memory for it; with `may_wait` it waits for memory.
     fn begin(&mut self, may_wait: bool) -> Step {
         while let Some(&number) = self.unbegun.front() {
             let job = self.jobs.get_mut(&number).expect("it has pieces to begin");
@@ -328,7 +337,7 @@ impl<C: Cargo> Crew<C> {
         let job = self.job(number);
         job.coming -= 1;
         if job.error.is_some() {
-            // Before anybody is told that it is over.
+            // Dropped before the end of the copy job is reported.
             drop(coming);
             return self.settle(number);
         }
@@ -342,7 +351,7 @@ impl<C: Cargo> Crew<C> {
         self.settle(number);
     }
 
-    /// Ends what has left.
+    /// Ends the pieces that have left.
     fn let_go(&mut self) {
         let before = self.going.len();
         for _ in 0..self.going.len() {
@@ -358,7 +367,7 @@ impl<C: Cargo> Crew<C> {
         };
     }
 
-    /// Waits for the first that goes on, if any does.
+    /// Waits for the first outgoing piece; returns false where there is none.
     fn let_go_of_first(&mut self) -> bool {
         match self.going.pop_front() {
             Some((number, going)) => {
@@ -385,7 +394,7 @@ impl<C: Cargo> Crew<C> {
         self.unbegun.retain(|&other| other != number);
     }
 
-    /// Ends a cargo that has come to its end.
+    /// Ends a copy job if nothing of it is left to do.
     fn settle(&mut self, number: u64) {
         let job = self.job(number);
         if !job.has_begun || job.coming > 0 {
@@ -417,15 +426,15 @@ impl<C: Cargo> Crew<C> {
     }
 }
 
-/// Cuts memory of any size from buffers of a pool, small pieces side by side.
+/// Cuts page-aligned memory of any size from buffers of a pool, small pieces next to each other.
 struct Carver {
     pool: Pool,
-    /// What is left of the buffer that was cut from last.
+    /// The unused rest of the last buffer.
     open: Option<IoBuf>,
 }
 
 impl Carver {
-    /// So many bytes that begin at a page; `None` where there are none, unless it may wait for them.
+    /// Takes `bytes` page-aligned bytes; `None` where no memory is free, unless `may_wait` is set.
     fn take(&mut self, bytes: usize, may_wait: bool) -> Result<Option<IoBuf>> {
         let whole = bytes.next_multiple_of(rustix::param::page_size());
         let left = self.open.take();

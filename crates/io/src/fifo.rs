@@ -1,15 +1,15 @@
-//! Requests of a device: kernels post ids, and who serves them on the host answers with rows.
+//! Row requests of a device: kernels post ids, and a host thread answers with the rows.
 //!
-//! A [`Fifo`] is memory that both sides reach. A warp draws a ticket, which names a slot, writes ids into it,
-//! and waits for the answer; the host finds them in the order of the tickets ([`Posts`]), has rows written to
-//! the slot's memory, and answers. Neither side calls the driver meanwhile, so a kernel that waits does not
-//! depend on anything that might wait for kernels.
+//! A [`Fifo`] is memory that both sides access. A warp draws a ticket, which determines a slot,
+//! writes ids into the slot, and waits for the answer; the host finds the posts in the order of the
+//! tickets ([`Posts`]), reads the rows into the slot's memory, and answers. Neither side calls the
+//! driver meanwhile, so a waiting kernel does not depend on anything that might wait for kernels.
 //!
-//! The device's side stands in [`HEADER`], for kernels of others too. The kernel that this launches has been
-//! compiled from it.
+//! [`HEADER`] is the device's side, for other kernels too. The kernels launched here are compiled
+//! from it.
 //!
-//! Promised: rows of an answer that says so are there, whole; each post is answered, if by nothing else then
-//! by the end of the FIFO; its memory is not freed while a kernel may use it.
+//! Promised: after a successful answer all rows are there, whole; each post is answered, at the
+//! latest by the end of the FIFO; its memory is not freed while a kernel may use it.
 #![allow(unsafe_code)]
 
 mod desk;
@@ -37,61 +37,62 @@ pub use desk::Answer;
 pub use echo::echo;
 pub use pack::pack;
 
-/// What kernels post and take with: CUDA C++ for NVRTC and nvcc.
+/// Functions by which kernels post ids and take rows: CUDA C++ for NVRTC and nvcc.
 pub const HEADER: &str = include_str!("../kernels/fifo.cuh");
 
 const KERNEL: &CStr = c"penstock_gather";
 
-/// Ids of a post, at most: one a lane.
+/// The most ids of a post: one per lane.
 const POST_ROWS_MAX: usize = 32;
-/// What the rows of a post take at most, unless one row is longer.
+/// The most bytes of a post's rows, unless one row is longer.
 const POST_BYTES: usize = 256 << 10;
-/// Slots of a FIFO.
+/// Bounds on the slots of a FIFO.
 const SLOTS_MAX: usize = 4096;
 const SLOTS_MIN: usize = 2;
-/// Where storage writes to directly.
+/// Alignment of the slots, so that direct I/O can write to them.
 const SLOT_ALIGNMENT: usize = 4096;
 
-/// Words of the description, as in `kernels/fifo.cuh`.
+/// Words of the FIFO's description, as in `kernels/fifo.cuh`.
 const FIELDS: usize = 11;
-/// Between the words of a device and its arrays: a line of its caches.
+/// A cache line of the device, which separates the device's words from its arrays.
 const LINE_BYTES: usize = 128;
 
-/// Memory that a device and the host exchange requests by.
+/// Memory through which a device and the host exchange requests.
 pub struct Fifo {
-    /// Never freed where it is not known that no kernel of ours runs.
+    /// Leaked unless no kernel launched here can still run.
     memory: ManuallyDrop<Shared>,
     row_bytes: usize,
     post_rows: usize,
-    /// Posts of launches of our own, in all.
+    /// The total posts of all launches made here.
     expected: AtomicU64,
     launches: Mutex<Launches>,
     has_posts: AtomicBool,
-    /// Who looks out for posts, and sleeps where none are expected.
+    /// The thread that serves posts; it sleeps while none are expected.
     server: OnceLock<Thread>,
     process: u32,
 }
 
 struct Shared {
-    /// The stop word, what was posted, what is done, and ids.
+    /// The stop word; then for each slot its post, its answer, and its ids.
     words: Words,
     slots: Arc<Slots>,
-    /// The description, the head, and how often each slot was left.
+    /// The description, the head, and how often each slot was released.
     state: DeviceMemory,
     kernel: Kernel,
 }
 
-/// Of each stream by its handle, when the last kernel of ours on it is done.
+/// For each stream, by its handle, the event behind the last kernel launched here.
 type Launches = Vec<(usize, Event)>;
 
 impl Fifo {
-    /// One for rows of so many bytes, with as many slots as about `staging_bytes` of memory allow.
+    /// A FIFO for rows of `row_bytes`, with the slots that fit into about `staging_bytes` of
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: memory cannot be pinned, or the driver does not take the kernels.
+    /// [`Error::Cuda`]: memory cannot be pinned, or the driver rejects the kernels.
     ///
     /// # Panics
-    /// If rows have no bytes.
+    /// If `row_bytes` is zero.
     pub fn new(device: &Arc<Device>, row_bytes: usize, staging_bytes: usize) -> Result<Fifo> {
         assert!(row_bytes > 0, "rows have bytes");
         let post_rows = (POST_BYTES / row_bytes).clamp(1, POST_ROWS_MAX);
@@ -118,7 +119,7 @@ impl Fifo {
         Ok(fifo)
     }
 
-    /// Writes the description, and zeros behind it, to the device.
+    /// Writes the description, followed by zeros, to the device.
     fn describe(&self) -> Result<()> {
         let Shared {
             words,
@@ -152,19 +153,20 @@ impl Fifo {
         }
         let stream = Stream::new(state.device())?;
         let piece = Piece::run(bytes.as_ptr() as usize, state.address(), bytes.len());
-        // SAFETY: both sides stay until the stream is synchronized, and nobody else knows of them.
+        // SAFETY: both sides stay until the stream is synchronized, and nothing else has their
+        // addresses.
         let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
         let copied = copied.and_then(|()| stream.synchronize());
         Ok(copied.inspect_err(|_| stream.settle())?)
     }
 
-    /// Where kernels find the description: what [`HEADER`] calls `fifo`. Whoever launches some with it has to
-    /// wait for them before this is dropped.
+    /// The device address of the description: [`HEADER`] calls it `fifo`. Kernels launched with it
+    /// must have ended before this value is dropped.
     pub fn address(&self) -> u64 {
         self.memory.state.address()
     }
 
-    /// The device that it is for.
+    /// The device whose kernels post.
     pub fn device(&self) -> &Arc<Device> {
         self.memory.state.device()
     }
@@ -174,29 +176,29 @@ impl Fifo {
         self.row_bytes
     }
 
-    /// Ids of a post, at most.
+    /// The most ids of a post.
     pub fn post_rows(&self) -> usize {
         self.post_rows
     }
 
-    /// Posts that can be under way.
+    /// The most posts in flight.
     pub fn slots(&self) -> usize {
         self.memory.slots.count() as usize
     }
 
-    /// Queues a kernel that gathers the rows of `count` ids, of `id_bytes` (4 or 8) bytes each, at `ids`, to
-    /// `out`. Whoever [serves](Fifo::served_by) the posts is woken before.
+    /// Queues a kernel that gathers the rows of `count` ids, of `id_bytes` (4 or 8) bytes each, at
+    /// `ids`, to `out`. The [serving](Fifo::served_by) thread is woken first.
     ///
     /// # Errors
-    /// [`Error::Cuda`], notably where the stream is captured into a graph: who replays it
-    /// does not say so.
+    /// [`Error::Cuda`], notably where the stream is being captured into a graph: replays of a graph
+    /// would go unannounced.
     ///
     /// # Panics
-    /// If ids have another size.
+    /// If `id_bytes` is neither 4 nor 8.
     ///
     /// # Safety
-    /// `ids` and `out` are memory of the device, with room for the ids and the rows, until what the stream has
-    /// now is done; nobody writes to the one or uses the other meanwhile, but in order of the stream.
+    /// `ids` and `out` are memory of the device, with room for the ids and the rows, until the work
+    /// now on the stream is done; meanwhile only work of the stream writes to `ids` or uses `out`.
     pub unsafe fn gather(
         &self,
         stream: &Foreign,
@@ -205,11 +207,12 @@ impl Fifo {
         count: usize,
         out: u64,
     ) -> Result<()> {
-        // SAFETY: the caller's promise is handed on. More warps than find slots would only wait.
+        // SAFETY: the caller's promise is passed on. Warps beyond the number of slots would only
+        // wait.
         unsafe { self.launch(stream, ids, id_bytes, count, out, self.slots()) }
     }
 
-    /// As [`gather`](Fifo::gather), by so many warps at most.
+    /// As [`gather`](Fifo::gather), with at most `warps_max` warps.
     ///
     /// # Safety
     /// As [`gather`](Fifo::gather).
@@ -231,16 +234,17 @@ impl Fifo {
         let threads = (warps * LANES).min(BLOCK_THREADS);
         let blocks = (warps * LANES).div_ceil(threads);
         let arguments = [self.address(), ids, id_bytes as u64, count as u64, out];
-        // Before the launch: a tool may have it return when the kernel has ended.
+        // Before the launch: under a debugging tool the launch may return only after the kernel has
+        // ended.
         self.expected.fetch_add(posts as u64, Ordering::Relaxed);
         if let Some(server) = self.server.get() {
             server.unpark();
         }
-        // Held until the moment is noted: the last noted is that of the last launch.
+        // Held until the event is noted, so that the last one noted belongs to the last launch.
         let mut launches = self.launches();
         let kernel = &self.memory.kernel;
-        // SAFETY: the kernel has these arguments; the description is there until this is dropped, which waits
-        // for kernels, and the rest is the caller's promise.
+        // SAFETY: these are the kernel's arguments; the description exists until this is dropped,
+        // which waits for kernels, and the rest is the caller's promise.
         let launched = unsafe { kernel.launch(stream, blocks, threads, arguments) };
         if let Err(error) = launched {
             self.expected.fetch_sub(posts as u64, Ordering::Relaxed);
@@ -252,13 +256,13 @@ impl Fifo {
         Ok(())
     }
 
-    /// Waits until all is done that was launched. Whoever serves has to go on meanwhile.
+    /// Waits until all launched kernels have ended. The serving thread must continue meanwhile.
     ///
     /// # Errors
     /// [`Error::Cuda`]: the device has failed.
     pub fn wait(&self) -> Result<()> {
         while let Some((stream, moment)) = self.launches().pop() {
-            // Without the lock: others may launch meanwhile.
+            // Without the lock, so that others can launch meanwhile.
             if let Err(error) = moment.wait() {
                 self.launches().push((stream, moment));
                 return Err(error.into());
@@ -267,10 +271,10 @@ impl Fifo {
         Ok(())
     }
 
-    /// Whether the device has failed since something was launched.
+    /// Checks whether the device has failed since a launch.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: it has.
+    /// [`Error::Cuda`]: the device has failed.
     pub fn check(&self) -> Result<()> {
         for (_, moment) in self.launches().iter() {
             moment.is_done()?;
@@ -278,9 +282,9 @@ impl Fifo {
         Ok(())
     }
 
-    /// Says who looks out for posts: the thread is unparked when some are expected.
+    /// Sets the thread to unpark when posts are expected.
     pub fn served_by(&self, thread: Thread) {
-        // Whoever has the posts, of which there is one.
+        // Only the one thread that has the posts calls this.
         let _ = self.server.set(thread);
     }
 
@@ -288,10 +292,10 @@ impl Fifo {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was posted, for the one who serves it.
+    /// The posts, for the one thread that serves them.
     ///
     /// # Panics
-    /// If somebody does already.
+    /// If they were given out already.
     pub fn posts(self: &Arc<Self>) -> Posts {
         let is_taken = self.has_posts.swap(true, Ordering::Relaxed);
         assert!(!is_taken, "one serves a FIFO");
@@ -302,14 +306,14 @@ impl Fifo {
         }
     }
 
-    /// Answers nothing any more: whoever waits for rows is told so.
+    /// Closes the FIFO: waiting kernels get no more rows, and a status that says so.
     pub fn stop(&self) {
         if let Some(stop) = self.memory.words.as_slice().first() {
             stop.store(1, Ordering::Release);
         }
     }
 
-    /// None in a fork, which does not have the memory.
+    /// The words of all slots; `None` in a fork, which does not have the memory.
     fn desk(&self) -> Option<Desk<'_, AtomicU64>> {
         let words = self.memory.words.as_slice().get(LINE_BYTES / 8..)?;
         let (posted, rest) = words.split_at(self.slots());
@@ -338,30 +342,31 @@ impl Drop for Fifo {
     fn drop(&mut self) {
         self.stop();
         if self.process != std::process::id() || self.wait().is_ok() {
-            // SAFETY: it is dropped once, here, and not used after that. No kernel of ours uses what it is of,
-            // those of others are not to (see `address`), and in a fork there is nothing to free.
+            // SAFETY: it is dropped once, here, and not used after that. Kernels launched here no
+            // longer use it, other kernels must have ended (see `address`), and in a fork there is
+            // nothing to free.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }
 
-/// What kernels have posted, in order.
+/// The posts of kernels, in order.
 #[derive(Debug)]
 pub struct Posts {
     fifo: Arc<Fifo>,
-    /// The ticket that is looked for.
+    /// The ticket of the next post.
     next: u64,
-    /// How many of launches of our own there were.
+    /// How many posts of launches made here were found.
     own: u64,
 }
 
 impl Posts {
-    /// Who posts.
+    /// The FIFO of the posts.
     pub fn fifo(&self) -> &Arc<Fifo> {
         &self.fifo
     }
 
-    /// The next post, if it is there.
+    /// Takes the next post, if it has arrived.
     pub fn take(&mut self) -> Option<Post> {
         let found = self.fifo.desk()?.find(self.next)?;
         let ticket = self.next;
@@ -375,13 +380,13 @@ impl Posts {
         })
     }
 
-    /// Whether all was found that launches of our own have posted and will post.
+    /// Whether all posts of launches made here were found.
     pub fn is_over(&self) -> bool {
         self.own >= self.fifo.expected.load(Ordering::Relaxed)
     }
 }
 
-/// Ids that a warp waits for. Dropped without an answer it has failed.
+/// Ids of rows that a warp waits for. Dropping it without an answer answers with a failure.
 #[derive(Debug)]
 pub struct Post {
     fifo: Arc<Fifo>,
@@ -391,7 +396,7 @@ pub struct Post {
 }
 
 impl Post {
-    /// The ids, in order, as they were posted: a negative one is a large number.
+    /// The ids, in order, as they were posted; a negative id appears as a large number.
     ///
     /// # Errors
     /// [`Error::Posted`]: a kernel has posted more than [`Fifo::post_rows`].
@@ -400,10 +405,10 @@ impl Post {
         self.ids.as_deref().ok_or(Error::Posted { most })
     }
 
-    /// Room for their rows, one behind the other, until the last window on it is dropped.
+    /// Memory for the rows, contiguous, until the last window on it is dropped.
     ///
     /// # Errors
-    /// As [`Post::ids`], and [`Error::Engine`] where somebody has it.
+    /// As [`Post::ids`], and [`Error::Engine`] where the memory is still in use.
     pub fn memory(&self) -> Result<IoBuf> {
         let bytes = self.ids()?.len() * self.fifo.row_bytes;
         let slots = &self.fifo.memory.slots;
@@ -416,7 +421,7 @@ impl Post {
         Ok(memory)
     }
 
-    /// Says what became of it, once nobody has its memory any more.
+    /// Answers the post; nobody may use its memory any more.
     pub fn answer(mut self, answer: Answer) {
         self.is_answered = true;
         self.fifo.answer(self.ticket, answer);

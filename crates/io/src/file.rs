@@ -1,14 +1,14 @@
-//! Files for direct I/O, with an honest fallback.
+//! Files for direct I/O, with a recorded reason where it is not used.
 //!
 //! Direct I/O moves bytes between the device and our buffers without a copy through the page cache,
-//! at the price of alignment. [`File`] asks the kernel what alignment a file needs
+//! at the price of alignment. [`File`] asks the kernel for the alignment that a file needs
 //! (`statx(STATX_DIOALIGN)`), switches direct I/O on where it works, and otherwise stays buffered
-//! and remembers why, for the report. Callers look at [`File::alignment`], which is 1 for a
-//! buffered file, and otherwise do not care.
+//! and records the reason. Callers use [`File::alignment`], which is 1 for a buffered file, and
+//! need no other distinction.
 //!
-//! Opening never blocks, and succeeds on regular files only. A symbolic link by the name asked for
-//! is not followed: whoever names a file within a directory of ours means a file that is there. Those
-//! on the way to it are.
+//! Opening never blocks, and succeeds on regular files only. A symbolic link in the last component
+//! is not followed: within a directory of Penstock, a name means the file that has it. Links in the
+//! directories of the path are followed.
 
 mod direct;
 mod outside;
@@ -27,8 +27,8 @@ use crate::{Error, Result};
 pub use direct::{Alignment, Direct};
 use direct::{TMPFS_MAGIC, direct_alignment};
 
-/// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS, bcachefs.
-/// From `linux/magic.h` and the projects' own headers.
+/// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS,
+/// bcachefs. From `linux/magic.h` and the projects' own headers.
 const LOCAL_MAGICS: [u32; 9] = [
     0xef53,
     0x5846_5342,
@@ -41,13 +41,13 @@ const LOCAL_MAGICS: [u32; 9] = [
     0xca45_1a4e,
 ];
 
-/// What a file is opened for.
+/// The access that a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,
-    /// To read and write it.
+    /// Reads and writes of an existing file.
     Write,
-    /// To read and write a new one.
+    /// Reads and writes of a new file.
     Create,
 }
 
@@ -61,7 +61,7 @@ impl Access {
     }
 }
 
-/// An open regular file, or what stands for one elsewhere.
+/// An open regular file, or a remote one.
 #[derive(Debug)]
 pub struct File {
     of: Of,
@@ -71,30 +71,30 @@ pub struct File {
     fallback: Option<String>,
 }
 
-/// Who has the bytes of a file.
+/// The owner of a file's bytes.
 #[derive(Debug)]
 enum Of {
     System(OwnedFd),
     Elsewhere(Arc<dyn Elsewhere>),
 }
 
-/// What a file is that no descriptor of this system leads to. Only the engine of whoever made it moves
-/// its bytes.
+/// A file without a descriptor, in a bucket for instance. Only the engine of its creator moves its
+/// bytes.
 pub trait Elsewhere: Any + fmt::Debug + Send + Sync {
-    /// How many bytes it has.
+    /// The file's length in bytes.
     ///
     /// # Errors
-    /// That of whoever has it.
+    /// The error of the remote storage.
     fn bytes(&self) -> io::Result<u64>;
 
-    /// Hears of the CRC-64/NVME of the bytes that the next write at an offset has.
+    /// Receives the CRC-64/NVME of the bytes that the next write at an offset has.
     fn expect(&self, offset: u64, crc64nvme: u64) {
         let _ = (offset, crc64nvme);
     }
 }
 
 impl File {
-    /// What stands for a file that is elsewhere.
+    /// A remote file.
     pub fn elsewhere(path: &Path, of: Arc<dyn Elsewhere>) -> File {
         File {
             of: Of::Elsewhere(of),
@@ -105,7 +105,7 @@ impl File {
         }
     }
 
-    /// What it stands for, if that is a `T`.
+    /// The remote file, if this is one of type `T`.
     pub fn stands_for<T: Any>(&self) -> Option<&T> {
         match &self.of {
             Of::System(_) => None,
@@ -113,21 +113,21 @@ impl File {
         }
     }
 
-    /// Whether it is no file of this machine.
+    /// Whether it is a remote file.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.of, Of::Elsewhere(_))
     }
 
-    /// Tells who has the bytes of a file that is elsewhere what CRC-64/NVME those have that are about
-    /// to be written at an offset, so that it need not be computed again, and what is sent is what was
-    /// digested. Files of this system do not ask.
+    /// Announces the CRC-64/NVME of the bytes about to be written at an offset to a remote file,
+    /// which then need not compute it again, and sends exactly the digested bytes. For local files
+    /// it is not computed.
     pub fn expect(&self, offset: u64, crc64nvme: impl FnOnce() -> u64) {
         if let Of::Elsewhere(of) = &self.of {
             of.expect(offset, crc64nvme());
         }
     }
 
-    /// The descriptor, for what only files of this system can.
+    /// The descriptor, for operations that only local files support.
     fn fd(&self, operation: &'static str) -> Result<&OwnedFd> {
         match &self.of {
             Of::System(fd) => Ok(fd),
@@ -135,22 +135,23 @@ impl File {
         }
     }
 
-    /// Creates a file that must not exist yet, to read and write, with mode 0666 under the umask.
+    /// Creates a file that must not exist yet, for reads and writes, with mode 0666 under the
+    /// umask.
     ///
     /// # Errors
     /// [`Error::Storage`] from the file system; [`Error::DirectUnavailable`] for [`Direct::On`]
-    /// where direct I/O does not work, and then no file is left behind.
+    /// where direct I/O does not work; the file is removed again then.
     pub fn create(path: &Path, direct: Direct) -> Result<File> {
         let flags = Access::Create.flags() | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o666);
         let fd = rustix::fs::open(path, flags, mode).map_err(|e| storage("create", path, e))?;
         File::with_direct(fd, path, direct, Access::Create).inspect_err(|_| {
-            // The error at hand says more than a failure to remove an empty file would.
+            // If removing the empty file fails as well, the first error is the more useful one.
             drop(std::fs::remove_file(path));
         })
     }
 
-    /// Opens an existing regular file to read.
+    /// Opens an existing regular file for reads.
     ///
     /// # Errors
     /// [`Error::Storage`] from the file system and for anything but a regular file, a link to one
@@ -161,8 +162,8 @@ impl File {
     }
 
     fn open_as(path: &Path, access: Access, direct: Direct) -> Result<File> {
-        // O_NONBLOCK keeps open from waiting for the other end of a FIFO; it is taken off again
-        // below, because io_uring fails rather than waits on a file that has it.
+        // O_NONBLOCK keeps open from waiting for the other end of a FIFO. It is cleared below,
+        // because on a file with that flag io_uring fails instead of waiting.
         let kept_out = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let flags = access.flags() | OFlags::CLOEXEC | kept_out;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::Storage {
@@ -173,7 +174,7 @@ impl File {
         File::of_regular(fd, path, access, direct)
     }
 
-    /// Takes a descriptor that was just opened, if it is of a regular file.
+    /// Wraps a descriptor just opened, if it is a regular file's.
     fn of_regular(fd: OwnedFd, path: &Path, access: Access, direct: Direct) -> Result<File> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| storage("open", path, e))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -197,7 +198,7 @@ impl File {
         }
     }
 
-    /// Opens an existing regular file to read and write.
+    /// Opens an existing regular file for reads and writes.
     ///
     /// # Errors
     /// As [`open`](File::open).
@@ -205,37 +206,37 @@ impl File {
         File::open_as(path, Access::Write, direct)
     }
 
-    /// The path it was opened by.
+    /// The path that it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The same, for whoever outlives the file.
+    /// The same path, for holders that outlive the file.
     pub(crate) fn shared_path(&self) -> Arc<Path> {
         Arc::clone(&self.path)
     }
 
-    /// Whether transfers go past the page cache.
+    /// Whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// What it demands of transfers.
+    /// The alignment that transfers need.
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    /// Why [`Direct::Auto`] stayed buffered.
+    /// Why [`Direct::Auto`] chose buffered I/O.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
 
-    /// Reserves storage for the first `len` bytes and makes the file at least that long, so that a
-    /// full device shows now and writes find their blocks allocated.
+    /// Reserves storage for the first `len` bytes and extends the file to at least that length, so
+    /// that a full device fails now and writes find their blocks allocated.
     ///
     /// # Errors
     /// [`Error::Storage`], notably with `ENOSPC`, and with [`io::ErrorKind::Unsupported`] where the
-    /// file system cannot reserve: then nothing is changed.
+    /// file system cannot reserve: the file is unchanged then.
     pub fn allocate(&self, len: u64) -> Result<()> {
         self.allocate_range(0, len)
     }
@@ -247,14 +248,14 @@ impl File {
         let fd = self.fd("allocate")?;
         let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), start, len);
         match rustix::io::retry_on_intr(allocate) {
-            // The same answer as a file system gives that has the call and not this use of it.
+            // The answer of a file system that has the call but not this mode.
             Err(Errno::NOSYS) => Err(storage("allocate", &self.path, Errno::OPNOTSUPP)),
             result => result.map_err(|errno| storage("allocate", &self.path, errno)),
         }
     }
 
-    /// Writes all of `bytes` at `offset`, for small texts in buffered files; everything large goes
-    /// through an engine.
+    /// Writes all of `bytes` at `offset`, for small texts in buffered files; larger writes use an
+    /// engine.
     ///
     /// # Errors
     /// [`Error::Storage`] from the file system.
@@ -272,7 +273,7 @@ impl File {
         Ok(())
     }
 
-    /// Cuts or extends the file to `len` bytes.
+    /// Truncates or extends the file to `len` bytes.
     ///
     /// # Errors
     /// [`Error::Storage`] from the file system.
@@ -282,11 +283,12 @@ impl File {
             .map_err(|errno| storage("truncate", &self.path, errno))
     }
 
-    /// Shares the blocks of another file of the file system (`FICLONE`): this one gets its bytes and
-    /// its length, and either may be changed without the other.
+    /// Shares the blocks of another file of the same file system (`FICLONE`): this one gets its
+    /// bytes and its length; later changes of one do not affect the other.
     ///
     /// # Errors
-    /// [`Error::Storage`] from the file system, notably where it cannot; then nothing is changed.
+    /// [`Error::Storage`] from the file system, notably where it has no reflinks; the file is
+    /// unchanged then.
     pub fn reflink(&self, other: &File) -> Result<()> {
         let (to, from) = (self.fd("clone to")?, other.fd("clone")?);
         rustix::io::retry_on_intr(|| rustix::fs::ioctl_ficlone(to, from))
@@ -304,7 +306,7 @@ impl File {
             .map_err(|errno| storage("fdatasync", &self.path, errno))
     }
 
-    /// The file's length now.
+    /// The file's present length.
     ///
     /// # Errors
     /// [`Error::Storage`] from the file system.
@@ -327,7 +329,7 @@ impl File {
         Ok(u64::try_from(stat.st_size).expect("a regular file has no negative length"))
     }
 
-    /// Asks the kernel to forget the file's clean pages in the page cache. Dirty pages stay: sync
+    /// Asks the kernel to drop the file's clean pages from the page cache. Dirty pages stay: sync
     /// first.
     ///
     /// # Errors
@@ -338,7 +340,7 @@ impl File {
             .map_err(|errno| storage("drop the page cache of", &self.path, errno))
     }
 
-    /// Switches direct I/O on if wanted and possible, and O_NONBLOCK off.
+    /// Switches direct I/O on if it is wanted and possible, and O_NONBLOCK off.
     fn with_direct(fd: OwnedFd, path: &Path, direct: Direct, access: Access) -> Result<File> {
         let operation = match access {
             Access::Create => "create",
@@ -348,8 +350,7 @@ impl File {
             Direct::Off => Ok(Alignment::NONE),
             Direct::Auto | Direct::On => direct_alignment(&fd, access == Access::Read),
         };
-        // Switching the flag on the open file rather than opening it again: the path could name
-        // another file by now.
+        // The flag is set on the open file, as opening the path again could find another file.
         let flags = if direct != Direct::Off && alignment.is_ok() {
             OFlags::DIRECT
         } else {
@@ -387,13 +388,13 @@ impl File {
     }
 }
 
-/// Whether this process may make and remove entries in a directory.
+/// Whether this process may create and remove entries in a directory.
 pub fn may_write(directory: &Path) -> bool {
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     rustix::fs::access(directory, access).is_ok()
 }
 
-/// Checks that this process may read a file, as whom it acts now, without opening it.
+/// Checks, with the effective user, that this process may read a file, without opening it.
 ///
 /// # Errors
 /// [`Error::Storage`] with the system's answer.
@@ -402,14 +403,14 @@ pub fn check_readable(path: &Path) -> Result<()> {
     rustix::fs::accessat(rustix::fs::CWD, path, access, flags).map_err(|e| storage("open", path, e))
 }
 
-/// Whether a lock (`flock`) on this directory excludes everybody who could take one. Network and
-/// user-space file systems let one succeed on each host, or have none.
+/// Whether a lock (`flock`) on this directory excludes all other processes that could take one.
+/// Network and user-space file systems grant one on each host, or have none.
 pub fn locks_directories(directory: impl AsFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|fs| LOCAL_MAGICS.contains(&(fs.f_type as u32)))
 }
 
-/// Why a path could not be opened. What the system says of a link is "too many levels of symbolic
-/// links", one being too many here.
+/// The reason that a path could not be opened. For a link in the last component, the system's "too
+/// many levels of symbolic links" is replaced, as one is too many here.
 fn refusal(path: &Path, errno: Errno) -> io::Error {
     match errno {
         Errno::LOOP if path.is_symlink() => io::Error::new(
@@ -420,7 +421,7 @@ fn refusal(path: &Path, errno: Errno) -> io::Error {
     }
 }
 
-/// The same open file, for reading it without an engine.
+/// Converts to a standard file, for reads without an engine.
 impl From<File> for std::fs::File {
     fn from(file: File) -> std::fs::File {
         match file.of {

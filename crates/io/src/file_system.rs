@@ -1,10 +1,10 @@
-//! The seam through which files and directories are changed, and through which they are found.
+//! The interface through which files and directories are found and changed.
 //!
-//! Everything above that creates, names, cuts, syncs or removes something does it through a
-//! [`FileSystem`], lists, looks at and opens through its [`Files`], and moves data through an
-//! [`Engine`](crate::engine::Engine). So a decorator of the three sees every change in order: it can
-//! log them, fail one of them, or stop the world between two. What only looks takes [`Files`], and so
-//! cannot change anything.
+//! All code above creates, renames, truncates, syncs and removes through a [`FileSystem`], lists
+//! and opens through its [`Files`], and moves data through an [`Engine`](crate::engine::Engine). So
+//! a decorator of the three sees every change in order: it can log changes, fail one of them, or
+//! stop the process between two. Code that only reads takes [`Files`], and so cannot change
+//! anything.
 
 pub mod abilities;
 mod files;
@@ -20,10 +20,10 @@ use crate::file::{Direct, File, locks_directories};
 pub use files::{Entry, Files, Found, Kind, Seen};
 pub use native::{Native, found, free_bytes};
 
-/// One change of what is stored.
+/// One change of storage.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// Makes a directory; its parent must be there, and nothing by its name.
+    /// Makes a directory; its parent must exist, and its name be free.
     CreateDirectory(&'a Path),
     /// Removes an empty directory.
     RemoveDirectory(&'a Path),
@@ -33,54 +33,54 @@ pub enum Change<'a> {
     Allocate(&'a File, u64),
     /// Writes bytes at the start of a buffered file ([`File::write_all`]).
     Write(&'a File, &'a [u8]),
-    /// Cuts a file ([`File::truncate`]).
+    /// Truncates a file ([`File::truncate`]).
     Truncate(&'a File, u64),
-    /// Has an empty file share the bytes of another one, all of them ([`File::reflink`]).
+    /// Shares all bytes of a file with an empty one ([`File::reflink`]).
     Clone {
-        /// The file that has them.
+        /// The file with the bytes.
         from: &'a File,
-        /// The file that gets them as well.
+        /// The empty file.
         to: &'a File,
     },
     /// Makes a file's completed writes durable ([`File::sync_data`]).
     SyncData(&'a File),
-    /// Renames a file, replacing what has the new name.
+    /// Renames a file, replacing the one with the new name.
     Rename {
-        /// The name it has.
+        /// The present name.
         from: &'a Path,
-        /// The name it gets.
+        /// The new name.
         to: &'a Path,
     },
-    /// Renames a small file in the place of another one, if that is still the one that was seen:
+    /// Renames a small file over another one, if that is still the one seen:
     /// [`std::io::ErrorKind::AlreadyExists`] where it is another, [`std::io::ErrorKind::NotFound`]
-    /// where there is none, and [`std::io::ErrorKind::Unsupported`] where nothing compares and
-    /// replaces in one step.
+    /// where there is none, and [`std::io::ErrorKind::Unsupported`] where the storage cannot
+    /// compare and replace in one step.
     Replace {
-        /// The name it has.
+        /// The present name.
         from: &'a Path,
-        /// The name it gets.
+        /// The new name.
         to: &'a Path,
-        /// What has that name.
+        /// The file seen under the new name.
         seen: &'a Seen,
     },
-    /// Renames a file unless something has the new name.
+    /// Renames a file; fails if the new name is taken.
     RenameNew {
-        /// The name it has.
+        /// The present name.
         from: &'a Path,
-        /// The name it gets.
+        /// The new name.
         to: &'a Path,
     },
-    /// Gives a file a second name unless something has it.
+    /// Gives a file a second name; fails if it is taken.
     Link {
-        /// The name it has.
+        /// The present name.
         from: &'a Path,
-        /// The name it gets as well.
+        /// The second name.
         to: &'a Path,
     },
     /// Removes a name of a file.
     RemoveFile(&'a Path),
-    /// Removes a small file, if it is still the one that was seen; refused as [`Change::Replace`] is, or,
-    /// also where it is another, with [`std::io::ErrorKind::NotFound`].
+    /// Removes a small file, if it is still the one seen; refused as [`Change::Replace`] is, and
+    /// where it is another file possibly with [`std::io::ErrorKind::NotFound`].
     RemoveSeen(&'a Path, &'a Seen),
 }
 
@@ -103,7 +103,7 @@ impl Change<'_> {
         }
     }
 
-    /// What is changed; of two names, the new one.
+    /// The changed path; of two names, the new one.
     pub fn path(&self) -> &Path {
         match self {
             Change::CreateDirectory(path)
@@ -124,18 +124,18 @@ impl Change<'_> {
     }
 }
 
-/// A file that somebody has begun to send.
+/// An upload that was begun and neither completed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenUpload {
-    /// Where it is to be.
+    /// The destination.
     pub path: PathBuf,
-    /// What the storage calls it.
+    /// The storage's id of the upload.
     pub id: String,
-    /// When it was begun, by the clock of the storage.
+    /// When it began, by the storage's clock.
     pub begun: SystemTime,
 }
 
-/// Something that changes files and directories.
+/// Changes files and directories.
 pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Creates a file that must not exist yet ([`File::create`]).
     ///
@@ -143,8 +143,8 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// As [`File::create`].
     fn create(&self, path: &Path, direct: Direct) -> Result<File>;
 
-    /// Creates a small buffered file that is about to get another name, or to be removed: nobody looks
-    /// for it by this one.
+    /// Creates a small buffered file that is about to be renamed or removed: nobody looks for it by
+    /// this name.
     ///
     /// # Errors
     /// As [`File::create`].
@@ -152,42 +152,42 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         self.create(path, Direct::Off)
     }
 
-    /// Carries out a change.
+    /// Makes a change.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's error.
     fn change(&self, change: Change<'_>) -> Result<()>;
 
-    /// What is there already.
+    /// The interface for reads.
     fn files(&self) -> &dyn Files;
 
-    /// The time by the clock that [`Entry::modified`] is of, where another machine keeps it: a file is made
-    /// at `path`, looked at and removed.
+    /// The present time of the clock behind [`Entry::modified`], where another machine keeps it:
+    /// makes a file at `path`, reads its time, and removes it.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's error.
     fn time_at(&self, _path: &Path) -> Result<Option<SystemTime>> {
         Ok(None)
     }
 
-    /// Files below a path that somebody has begun to send and not ended, of which nothing is to be seen,
-    /// and which take room.
+    /// Uploads below a path that were begun and neither completed nor aborted: invisible as files,
+    /// but they occupy storage.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's error.
     fn open_uploads(&self, _path: &Path) -> Result<Vec<OpenUpload>> {
         Ok(Vec::new())
     }
 
-    /// Gives up what somebody has begun to send.
+    /// Aborts an upload.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's error.
     fn abandon(&self, _upload: &OpenUpload) -> Result<()> {
         Ok(())
     }
 
-    /// Whether a lock on this directory excludes everybody who could take one
+    /// Whether a lock on this directory excludes all other processes that could take one
     /// ([`locks_directories`]).
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {
         locks_directories(directory)

@@ -1,8 +1,8 @@
-//! The kernels of our own, compiled.
+//! The compiled kernels of this crate.
 
 use std::ffi::CStr;
 
-/// Of `kernels/gather.cu`, for devices of compute capability 7.0 and more.
+/// Compiled from `kernels/gather.cu`, for devices of compute capability 7.0 and more.
 pub(crate) const PTX: &CStr = match CStr::from_bytes_with_nul(
     concat!(include_str!("../kernels/gather.ptx"), "\0").as_bytes(),
 ) {
@@ -13,5 +13,5 @@ pub(crate) const PTX: &CStr = match CStr::from_bytes_with_nul(
 /// Threads of a warp.
 pub(crate) const LANES: u32 = 32;
 
-/// Threads of a block: of a small one others find room beside it.
+/// Threads of a block: small, so that other kernels find room next to it.
 pub(crate) const BLOCK_THREADS: u32 = 128;

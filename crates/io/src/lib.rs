@@ -1,7 +1,7 @@
 //! Bytes, files and memory: the lowest layer of Penstock.
 //!
-//! This crate moves bytes between host memory and files as fast as the hardware allows and knows
-//! nothing of tensors, checkpoints or Python. It offers
+//! This crate moves bytes between host memory and files as fast as the hardware allows. It has no
+//! tensors, no checkpoints and no Python. It offers
 //!
 //! - [`engine`]: reads, writes and syncs with many in flight, through `io_uring` or a thread pool
 //!   behind one trait, so that nothing above has to ask which of the two it got;
@@ -11,14 +11,14 @@
 //! - [`file_system`]: the one way in which files and directories are changed;
 //! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller;
 //! - [`fifo`]: requests that kernels of a device make;
-//! - [`priority`]: threads in the background that step back;
-//! - [`trace`]: where the time goes, in a file that viewers open.
+//! - [`priority`]: lower priorities for background threads;
+//! - [`trace`]: records of where the time goes, in a file for trace viewers.
 //!
 //! The rule that everything here serves: an operation **owns** its buffer from submission to
 //! completion, and memory that the kernel may still touch is never freed.
 //!
-//! Durability is the caller's: a completed write is in the file, not on the medium, until a sync
-//! of that file, submitted after the write completed, has completed too.
+//! Durability is the caller's task: a completed write is in the file, not on the medium, until a
+//! sync of that file, submitted after the write completed, has completed too.
 
 pub mod buffer;
 #[cfg(feature = "conformance")]

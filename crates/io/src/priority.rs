@@ -1,13 +1,13 @@
-//! The priority of a thread: work in the background steps back before what it serves.
+//! Lowers the priority of background threads.
 
-/// The nice value of the calling thread; 0 where the system does not tell.
+/// The nice value of the calling thread; 0 where the system does not report it.
 pub fn nice() -> i32 {
     rustix::process::getpriority_process(None).unwrap_or(0)
 }
 
-/// Raises the nice value of the calling thread, and of threads it starts from now on, to `nice`;
-/// one that is as high already stays. On Linux the value is a thread's own. Best effort: a thread
-/// that keeps its priority does the same work.
+/// Raises the nice value of the calling thread, and of threads that it starts later, to `nice`; a
+/// higher value stays. On Linux each thread has its own value. Errors are ignored: a thread that
+/// keeps its priority does the same work.
 pub fn step_back(nice: u8) {
     let current = self::nice();
     let nice = i32::from(nice.min(19));

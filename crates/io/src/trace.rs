@@ -1,17 +1,17 @@
-//! Where the time of a call goes: spans, requests in flight and counters, in a file.
+//! Records where the time of a call goes: spans, requests in flight and counters, in a file.
 //!
-//! While no trace runs, which is nearly always, recording is a look at one flag. While one runs, a
-//! thread notes what it did in a buffer of its own; a thread of the trace writes the buffers out ten
-//! times a second, and samples what the process reads and writes besides. A process that is killed
-//! loses a tenth of a second of its trace, and what it was in the middle of: spans and requests are
-//! noted when they end.
+//! While no trace runs, which is nearly always, recording checks one flag. While one runs, a thread
+//! appends records to a buffer of its own; a thread of the trace writes the buffers out ten times a
+//! second, and samples the process's reads and writes. A process that is killed loses a tenth of a
+//! second of its trace, and the spans and requests that were open: these are recorded when they
+//! end.
 //!
 //! The file is JSON in the Trace Event Format, an array of events, which Perfetto and other viewers
 //! open; times are microseconds of the wall clock, so that files of several processes fit together.
-//! A process has *rows*: one per thread that records, named by what it does ([`Role`]), and used
-//! again by the next thread that does the same.
+//! A process has *rows*: one per recording thread, named by the thread's task ([`Role`]), and
+//! reused by the next thread with that task.
 //!
-//! Traces observe: what goes wrong with the file ends the trace and not the call.
+//! An error of the trace file ends the trace, and never the traced call.
 
 mod cell;
 mod clock;
@@ -33,7 +33,7 @@ pub use sink::{forget, start, stop};
 
 use crate::file::File;
 
-/// Something that the calling thread does, from here until this is dropped. Spans of a thread nest.
+/// An activity of the calling thread, until this is dropped. Spans of a thread nest.
 #[must_use = "a span ends where it is dropped"]
 pub struct Span(Option<Open>);
 
@@ -52,7 +52,7 @@ pub fn span(name: &'static str) -> Span {
     }))
 }
 
-/// Begins a span that is about a file or directory.
+/// Begins a span with a file or directory as its detail.
 pub(crate) fn span_of(name: &'static str, path: &Path) -> Span {
     Span(is_on().then(|| {
         Open {
@@ -75,21 +75,21 @@ impl Drop for Span {
     }
 }
 
-/// Records a span of the calling thread that has ended; `detail` says what of.
+/// Records a span of the calling thread that ends now; `detail` names its object.
 pub fn span_since(name: impl Into<Cow<'static, str>>, start_ns: u64, detail: Option<String>) {
     if is_on() {
         span_during(name, start_ns..now_ns(), detail);
     }
 }
 
-/// Records a span of the calling thread between two times that have passed.
+/// Records a span of the calling thread between two past times.
 pub fn span_during(name: impl Into<Cow<'static, str>>, times: Range<u64>, detail: Option<String>) {
     if is_on() {
         record::push(Record::span(name.into(), row::current(), times, detail));
     }
 }
 
-/// Records something that went on beside the spans of threads, in a row of its own kind.
+/// Records an activity outside of the threads' spans, in a row of its own role.
 pub fn span_beside(role: Role, name: String, times: Range<u64>, detail: Option<String>) {
     if is_on() {
         let row = row::beside(role, &times);
@@ -106,7 +106,7 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// At its submission; `None` while no trace runs.
+    /// Called at the submission; `None` while no trace runs.
     pub(crate) fn begin(bytes: usize) -> Option<InFlight> {
         is_on().then(|| {
             let start_ns = now_ns();
@@ -119,7 +119,7 @@ impl InFlight {
         })
     }
 
-    /// At its completion. `slot` is the request's own among those in flight of the thread.
+    /// Called at the completion. `slot` distinguishes the thread's requests in flight.
     pub(crate) fn end(
         mut self,
         operation: &'static str,
@@ -157,12 +157,12 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // Of an engine that was given up with its requests.
+        // The engine was dropped with its requests.
         if !self.is_over && self.is_traced() {
             meter::dropped(now_ns());
         }
     }
 }
 
-/// What counts as aligned: pages, which suit every device.
+/// Alignment that counts as aligned: a page, which suits every device.
 const ALIGNMENT: u64 = 4096;

@@ -1,6 +1,6 @@
-//! Whole transfers: the one place where short reads and writes are carried on.
+//! Whole transfers: the one place where short reads and writes are resumed.
 //!
-//! The kernel may move fewer bytes than asked for (a signal, a full device, its own limits) and may
+//! The kernel may move fewer bytes than requested (a signal, a full device, its own limits) and may
 //! ask to be called again (`EINTR`, `EAGAIN`). [`WholeTransfers`] wraps an engine and hides both: a
 //! read is short only at the end of the file, a write is whole or an error.
 //!
@@ -26,20 +26,20 @@ use crate::trace::{self, InFlight};
 /// Retries without progress before an interruption counts as an error.
 const RETRIES_MAX: u32 = 64;
 
-/// The pause before repeating an operation that the kernel could not take on at the moment. Bounds
-/// the rate of retries; with [`RETRIES_MAX`] the whole wait stays under a tenth of a second.
+/// The pause before repeating an operation that the kernel could not accept at the moment. It
+/// bounds the rate of retries; with [`RETRIES_MAX`] the whole wait stays under a tenth of a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// An engine whose transfers are whole; see the module's description.
 pub struct WholeTransfers {
     inner: Box<dyn Engine>,
-    /// By the token that the inner engine sees.
+    /// Keyed by the token that the inner engine gets.
     transfers: Slab<Transfer>,
     /// Completions of the inner engine; kept to reuse its memory.
     arrived: Vec<Completion>,
 }
 
-/// An operation of the caller, over all the operations it takes.
+/// An operation of the caller, and its progress.
 struct Transfer {
     token: u64,
     file: Arc<File>,
@@ -47,10 +47,10 @@ struct Transfer {
     offset: u64,
     /// Bytes moved so far.
     done: usize,
-    /// Where in the buffer the operation in flight starts; at most `done`.
+    /// Offset in the buffer at which the operation in flight starts; at most `done`.
     resumed_at: usize,
     retries: u32,
-    /// While a trace runs.
+    /// `Some` while a trace runs.
     traced: Option<InFlight>,
 }
 
@@ -71,7 +71,7 @@ impl Direction {
     }
 }
 
-/// What a completion of the inner engine means for its transfer.
+/// The next step after a completion of the inner engine.
 enum Next {
     Finish(io::Result<usize>),
     Resume,
@@ -87,7 +87,7 @@ impl WholeTransfers {
         }
     }
 
-    /// Hands a finished operation to the caller, or starts the rest of it.
+    /// Returns a finished operation to the caller, or submits the rest of it.
     fn carry_on(&mut self, arrived: Completion, completed: &mut Vec<Completion>) {
         let Completion {
             token: key,
@@ -127,7 +127,7 @@ impl WholeTransfers {
 }
 
 impl Transfer {
-    /// Takes the result of the operation in flight, of `len` bytes in all, into account.
+    /// Applies the result of the operation in flight; `len` is the length of the whole transfer.
     fn advance(&mut self, result: io::Result<usize>, len: usize) -> Next {
         let moved = match result {
             Ok(moved) => moved,
@@ -142,7 +142,7 @@ impl Transfer {
         }
         if done <= self.done {
             return Next::Finish(match self.direction {
-                // Nothing beyond what was read before: the end of the file.
+                // Nothing beyond the bytes read before: the end of the file.
                 Direction::Read => Ok(self.done),
                 Direction::Write | Direction::Sync => Err(io::ErrorKind::WriteZero.into()),
             });
@@ -165,7 +165,7 @@ impl Transfer {
         Next::Resume
     }
 
-    /// The operation for what is left to do.
+    /// The operation for the remaining bytes.
     fn rest(&mut self, token: u64, buf: Option<IoBuf>) -> Op {
         let file = Arc::clone(&self.file);
         let Some(mut buf) = buf else {
@@ -271,7 +271,7 @@ mod tests {
     use crate::buffer::Memory;
     use crate::file::Direct;
 
-    /// An engine that answers from a script and notes what it was asked for.
+    /// An engine that answers from a script and records the requests.
     #[derive(Default)]
     struct Scripted {
         answers: VecDeque<io::Result<usize>>,
@@ -328,8 +328,8 @@ mod tests {
         Sync,
     }
 
-    /// Runs one operation of 10000 bytes at offset 5000 against the answers; its result, and the
-    /// offsets and lengths that the inner engine saw.
+    /// Runs one operation of 10000 bytes at offset 5000 against the answers; returns its result,
+    /// and the offsets and lengths that the inner engine saw.
     fn run(kind: Kind, answers: Vec<io::Result<usize>>) -> (io::Result<usize>, Vec<(u64, usize)>) {
         let directory = tempfile::tempdir().unwrap();
         let file = File::create(&directory.path().join("file"), Direct::Off).unwrap();

@@ -1,5 +1,5 @@
-//! Borrowed arrays to fill: whatever their strides, in whatever runs the bytes come, every item gets
-//! into its place and nothing else is touched.
+//! Filling borrowed arrays: with any strides, and any runs of bytes, every item gets into its place
+//! and nothing else is touched.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 const UNTOUCHED: u8 = 0xee;
 
-/// Memory of an array whose dimensions lie in any order, any steps apart, in any direction.
+/// An array with its dimensions in any order, any step, and any direction in memory.
 #[derive(Clone, Debug)]
 struct Array {
     item_bytes: usize,
@@ -54,12 +54,13 @@ impl Array {
     fn borrow(&mut self) -> HostArrayMut {
         let address = self.bytes.as_mut_ptr().expose_provenance() + self.first;
         let (item_bytes, shape, strides) = (self.item_bytes, &self.shape, Some(&self.strides[..]));
-        // SAFETY: every item is inside `bytes`, which a test looks at when all of it is dropped.
+        // SAFETY: every item is inside `bytes`, which a test reads only after all parts are
+        // dropped.
         let array = unsafe { HostArrayMut::new(address, item_bytes, shape, strides, Box::new(())) };
         array.expect("items that lie apart")
     }
 
-    /// Where each item lies, in row-major order.
+    /// The bytes of each item, in row-major order.
     fn places(&self) -> Vec<Range<usize>> {
         let mut places = vec![self.first.cast_signed()];
         for (&size, &stride) in self.shape.iter().zip(&self.strides) {
@@ -70,7 +71,7 @@ impl Array {
         places.into_iter().map(item).collect()
     }
 
-    /// Whether it holds this content, and nothing around it was touched.
+    /// Whether it holds this content, and nothing around it was changed.
     fn holds(&self, content: &[u8]) -> bool {
         let mut expected = vec![UNTOUCHED; self.bytes.len()];
         for (place, item) in self
@@ -89,8 +90,8 @@ fn noise(bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(byte).collect()
 }
 
-/// A box inside a plain array: its strides there, and the bytes from its first to its last item,
-/// with what the box has of them.
+/// A box inside a plain array: its strides there, the bytes from its first to its last item, and
+/// the content of the box.
 fn source(item_bytes: usize, shape: &[usize], margins: &[usize]) -> (Vec<usize>, Vec<u8>, Vec<u8>) {
     let whole: Vec<usize> = shape
         .iter()
@@ -149,7 +150,7 @@ fn case() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Fills a scatter run by run, the runs handed out first and filled in another order.
+/// Fills a scatter run by run; the runs are split off first and filled in another order.
 fn fill(mut scatter: Scatter, run: &[u8], mut cuts: Vec<usize>) -> u64 {
     assert_eq!(scatter.range(), 0..run.len() as u64);
     cuts.sort_unstable();

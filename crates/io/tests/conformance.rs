@@ -38,7 +38,8 @@ fn uring_decorated(queue_depth: usize) -> Box<dyn Engine> {
     decorate(uring(queue_depth))
 }
 
-/// Whole transfers over an engine that cuts half of them short, and hands out in any order.
+/// Wraps an engine that cuts half of its transfers short, and completes in any order, for whole
+/// transfers.
 fn decorate(engine: Box<dyn Engine>) -> Box<dyn Engine> {
     let faults = Faults::new(20_260_101)
         .short_transfers(50)
@@ -47,7 +48,7 @@ fn decorate(engine: Box<dyn Engine>) -> Box<dyn Engine> {
     Box::new(WholeTransfers::new(Box::new(Faulty::new(engine, faults))))
 }
 
-/// Runs one case in a directory of its own; skips it, loudly, where the machine cannot run it.
+/// Runs one case in a directory of its own; prints a skip message where the machine cannot run it.
 fn check(case: fn(&Subject), open: fn(usize) -> Box<dyn Engine>, backend: &str, direct: Direct) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let reason = match (backend, direct) {

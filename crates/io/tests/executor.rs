@@ -1,4 +1,4 @@
-//! The executor: whole transfers of any alignment, errors with their place, shares, ends.
+//! The executor: whole transfers of any alignment, errors with their place, shares, and shutdown.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +22,7 @@ use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
 use proptest::prelude::*;
 
-/// Nothing here takes near that long: what does hangs.
+/// Far more than any test takes: a test that needs it hangs.
 const HANG: Duration = Duration::from_secs(120);
 
 const SMALL: ExecutorConfig = ExecutorConfig {
@@ -39,7 +39,7 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Workers over engines that are wrapped in others.
+/// Opens workers over wrapped engines.
 fn with_engine(
     config: &ExecutorConfig,
     wrap: impl Fn(Box<dyn Engine>) -> Box<dyn Engine> + Send + Sync + 'static,
@@ -70,7 +70,7 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// A file with this content, to read and write, and its twin in the page cache.
+/// Creates a file with this content, opened for reads and writes, with its buffered twin.
 fn target(path: &Path, content: &[u8], direct: Direct) -> Target {
     std::fs::write(path, content).unwrap();
     let file = Arc::new(File::open_to_write(path, direct).unwrap());
@@ -80,7 +80,8 @@ fn target(path: &Path, content: &[u8], direct: Direct) -> Target {
     Target { file, edges }
 }
 
-/// A window that begins so many bytes behind a page, and what gets the memory back.
+/// A window that begins `behind` bytes after a page boundary, and the handle that returns its
+/// memory.
 fn window(len: usize, behind: usize) -> (MemoryHandle, IoBuf) {
     let (handle, mut buf) = Memory::allocate(len + behind).unwrap().share();
     let window = buf.split_off(behind);
@@ -111,7 +112,7 @@ fn write(target: &Target, offset: u64, content: &[u8], behind: usize) -> Request
     }
 }
 
-/// Reads that are checked when their memory is back.
+/// A read whose content is checked when its memory is returned.
 struct Wanted {
     handle: MemoryHandle,
     behind: usize,
@@ -158,8 +159,8 @@ fn ends() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Writes that have no byte in common, from many shares at once, leave each its own, and all else
-    /// as it was; reads of any alignment find it.
+    /// Concurrent writes from many shares, without a common byte, all arrive, and all other bytes
+    /// stay as they were; reads of any alignment return them.
     #[test]
     fn what_is_written_side_by_side_is_all_there(
         mut ends in ends(),
@@ -218,7 +219,7 @@ fn strided_memory_is_filled_and_written_in_row_major_order() {
     let mut memory = vec![0_u8; rows * columns * 4];
     let strides = [4_isize, 4 * rows as isize];
     let address = memory.as_mut_ptr().expose_provenance();
-    // SAFETY: the vector has all items, and is not looked at before the transfer has ended.
+    // SAFETY: the vector has all items, and is not read before the transfer has ended.
     let array =
         unsafe { HostArrayMut::new(address, 4, &[rows, columns], Some(&strides), Box::new(())) };
     let scatter = array.unwrap().into_scatter(&[4 * columns, 4]);
@@ -546,13 +547,13 @@ fn many_threads_hand_over_more_than_may_wait() {
     });
 }
 
-/// An engine whose operations end when they are let, the others having to wait meanwhile.
+/// An engine whose operations end only when a test releases them.
 struct Held {
     hand: Arc<Hand>,
     flying: Vec<Op>,
 }
 
-/// What holds the operations of an engine.
+/// Holds and releases the operations of an engine.
 #[derive(Default)]
 struct Hand {
     state: Mutex<HandState>,
@@ -563,7 +564,7 @@ struct Hand {
 struct HandState {
     is_woken: bool,
     is_waited_for: bool,
-    /// Operations from this offset on are let go.
+    /// Operations from this offset on are released.
     held_below: u64,
 }
 
@@ -625,7 +626,7 @@ impl Engine for Held {
     }
 }
 
-/// With one worker, what comes while it waits for another request does not wait for that.
+/// With one worker, a request that arrives while it waits for another one does not wait for that.
 #[test]
 fn a_worker_that_waits_takes_on_what_comes() {
     let directory = directory();
@@ -662,7 +663,8 @@ fn a_worker_that_waits_takes_on_what_comes() {
     assert_eq!(finish(&first).unwrap(), 4096);
 }
 
-/// A fork has neither the threads nor, perhaps, the locks: it is told, and ends without waiting.
+/// A fork has no worker threads, and perhaps locked locks: it gets an error, and exits without
+/// waiting.
 #[test]
 fn a_fork_is_told_that_the_threads_are_not_its_own() {
     let directory = directory();
@@ -675,7 +677,7 @@ fn a_fork_is_told_that_the_threads_are_not_its_own() {
     let share = executor.share(1).unwrap();
     let (_, buf) = window(4096, 0);
     let transfer = share.submit(vec![read(&target, 0, buf)]).unwrap();
-    // SAFETY: the child calls what needs no lock of another thread, and leaves by `_exit`.
+    // SAFETY: the child calls functions that need no lock of another thread, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let is_told = [
@@ -692,13 +694,13 @@ fn a_fork_is_told_that_the_threads_are_not_its_own() {
         unsafe { libc::_exit(if is_told { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: the status is this thread's own.
+    // SAFETY: `status` is this thread's own.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0));
     assert_eq!(finish(&transfer).unwrap(), 4096);
 }
 
-/// Knows the most bytes that were in flight.
+/// Records the most bytes that were in flight.
 struct Weighed {
     inner: Box<dyn Engine>,
     in_flight: HashMap<u64, u64>,
@@ -746,7 +748,7 @@ fn many_small_reads_are_in_flight_and_few_large_ones() {
     let directory = directory();
     let content = bytes(1 << 20, 5);
     let target = target(&directory.path().join("file"), &content, Direct::Auto);
-    // Whole blocks, one that is larger than all that may be in flight, and pages.
+    // Whole blocks, a block larger than all bytes allowed in flight, and pages.
     for (block, in_flight_bytes, expected) in [
         (64 << 10, 128 << 10, 128 << 10),
         (64 << 10, 1, 64 << 10),
@@ -783,7 +785,7 @@ fn many_small_reads_are_in_flight_and_few_large_ones() {
     }
 }
 
-/// Parts that are counted down by whoever comes, who waits in each until it may go on.
+/// Parts that are counted down, each of which waits until the test releases it.
 struct Parts {
     left: AtomicUsize,
     helped: AtomicUsize,
@@ -807,7 +809,7 @@ impl Assist for Parts {
     }
 }
 
-/// A thread that has nothing to begin helps, and begins what is handed over meanwhile.
+/// A thread without requests helps, and still begins requests that arrive meanwhile.
 #[test]
 fn who_is_asked_helps_and_reads_go_on() {
     let directory = directory();
@@ -843,7 +845,7 @@ fn who_is_asked_helps_and_reads_go_on() {
             early_wanted.check(&content);
         }
     }
-    // Nobody need come, and an executor ends all the same.
+    // Nobody has to accept an invitation, and an executor ends regardless.
     let parts = Arc::new(Parts {
         left: AtomicUsize::new(0),
         helped: AtomicUsize::new(0),

@@ -1,5 +1,6 @@
-//! Bytes that pass between files and devices: all of them are in their places when the end of a transfer is
-//! told, and nothing of it is touched any more, whatever the order in which a driver does its work.
+//! Transfers between files and devices: when the end of a transfer is reported, all bytes are in
+//! place and none of its memory is used any more, whatever the order in which a driver does its
+//! work.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use penstock_io::faulty::LentDevice;
 use penstock_io::ferry::{DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Ferry, Shipment};
 use penstock_io::file::{Direct, File};
 
-/// Nothing here takes near that long: what does hangs.
+/// Far more than any test takes: a test that needs it hangs.
 const HANG: Duration = Duration::from_secs(120);
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The driver for tests, its device, and a stream of a training's on it.
+/// The fake driver, its device, and a stream on it like a training's.
 struct Machine {
     control: Control,
     device: Arc<Device>,
@@ -29,7 +30,7 @@ struct Machine {
     theirs: Arc<Stream>,
 }
 
-/// One driver serves all tests; each has it alone.
+/// One driver serves all tests, one at a time.
 fn machine() -> MutexGuard<'static, Machine> {
     static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
         let control = Control::new();
@@ -138,7 +139,7 @@ fn end(transfer: &DeviceTransfer) -> DeviceMoved {
     transfer.wait(Some(HANG)).unwrap().expect("it hangs")
 }
 
-/// Where requests begin, and how long they are.
+/// Offsets and lengths of requests.
 const PLACES: [(u64, usize); 9] = [
     (0, 4096),
     (4096, 1),
@@ -182,11 +183,11 @@ fn reads_are_in_their_places() {
         let bytes: usize = PLACES.iter().map(|&(_, bytes)| bytes).sum();
         assert_eq!(moved.device_bytes, bytes as u64);
         assert_eq!(moved.moved.bytes, bytes as u64 + 5000);
-        // Only what is small, and what lies across pages.
+        // Only small requests, and parts of pages.
         assert!(moved.moved.staged_bytes < 300_000, "{moved:?}");
         let memory = handle.reclaim().expect("all of it has ended");
         assert_eq!(memory.as_slice(), &content[77..5077]);
-        // As the device has it at this moment: no stream need wait for anything.
+        // The device's present content: no stream has to wait for anything.
         for (&(offset, bytes), lent) in PLACES.iter().zip(&lents) {
             assert!(lent.is_returned());
             let mut found = vec![0; bytes];
@@ -234,7 +235,7 @@ fn writes_are_what_the_stream_has_made_of_the_memory() {
         let beside = Some(beside.unwrap());
         let transfer = begin(all, requests, &lents[0], beside, syncs).unwrap();
         let moved = end(&transfer);
-        // From now on the owner may do with it what it likes.
+        // From here on the owner may change the memory.
         assert!(lents.iter().all(LentDevice::is_returned));
         let mut expected = before;
         for (&(offset, bytes), content) in PLACES.iter().zip(&contents) {
@@ -301,7 +302,7 @@ fn what_is_given_up_ends_and_lets_go() {
     }
     assert!(lent.is_returned());
     assert!(fs::metadata(&world.path).unwrap().len() < 2_000_000);
-    // A ferry that is dropped finishes what it was given.
+    // Dropping the pipeline finishes its transfers.
     let transfer = begin(all, vec![write(&lent)], &lent, None, Vec::new()).unwrap();
     drop(ferry);
     end(&transfer);
@@ -407,7 +408,7 @@ fn a_file_that_ends_before_is_told_as_often_as_it_is_asked_for() {
     for _ in 0..2 {
         match transfer.wait(Some(HANG)) {
             Err(Error::Transfer { path, offset, .. }) => {
-                // Blocks behind the end may be read before the one that it lies in.
+                // Blocks beyond the end may be read before the one that contains it.
                 assert_eq!(path.as_path(), world.path.as_path());
                 assert!(*offset >= 300_000);
             }
@@ -415,7 +416,7 @@ fn a_file_that_ends_before_is_told_as_often_as_it_is_asked_for() {
         }
     }
     assert!(lent.is_returned());
-    // Of the piece that has not come whole nothing is copied.
+    // A piece that did not arrive whole is not copied.
     assert!(
         lent.content().unwrap()[PIECE_BYTES..]
             .iter()

@@ -1,6 +1,6 @@
 //! Real file systems that behave unlike a disk: without direct I/O, in memory, full, frozen.
 //!
-//! Each test mounts its own file system, which takes root; without it the test says that it is
+//! Each test mounts its own file system, which requires root; without it the test prints that it is
 //! skipped.
 
 mod support;
@@ -19,13 +19,13 @@ use penstock_io::transfer::WholeTransfers;
 
 const ENOSPC: i32 = 28;
 
-/// A mounted file system that goes away with this value.
+/// A mounted file system, unmounted on drop.
 struct Mounted {
     directory: tempfile::TempDir,
 }
 
 impl Mounted {
-    /// Mounts a file system of `kind`, or says why that is not possible here.
+    /// Mounts a file system of `kind`, or prints why that is not possible here.
     fn new(test: &str, kind: &str, options: &str, source: &Path) -> Option<Mounted> {
         let directory = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
@@ -49,7 +49,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily, so that a failed test that left a file open does not leave the mount behind.
+        // Lazily, so that a failed test that left a file open still unmounts.
         let unmounted = complain(Command::new("umount").arg("-l").arg(self.directory.path()));
         assert_eq!(unmounted, Ok(()));
     }
@@ -63,7 +63,7 @@ fn complain(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// Every engine that this machine runs.
+/// Every engine that this machine supports.
 fn engines(queue_depth: usize) -> Vec<Box<dyn Engine>> {
     let choices = [EngineChoice::Auto, EngineChoice::Threads];
     choices
@@ -97,7 +97,7 @@ fn run_one(engine: &mut dyn Engine, op: Op) -> Completion {
     completed.pop().expect("a completion within a minute")
 }
 
-/// What holds on a file system without direct I/O.
+/// Checks the promises on a file system without direct I/O.
 fn check_without_direct_io(mounted: &Mounted, reason: &str) {
     let path = mounted.file("file");
     let refused = File::create(&path, Direct::On).unwrap_err();
@@ -189,7 +189,7 @@ fn a_full_device_is_enospc() {
         };
         assert_eq!(source.raw_os_error(), Some(ENOSPC));
 
-        // The bare engine writes what fits and says how much; the rest then fails.
+        // The bare engine writes the bytes that fit and returns their count; the rest then fails.
         let file = Arc::new(file);
         let mut engine = WholeTransfers::new(engine);
         let completion = run_one(&mut engine, write(&file, 0, 1 << 20));
@@ -204,7 +204,7 @@ fn a_full_device_is_enospc() {
     }
 }
 
-/// A small ext4 on a loop device that can be frozen: writes to it stand still until it thaws.
+/// A small ext4 on a loop device that can be frozen: writes to it block until it thaws.
 struct Freezable {
     mounted: Mounted,
     _image: tempfile::NamedTempFile,

@@ -1,4 +1,4 @@
-//! Files as the layers above see them: what opens and what does not, and what each call promises.
+//! Files as the layers above use them: which paths open, and the promise of each call.
 
 use std::fs;
 use std::io::Read;
@@ -94,7 +94,7 @@ fn only_regular_files_open() {
     let here = directory.path();
     assert_storage(File::open(here, Direct::Auto), "open", here, Some(EISDIR));
 
-    // Without care this one would wait for a writer that never comes.
+    // Without `O_NONBLOCK` this would wait for a writer that never comes.
     let fifo = directory.path().join("fifo");
     mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o600)).unwrap();
     let message = assert_storage(File::open(&fifo, Direct::Auto), "open", &fifo, None);
@@ -244,7 +244,7 @@ fn what_others_have_made_is_reached_by_links_and_descriptors() {
         let twin = file.again(Direct::Off).unwrap();
         assert!(!twin.is_direct() && twin.is_writable().unwrap());
         assert_eq!(twin.path(), file.path());
-        // Nothing is changed on the first one.
+        // The first file is unchanged.
         assert_eq!(
             file.is_direct(),
             File::reach(&path, direct).unwrap().is_direct()

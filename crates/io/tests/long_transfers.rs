@@ -1,4 +1,4 @@
-//! Transfers longer than the kernel moves at once: cut by the backend, carried on above it.
+//! Transfers longer than one kernel call moves: cut by the backend, resumed above it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::{Direct, File};
 use penstock_io::transfer::WholeTransfers;
 
-/// What one operation moves at most; the kernel's own bound is just under 2 GiB.
+/// The most bytes of one operation; the kernel's own bound is just under 2 GiB.
 const AT_ONCE: usize = 1 << 30;
 const LEN: usize = AT_ONCE + 8192;
 
 #[test]
 fn a_long_read_is_cut_and_carried_on() {
-    // A file with nothing in it but its length: nothing is stored and the device is not read.
+    // A sparse file: nothing is stored and the device is not read.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("file");
     File::create(&path, Direct::Off)
@@ -23,7 +23,7 @@ fn a_long_read_is_cut_and_carried_on() {
         .truncate(LEN as u64)
         .unwrap();
     let file = Arc::new(File::open(&path, Direct::Auto).unwrap());
-    // One buffer for all: most of the time here goes into touching its pages first.
+    // One buffer for all: most of this test's time goes into touching its pages first.
     let mut buf = Memory::allocate(LEN).unwrap().share().1;
     for choice in [EngineChoice::Auto, EngineChoice::Threads] {
         let bare = open(&EngineConfig {

@@ -1,8 +1,8 @@
 //! `io_uring` refused by the kernel, as under the seccomp profile of a container: really refused,
 //! by a seccomp filter on the thread that opens the engine.
 //!
-//! The filter stays with its thread and the threads that this one starts, so each test runs in a
-//! thread of its own.
+//! The filter applies to its thread and the threads started by it, so each test runs in a thread of
+//! its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const ENOSYS: i32 = 38;
 /// The number of `io_uring_setup`, the same on every architecture.
 const IO_URING_SETUP: i64 = 425;
 
-/// Runs `test` in a thread where `io_uring_setup` answers `errno`.
+/// Runs `test` in a thread where `io_uring_setup` returns `errno`.
 fn with_refusal(errno: i32, test: fn()) {
     let confined = std::thread::spawn(move || {
         let filter = SeccompFilter::new(
@@ -43,7 +43,7 @@ fn config(choice: EngineChoice) -> EngineConfig {
     }
 }
 
-/// A write and a read through an engine, to see that it works and is not just there.
+/// Writes and reads through an engine, to check that it really works.
 fn assert_works(opened: Opened) {
     let Opened { mut engine, .. } = opened;
     let directory = tempfile::tempdir().unwrap();

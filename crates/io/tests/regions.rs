@@ -1,5 +1,5 @@
-//! Borrowed memory: whatever the shape and the strides, the bytes that come out are the row-major
-//! content, from any start, for any length.
+//! Borrowed memory: for any shape and any strides, the copied bytes are the row-major content, from
+//! any start, for any length.
 
 #![allow(unsafe_code)]
 
@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use penstock_io::buffer::{HostRegion, HostRegionMut, Memory};
 use proptest::prelude::*;
 
-/// A view of an array, made as array libraries make them, and the memory it looks at.
+/// A view of an array, made as array libraries make them, and its memory.
 #[derive(Debug)]
 struct View {
     memory: Arc<Vec<u8>>,
     item_bytes: usize,
-    /// Of the first item, in bytes from the start of the memory.
+    /// Offset of the first item, in bytes from the start of the memory.
     offset: isize,
     shape: Vec<usize>,
     strides_bytes: Vec<isize>,
 }
 
 impl View {
-    /// All of a fresh array, in row-major order, with bytes that tell places apart.
+    /// A whole new array, in row-major order, whose bytes differ from place to place.
     fn new(item_bytes: usize, shape: &[usize]) -> View {
         let len = shape.iter().product::<usize>() * item_bytes;
         let bytes = (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
@@ -48,7 +48,7 @@ impl View {
         self
     }
 
-    /// `[start::step]` of a dimension, or the same backwards.
+    /// The slice `[start::step]` of a dimension, possibly reversed.
     fn sliced(mut self, dim: usize, start: usize, step: usize, backwards: bool) -> View {
         let kept = self.shape[dim].saturating_sub(start).div_ceil(step);
         self.offset += self.strides_bytes[dim] * start.min(self.shape[dim]) as isize;
@@ -61,7 +61,7 @@ impl View {
         self
     }
 
-    /// A new dimension in which all indices are the same item.
+    /// Adds a dimension in which all indices are the same item.
     fn expanded(mut self, dim: usize, size: usize) -> View {
         self.shape.insert(dim, size);
         self.strides_bytes.insert(dim, 0);
@@ -75,7 +75,8 @@ impl View {
             .expose_provenance()
             .wrapping_add_signed(self.offset);
         let (shape, strides, owner) = (&self.shape, &self.strides_bytes, Arc::clone(&self.memory));
-        // SAFETY: the operations above keep every item inside `memory`, which travels along.
+        // SAFETY: the operations above keep every item inside `memory`, which the region owns a
+        // share of.
         unsafe { HostRegion::new(address, self.item_bytes, shape, strides, Box::new(owner)) }
     }
 
@@ -98,7 +99,7 @@ impl View {
         content
     }
 
-    /// Compares a copy of `[start, start + len)` with what it should be.
+    /// Compares a copy of `[start, start + len)` with the content.
     fn check(&self, content: &[u8], start: usize, len: usize) {
         let mut copy = vec![0xee; len + 2];
         self.region().copy_to(start as u64, &mut copy[1..=len]);
@@ -246,7 +247,7 @@ fn what_lies_together_is_contiguous() {
 
 #[test]
 fn an_empty_array_may_lie_anywhere_and_be_of_any_size_otherwise() {
-    // SAFETY: there is no item to be read.
+    // SAFETY: there is no item to read.
     let region =
         unsafe { HostRegion::new(0, 8, &[usize::MAX, 0, usize::MAX], &[1, 1, 1], Box::new(())) };
     assert_eq!(region.len(), 0);
@@ -260,7 +261,7 @@ fn one_item_seen_more_often_than_memory_could_hold() {
         item.as_ptr().expose_provenance(),
         Box::new(Arc::clone(&item)),
     );
-    // SAFETY: with zero strides every index is the one item, which travels along.
+    // SAFETY: with zero strides every index is the one item, which the region owns.
     let region = unsafe { HostRegion::new(address, 4, &[1 << 30, 1 << 30], &[0, 0], owner) };
     assert_eq!(region.len(), 1 << 62);
     let mut copy = [0; 10];
@@ -297,7 +298,7 @@ fn the_owner_lives_as_long_as_anything_can_reach_the_memory() {
     let mut memory = vec![0_u8; 100];
     let address = memory.as_mut_ptr().expose_provenance();
     let owner = Box::new(Owner(Arc::clone(&drops)));
-    // SAFETY: nothing else touches `memory` before the last window is gone, further down.
+    // SAFETY: nothing else touches `memory` before the last window is dropped, below.
     let region = unsafe { HostRegionMut::new(address, 100, owner) };
     assert_eq!(region.len(), 100);
     let mut buf = region.into_buf();

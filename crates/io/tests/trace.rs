@@ -1,4 +1,4 @@
-//! What a trace holds of what an engine did. A process has one trace at a time, so do these tests.
+//! Traces of an engine's work. A process has one trace at a time, so the tests take turns.
 
 use std::collections::HashMap;
 use std::fs;
@@ -140,7 +140,7 @@ fn rows_are_named_by_what_threads_do_and_used_again() {
         };
         thread::spawn(work).join().unwrap();
     }
-    // Two at once in a row of what goes on beside would overlap.
+    // Two concurrent activities in one row without a thread would overlap.
     let begun = trace::now_ns();
     trace::span_beside(
         Role::Background,
@@ -168,7 +168,7 @@ fn rows_are_named_by_what_threads_do_and_used_again() {
         .map(|span| span["name"].as_str().unwrap())
         .collect();
     assert_eq!(names.iter().filter(|&&name| name == "inner").count(), 3);
-    // The outer one first, as viewers want it.
+    // The outer span first, as viewers need it.
     assert_eq!(names[..2], ["outer", "inner"]);
     let two = spans.iter().find(|span| span["name"] == "two").unwrap();
     assert_eq!(two["args"]["of"], "\"x\"");

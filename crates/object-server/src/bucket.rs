@@ -1,4 +1,4 @@
-//! A bucket: what it holds, and what becomes of requests on their way to it.
+//! A bucket: its objects, and the faults that requests to it meet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -13,26 +13,26 @@ use crate::fault::Fault;
 use crate::request::{Asked, Entry, Received};
 use crate::turns::Turns;
 
-/// What is done between two requests.
+/// A callback between two requests.
 type Look = Arc<dyn Fn() + Send + Sync>;
 
-/// A bucket, as a test sees it: without requests, and without faults.
+/// A bucket, as tests access it: without requests, and without faults.
 pub struct Bucket {
     name: String,
     contents: Mutex<Contents>,
     traffic: Mutex<Traffic>,
     pub(crate) turns: Turns,
-    /// How many requests were applied.
+    /// The number of requests applied.
     applied: watch::Sender<usize>,
 }
 
 #[derive(Default)]
 struct Traffic {
     faults: HashMap<(String, usize), Fault>,
-    /// How often each client has asked.
+    /// The number of requests of each client.
     asked: HashMap<String, usize>,
     dead: HashSet<String>,
-    /// Tokens that nobody takes any more.
+    /// Tokens that are no longer accepted.
     expired: HashSet<String>,
     late: Vec<(usize, Received)>,
     journal: Vec<Entry>,
@@ -66,7 +66,7 @@ impl Bucket {
         self.traffic.lock().expect("nothing panics with the lock")
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -76,50 +76,52 @@ impl Bucket {
         self.contents().objects().clone()
     }
 
-    /// Every upload that nobody has ended, by its id.
+    /// Every open upload, by its id.
     pub fn uploads(&self) -> BTreeMap<String, OpenUpload> {
         self.contents().uploads().clone()
     }
 
-    /// How often an object was made or removed.
+    /// The number of times an object was made or removed.
     pub fn changes(&self) -> u64 {
         self.contents().changes
     }
 
-    /// Puts an object, whatever is there.
+    /// Puts an object, replacing any.
     pub fn put(&self, key: &str, bytes: impl Into<Bytes>) {
         let put = self.contents().put(key, bytes.into(), None, &[]);
         put.expect("nothing is asked of what is there");
     }
 
-    /// Removes an object, if it is there.
+    /// Removes an object, if it exists.
     pub fn remove(&self, key: &str) {
         let removed = self.contents().delete(key, &[]);
         removed.expect("nothing is asked of what is there");
     }
 
-    /// Gives up all uploads that are open, as somebody else may.
+    /// Aborts all open uploads, as another client may.
     pub fn end_uploads(&self) {
         self.contents().end_uploads();
     }
 
-    /// What its clock says.
+    /// The time of its clock.
     pub fn now(&self) -> SystemTime {
         self.contents().now
     }
 
-    /// Moves its clock, which stands still otherwise.
+    /// Advances its clock, which otherwise does not move.
     pub fn pass(&self, time: Duration) {
         self.contents().now += time;
     }
 
-    /// Has an upload that was completed be unknown from then on, as on MinIO: S3 gives its answer again.
+    /// Forgets uploads once they are completed, as MinIO does; S3 repeats the answer of the
+    /// completion.
     pub fn forget_uploads(&self) {
         self.contents().forgets_uploads = true;
     }
 
-    /// Has changes of one key refused that are less than a second apart by the bucket's clock, as Google does:
-    /// whoever repeats them has success where [`between`](Bucket::between) lets time [`pass`](Bucket::pass).
+    /// Refuses changes of one key that are less than a second apart by the bucket's clock, as
+    /// Google does. Repeating them succeeds if [`between`](Bucket::between) advances the clock by
+    /// [`pass`](Bucket::pass).
     pub fn limit_changes(&self) {
         self.contents().limits_changes = true;
     }
@@ -133,51 +135,52 @@ impl Bucket {
         self.traffic().expired.contains(token)
     }
 
-    /// Has something go wrong with a client's nth request, counted from 0.
+    /// Plans a fault for a client's nth request, counted from 0.
     pub fn plan(&self, client: &str, nth: usize, fault: Fault) {
         self.traffic()
             .faults
             .insert((client.to_owned(), nth), fault);
     }
 
-    /// Refuses all that a client asks for from now on: to the store it is dead.
+    /// Refuses all further requests of a client: to the bucket it is dead.
     pub fn kill(&self, client: &str) {
         self.traffic().dead.insert(client.to_owned());
         self.turns.leave(client);
     }
 
-    /// What has been asked for, in the order in which it took effect; not by the observer, nor by the dead.
+    /// The requests in the order in which they took effect, except those of the observer and of the
+    /// dead.
     pub fn journal(&self) -> Vec<Entry> {
         self.traffic().journal.clone()
     }
 
-    /// How many requests have taken effect, not counting those of the observer and the dead.
+    /// The number of requests that took effect, except those of the observer and of the dead.
     pub fn requests(&self) -> usize {
         self.traffic().journal.len()
     }
 
-    /// Has something looked at, or done, right before each request of others than the observer.
+    /// Calls `look` right before each request, except those of the observer.
     pub fn between(&self, look: impl Fn() + Send + Sync + 'static) {
         self.traffic().look = Some(Arc::new(look));
     }
 
-    /// Draws the order of the requests of these clients from a seed, until they have ended.
+    /// Draws the order of these clients' requests from a seed, until they have ended.
     pub fn interleave(&self, clients: &[&str], seed: u64) {
         self.turns.among(clients, seed);
     }
 
-    /// Has so many requests of one client come first, then so many of the next, as long as they have not
-    /// ended, and after that in the order that is drawn.
+    /// Serves a number of requests of one client first, then of the next, unless they have ended,
+    /// and after that in the drawn order.
     pub fn direct(&self, stages: &[(&str, usize)]) {
         self.turns.direct(stages);
     }
 
-    /// Says that a client has ended: nobody waits for its next request.
+    /// Notes that a client has ended: nobody waits for its next request.
     pub fn ended(&self, client: &str) {
         self.turns.leave(client);
     }
 
-    /// Whether a client is dead to the store.
+    /// Whether a client is dead to the bucket.
     pub fn is_dead(&self, client: &str) -> bool {
         self.traffic().dead.contains(client)
     }
@@ -186,7 +189,7 @@ impl Bucket {
         self.traffic().look.clone()
     }
 
-    /// Counts a request; tells which of its client's it is, and what goes wrong with it.
+    /// Counts a request; returns its number among its client's, and its fault.
     pub(crate) fn count(&self, client: &str) -> (usize, Option<Fault>) {
         let mut traffic = self.traffic();
         let asked = traffic.asked.entry(client.to_owned()).or_default();
@@ -195,7 +198,7 @@ impl Bucket {
         (nth, traffic.faults.remove(&(client.to_owned(), nth)))
     }
 
-    /// Requests that are applied now, of those that are late; all of them, where nobody comes any more.
+    /// Takes the late requests that are due now; all of them, if no other requests follow.
     pub(crate) fn arrived(&self, is_end: bool) -> Vec<Received> {
         let mut traffic = self.traffic();
         let (arrived, late) = std::mem::take(&mut traffic.late)
@@ -225,7 +228,7 @@ impl Bucket {
         self.applied.send_modify(|applied| *applied += 1);
     }
 
-    /// Waits until so many more requests took effect; not for ever.
+    /// Waits until `count` more requests took effect, for a bounded time.
     pub(crate) async fn others(&self, count: usize) {
         let mut applied = self.applied.subscribe();
         let wanted = *applied.borrow() + count;
@@ -234,7 +237,7 @@ impl Bucket {
     }
 }
 
-/// The buckets of a server, by their names.
+/// The buckets of a server, by name.
 #[derive(Default)]
 pub(crate) struct Buckets(Mutex<HashMap<String, Arc<Bucket>>>);
 
@@ -258,10 +261,10 @@ impl Buckets {
     }
 }
 
-/// How long an answer is held back where nobody else asks for anything.
+/// How long an answer is held back where no other requests arrive.
 const HELD_MAX: Duration = Duration::from_millis(200);
 
-/// What became of a request.
+/// The outcome of a request.
 pub(crate) struct Outcome {
     pub(crate) applied: usize,
     pub(crate) status: Option<u16>,

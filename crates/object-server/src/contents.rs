@@ -1,4 +1,4 @@
-//! What a bucket holds, and what requests do to it: no HTTP here, and no waiting.
+//! The content of a bucket and its changes, without HTTP and without waiting.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -8,19 +8,19 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, checksum};
 
-/// S3 takes no smaller parts, but for the last.
+/// The smallest part that S3 accepts, except as the last one.
 const PART_BYTES_MIN: usize = 5 << 20;
 
-/// The last number of a part.
+/// The highest part number.
 const PART_NUMBER_MAX: i32 = 10_000;
 
-/// The clock stands still until a test moves it: at the first second of 2026.
+/// The time of the clock until a test advances it: the first second of 2026.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
 
-/// How long an object is left alone between two changes of it, where changes have a limit.
+/// The least time between two changes of an object, where changes are limited.
 const CHANGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// No two uploads have one id, whatever buckets they are in.
+/// Makes upload ids unique across buckets.
 static UPLOADS_BEGUN: AtomicU64 = AtomicU64::new(1);
 
 /// An object.
@@ -28,35 +28,35 @@ static UPLOADS_BEGUN: AtomicU64 = AtomicU64::new(1);
 pub struct Object {
     /// Its bytes.
     pub bytes: Bytes,
-    /// Its ETag, without quotes: the same bytes put in the same way have the same.
+    /// Its ETag, without quotes: equal for the same bytes put in the same way.
     pub tag: String,
-    /// CRC-64/NVME of all of it.
+    /// CRC-64/NVME of all bytes.
     pub crc: u64,
     /// When it was made.
     pub modified: SystemTime,
-    /// Which of all objects of the bucket it is: later ones have greater numbers. A part has 0.
+    /// Its number among the bucket's objects, ascending with time. A part has 0.
     pub generation: u64,
 }
 
 impl Object {
-    /// Whether it was put together of parts: its tag says so.
+    /// Whether it was assembled from parts, by its tag.
     pub(crate) fn is_of_parts(&self) -> bool {
         self.tag.contains('-')
     }
 }
 
-/// An upload that nobody has ended.
+/// An upload that was neither completed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenUpload {
-    /// The object that it is to be.
+    /// The key of the future object.
     pub key: String,
     /// When it was begun.
     pub initiated: SystemTime,
-    /// What it has, by number.
+    /// Its parts, by number.
     pub parts: BTreeMap<i32, Object>,
 }
 
-/// Why a request is refused.
+/// The reason that a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     NoSuchKey,
@@ -70,26 +70,27 @@ pub(crate) enum Refusal {
     TooOften,
 }
 
-/// What has to be at a key for a request to be carried out.
+/// A condition on the object at a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     Absent,
     Any,
     Tag(String),
-    /// One with this generation; 0 is none.
+    /// The object has this generation; 0 means that there is none.
     Generation(u64),
-    /// The version with this generation, of those that can be asked for by their names: it is the last one.
+    /// The version of this generation, among versions that can be requested by name: it is the last
+    /// one.
     Version(u64),
 }
 
-/// A part as it is named when an upload is completed.
+/// A part as named by the completion of an upload.
 pub(crate) struct Named {
     pub(crate) number: i32,
     pub(crate) tag: String,
     pub(crate) crc: Option<u64>,
 }
 
-/// What a completion asserts of the whole.
+/// The checksum and length that a completion asserts.
 #[derive(Default)]
 pub(crate) struct Asserted {
     pub(crate) crc: Option<u64>,
@@ -97,34 +98,34 @@ pub(crate) struct Asserted {
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// Some entries of a listing, and where the next ones begin.
+/// Some entries of a listing, and the start of the next page.
 pub(crate) struct Page {
     pub(crate) objects: Vec<(String, Object)>,
     pub(crate) prefixes: Vec<String>,
     pub(crate) next: Option<String>,
 }
 
-/// How many changes a listing may be behind.
+/// The most changes that a listing may lag behind.
 const PAST_MAX: usize = 8;
 
-/// What a bucket holds.
+/// The content of a bucket.
 pub(crate) struct Contents {
     objects: BTreeMap<String, Object>,
     /// The objects before each of the last changes, the newest first.
     past: VecDeque<BTreeMap<String, Object>>,
     uploads: BTreeMap<String, OpenUpload>,
-    /// What uploads have become.
+    /// The objects of completed uploads, by upload id.
     completed: BTreeMap<String, Object>,
-    /// Uploads that were given up.
+    /// Uploads that were aborted.
     aborted: BTreeSet<String>,
     /// When each key was last changed.
     changed: BTreeMap<String, SystemTime>,
     pub(crate) now: SystemTime,
-    /// How often an object was made or removed.
+    /// The number of times an object was made or removed.
     pub(crate) changes: u64,
-    /// Whether an upload that was completed is as if it had never been, as on MinIO; S3 answers again.
+    /// Whether a completed upload is forgotten, as on MinIO; S3 repeats its answer.
     pub(crate) forgets_uploads: bool,
-    /// Whether changes of one key have to be a second apart.
+    /// Whether changes of one key must be a second apart.
     pub(crate) limits_changes: bool,
 }
 
@@ -164,7 +165,8 @@ impl Contents {
         Ok(object.clone())
     }
 
-    /// One that asks for what is there answers that nothing is; all others, that a condition failed.
+    /// A condition that selects an object (any, by tag, by version) is refused with `NoSuchKey`
+    /// where no object matches; every other one with `ConditionFailed`.
     fn check(&self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
         let there = self.objects.get(key);
         for condition in conditions {
@@ -194,10 +196,10 @@ impl Contents {
         }
     }
 
-    /// Puts an object in its place, and tells what it is from then on.
+    /// Puts an object in place; returns it with its generation.
     fn insert(&mut self, key: &str, object: Object) -> Object {
         self.note_change(key);
-        // Those of Google are microseconds of its clock. That of a test may stand still.
+        // Google's generations are microseconds of its clock, but a test's clock may not move.
         let object = Object {
             generation: EPOCH.as_micros() as u64 + self.changes,
             ..object
@@ -206,7 +208,7 @@ impl Contents {
         object
     }
 
-    /// Says that a key is about to change.
+    /// Notes that a key is about to change.
     fn note_change(&mut self, key: &str) {
         self.past.push_front(self.objects.clone());
         self.past.truncate(PAST_MAX);
@@ -214,7 +216,7 @@ impl Contents {
         self.changed.insert(key.to_owned(), self.now);
     }
 
-    /// Refuses a change of a key that a request asks for too soon after the last one.
+    /// Refuses a change of a key too soon after the last one.
     pub(crate) fn check_pace(&self, key: &str) -> Result<(), Refusal> {
         let last = self.changed.get(key).filter(|_| self.limits_changes);
         match last.is_some_and(|last| self.now < *last + CHANGE_PAUSE) {
@@ -238,7 +240,7 @@ impl Contents {
         Ok(self.insert(key, object))
     }
 
-    /// Removes an object; without a condition it need not be there.
+    /// Removes an object; without a condition it need not exist.
     pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
         self.check(key, conditions)?;
         if self.objects.contains_key(key) {
@@ -296,7 +298,7 @@ impl Contents {
         self.aborted.contains(id)
     }
 
-    /// Makes an object of the parts that are named. A refusal leaves the upload as it is.
+    /// Makes an object of the named parts. A refused request leaves the upload unchanged.
     pub(crate) fn complete(
         &mut self,
         (key, id): (&str, &str),
@@ -344,8 +346,8 @@ impl Contents {
         Ok(object)
     }
 
-    /// Lists objects and common prefixes after a key, in order and at most so many, as they were
-    /// before so many changes.
+    /// Lists at most `entries_max` objects and common prefixes after a key, in order, as they were
+    /// `changes_behind` changes before.
     pub(crate) fn list(
         &self,
         prefix: &str,
@@ -370,7 +372,7 @@ impl Contents {
                 let end = rest.find(delimiter)? + delimiter.len();
                 Some(format!("{prefix}{}", &rest[..end]))
             });
-            // What is below a prefix that was listed is listed.
+            // Keys below a prefix that was listed are covered by it.
             if let Some(below) = &below
                 && (page.prefixes.last() == Some(below) || after.starts_with(below.as_str()))
             {

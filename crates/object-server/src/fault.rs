@@ -1,35 +1,35 @@
-//! What goes wrong with a request.
+//! Faults of requests.
 
-/// What goes wrong with a request. Of those that are applied the answer is that of the last time.
+/// A fault of a request. A request that is applied several times gets its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not applied, and answered with this status; 200 is one whose body says that it failed.
+    /// Not applied, and answered with this status; 200 is an answer whose body reports a failure.
     Refused(u16),
-    /// It is applied, and answered as if it were not.
+    /// Applied, and answered with this status as if it were not.
     Disowned(u16),
-    /// It is not applied, and the connection ends.
+    /// Not applied, and the connection ends.
     Dropped,
-    /// It is applied, and the connection ends before the answer.
+    /// Applied, and the connection ends before the answer.
     Unanswered,
-    /// The connection ends, and the request is applied right before the nth one that comes after it, or when
+    /// The connection ends, and the request is applied right before the nth later one, or when
     /// [`Server::settle`](crate::Server::settle) is called.
     Late(usize),
-    /// It is applied twice.
+    /// Applied twice.
     Doubled,
-    /// It is applied, and the answer's body ends in its middle.
+    /// Applied, and the answer's body ends in its middle.
     Cut,
-    /// It is applied, and this bit of the answer's body is another one; counted from the first of the body, and
-    /// on from there where it has fewer.
+    /// Applied, and this bit of the answer's body is flipped; counted from the body's first bit,
+    /// modulo its length.
     Flipped(usize),
-    /// It is applied, and the answer begins with a status line that is none.
+    /// Applied, and the answer begins with an invalid status line.
     Garbled,
-    /// A listing that shows what was there before so many changes; anything else is answered as ever.
+    /// A listing shows the state of this many changes before; other requests are answered as usual.
     Stale(usize),
-    /// It is applied, and answered when so many of others were.
+    /// Applied, and answered after this many requests of other clients were.
     Held(usize),
-    /// Its client dies before it.
+    /// Its client dies before the request.
     Killed,
-    /// Its client dies after it, and never hears of it.
+    /// Its client dies after the request, and gets no answer.
     KilledAfter,
 }
 
@@ -50,7 +50,7 @@ impl Fault {
         }
     }
 
-    /// Whether its client is dead from then on.
+    /// Whether its client is dead afterwards.
     pub(crate) fn kills(self) -> bool {
         matches!(self, Fault::Killed | Fault::KilledAfter)
     }

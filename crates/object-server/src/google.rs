@@ -1,13 +1,13 @@
-//! Google's words for what S3's say: its XML API, as its documentation has it.
+//! Google's XML API, translated to S3's calls, according to its documentation.
 //!
-//! A request is refused here, or becomes one of S3 with its conditions beside it; an answer gets what Google
-//! tells of the object that it is about. Where the two differ in more than words:
-//! - Writes have one condition, that on the generation. `If-Match` and `If-None-Match` are for reads, and of
-//!   no effect elsewhere, as are headers of S3.
-//! - Uploads in parts have no conditions at all: with one they are refused.
-//! - Without a condition too there has to be an object for it to be removed.
-//! - What sends a body says how long it is, also of one without bytes.
-//! - Who asks without a token is refused otherwise than who asks with a wrong one.
+//! A request is refused here, or becomes a request of S3 with its conditions attached; an answer
+//! gets Google's headers about its object. The two differ in more than names:
+//! - Writes have one condition, on the generation. `If-Match` and `If-None-Match` apply to reads;
+//!   elsewhere they are ignored, like S3's headers.
+//! - Uploads in parts cannot have conditions; with one they are refused.
+//! - Removing an object requires that it exists, even without a condition.
+//! - A request with a body states its length, even if the body is empty.
+//! - A request without a token is refused with another error than one with a wrong token.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -24,10 +24,10 @@ use crate::refused::Refused;
 use crate::request::{Asked, COPY_SOURCE, Call, Dialect, IF_GENERATION, Received, value_of};
 use crate::token::{client_of, token_of};
 
-/// Checksums of a body, or of an object.
+/// The header with the checksums of a body, or of an object.
 const HASH: &str = "x-goog-hash";
 
-/// A request in the words of S3.
+/// Translates a request to S3's.
 pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts, Refused> {
     let mut parts = request.parts.clone();
     let asked = Asked::of(&parts, Dialect::Google);
@@ -49,18 +49,18 @@ pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts,
     Ok(parts)
 }
 
-/// An answer with what Google tells of its object.
+/// Adds Google's headers about the object to an answer.
 pub(crate) fn told(mut answer: Response<Bytes>) -> Response<Bytes> {
     let Some(object) = answer.extensions_mut().remove::<Object>() else {
         return answer;
     };
     let headers = answer.headers_mut();
     headers.insert(HASH, hash("crc32c", &crc32c(&object.bytes)));
-    // In a line of its own, as Google has it; it keeps none of what it puts together.
+    // In a line of its own, as Google sends it; for an object assembled from parts Google has none.
     if !object.is_of_parts() {
         headers.append(HASH, hash("md5", &Md5::digest(&object.bytes)));
     }
-    // Of a part there is no more to tell.
+    // For a part there are no more headers.
     if object.generation > 0 {
         headers.insert("x-goog-generation", object.generation.into());
         headers.insert("x-goog-metageneration", HeaderValue::from_static("1"));
@@ -112,7 +112,7 @@ fn check_length(parts: &Parts) -> Result<(), Refused> {
     }
 }
 
-/// What has to be there for a request to be carried out.
+/// The conditions of a request.
 fn conditions(parts: &Parts, call: Call) -> Result<Vec<Condition>, Refused> {
     let mut conditions = Vec::new();
     if call == Call::Delete {
@@ -151,7 +151,7 @@ fn number(text: &str) -> Result<u64, Refused> {
     })
 }
 
-/// Compares a body with the checksums that came with it.
+/// Compares a body with the checksums of its request.
 fn check_hashes(headers: &HeaderMap, body: &Bytes) -> Result<(), Refused> {
     let of_google = headers.get_all(HASH).iter();
     let of_google = of_google.flat_map(|value| value.to_str().unwrap_or_default().split(','));
@@ -191,13 +191,13 @@ fn hash(name: &str, bytes: &[u8]) -> HeaderValue {
     HeaderValue::try_from(text).expect("base64 is of no other characters")
 }
 
-/// CRC-32C as Google's headers have it, but for base64: the highest byte first.
+/// CRC-32C as in Google's headers, before base64: the highest byte first.
 fn crc32c(bytes: &[u8]) -> [u8; 4] {
     let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes);
     (crc as u32).to_be_bytes()
 }
 
-/// The headers of a request, without those that have no meaning for Google.
+/// The headers of a request, without those that Google ignores.
 fn headers(google: &HeaderMap, call: Call) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in google {

@@ -1,4 +1,4 @@
-//! The line to one client, on which the first byte of an answer may become another one.
+//! The connection to one client, on which the first byte of an answer may be garbled.
 
 use std::io;
 use std::pin::Pin;
@@ -10,14 +10,14 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// See the module's description.
+/// A connection whose next sent bytes can be garbled.
 pub(crate) struct Line {
     stream: TokioIo<TcpStream>,
     is_garbled: Arc<AtomicBool>,
 }
 
 impl Line {
-    /// A line, and what garbles the next bytes that are sent on it.
+    /// Wraps a connection; also returns the flag that garbles the next bytes sent.
     pub(crate) fn new(stream: TcpStream) -> (Line, Arc<AtomicBool>) {
         let is_garbled = Arc::new(AtomicBool::new(false));
         let line = Line {

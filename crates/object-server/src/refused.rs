@@ -1,10 +1,10 @@
-//! An answer that no call gives: that of what stands before the protocol.
+//! Errors returned before a request reaches the protocol.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 
-/// An error, as S3 and Google word it.
+/// An error in the format of S3 and Google.
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
     pub(crate) code: &'static str,

@@ -1,4 +1,4 @@
-//! What a request asks for, by its line and its headers.
+//! Determines a request's call and key from its request line and headers.
 
 use bytes::Bytes;
 use http::Method;
@@ -9,20 +9,20 @@ use percent_encoding::percent_decode_str;
 use crate::fault::Fault;
 use crate::token;
 
-/// Which protocol a server speaks.
+/// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     S3,
     Google,
 }
 
-/// The generation that has to be there; 0 is none.
+/// The header with the required generation; 0 means that there must be no object.
 pub(crate) const IF_GENERATION: &str = "x-goog-if-generation-match";
 
-/// What is copied.
+/// The header with the source of a copy.
 pub(crate) const COPY_SOURCE: &str = "x-goog-copy-source";
 
-/// What is asked for.
+/// The calls of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Call {
     /// `HeadObject`.
@@ -64,35 +64,35 @@ impl Call {
 /// A request in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Who asked: the id of its key, or the client of its token.
+    /// The client: the id of its key, or the client of its token.
     pub client: String,
-    /// Which of the client's requests it was, from 0.
+    /// Its number among the client's requests, from 0.
     pub nth: usize,
-    /// What was asked for.
+    /// The call.
     pub call: Call,
-    /// Of what: a key, or the prefix of a listing.
+    /// The key, or the prefix of a listing.
     pub key: String,
     /// Whether it had a condition.
     pub is_conditional: bool,
-    /// What went wrong with it.
+    /// The request's fault.
     pub fault: Option<Fault>,
     /// How often it was applied.
     pub applied: usize,
-    /// The status of the answer; none where there was no answer.
+    /// The status of the answer; `None` where there was no answer.
     pub status: Option<u16>,
 }
 
-/// How many changes a listing is behind; it goes with its request.
+/// How many changes a listing lags behind; attached to its request.
 #[derive(Clone, Copy)]
 pub(crate) struct Behind(pub(crate) usize);
 
-/// A request that has arrived in full.
+/// A request that has arrived completely.
 pub(crate) struct Received {
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
 }
 
-/// A request, as far as faults have to know it.
+/// The parts of a request that faults depend on.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) client: String,
@@ -155,7 +155,7 @@ fn is_copy(parts: &Parts) -> bool {
     names.iter().any(|name| parts.headers.contains_key(*name))
 }
 
-/// The id of the key that signed a request, by its header or in its query.
+/// The id of the key that signed a request, from its header or its query.
 fn client_of(parts: &Parts, query: &str) -> Option<String> {
     let header = parts.headers.get(AUTHORIZATION);
     let header = header.and_then(|value| value.to_str().ok());
@@ -177,7 +177,7 @@ pub(crate) fn value_of<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     found.next().map(|(_, value)| value)
 }
 
-/// A text without percent signs, for reading: what a request means `s3s` decides.
+/// A text without percent signs, for the journal: `s3s` interprets the request itself.
 fn plain(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }

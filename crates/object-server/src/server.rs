@@ -1,4 +1,4 @@
-//! The server: connections, and what goes wrong on them.
+//! The server: its connections, and the faults on them.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -31,14 +31,14 @@ use crate::refused::Refused;
 use crate::request::{Asked, Behind, Dialect, Received};
 use crate::service::{Keys, Protocol};
 
-/// The id of the key, or the client of the token, of one who looks on: its requests have no faults, wait for no
+/// The key id, or the token's client, of the observer: its requests have no faults, wait for no
 /// turn and are not counted.
 pub const OBSERVER: &str = "observer";
 
-/// How long the end of a server waits for what is under way.
+/// How long the end of a server waits for requests in progress.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// A server on a port of this machine. It ends when it is dropped.
+/// A server on a local port. It ends when it is dropped.
 pub struct Server {
     runtime: Option<Runtime>,
     address: SocketAddr,
@@ -52,19 +52,20 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts one that speaks S3's protocol: its requests are signed, each by the key of its client and
-    /// [`SECRET`](crate::SECRET).
+    /// Starts a server that speaks S3's protocol: its requests are signed, each by the key of its
+    /// client and [`SECRET`](crate::SECRET).
     ///
     /// # Errors
-    /// The system's errors.
+    /// The system's error.
     pub fn start() -> io::Result<Server> {
         Server::speaking(Dialect::S3)
     }
 
-    /// Starts one that speaks the XML API of Google Cloud Storage: its requests have a [`token`](crate::token).
+    /// Starts a server that speaks the XML API of Google Cloud Storage: its requests have a
+    /// [`token`](crate::token).
     ///
     /// # Errors
-    /// The system's errors.
+    /// The system's error.
     pub fn google() -> io::Result<Server> {
         Server::speaking(Dialect::Google)
     }
@@ -91,22 +92,22 @@ impl Server {
         })
     }
 
-    /// Where it answers.
+    /// The URL of the server.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A new bucket, in place of any of that name.
+    /// Makes a bucket, replacing any of that name.
     pub fn make_bucket(&self, name: &str) -> Arc<Bucket> {
         self.front.buckets.insert(name)
     }
 
-    /// Has no bucket of that name any more.
+    /// Removes a bucket.
     pub fn remove_bucket(&self, name: &str) {
         self.front.buckets.remove(name);
     }
 
-    /// Applies all requests to a bucket that are late.
+    /// Applies all late requests to a bucket.
     pub fn settle(&self, bucket: &Arc<Bucket>) {
         let runtime = self.runtime.as_ref().expect("it runs until it is dropped");
         for request in bucket.arrived(true) {
@@ -125,7 +126,7 @@ impl Drop for Server {
 
 type Answer = Response<BoxBody<Bytes, io::Error>>;
 
-/// What stands before the protocol: it loses, repeats and delays.
+/// The layer before the protocol, which loses, repeats and delays requests.
 #[derive(Clone)]
 struct Front {
     dialect: Dialect,
@@ -137,7 +138,7 @@ impl Front {
     fn new(dialect: Dialect) -> Front {
         let buckets = Arc::new(Buckets::default());
         let mut protocol = S3ServiceBuilder::new(Protocol::new(&buckets, dialect));
-        // Without keys it takes requests as they are: tokens are looked at before.
+        // Without keys the protocol accepts every request: tokens are checked before.
         if dialect == Dialect::S3 {
             protocol.set_auth(Keys);
         }
@@ -149,7 +150,7 @@ impl Front {
     }
 
     async fn serve(self, stream: TcpStream) {
-        // Answers are small, and somebody waits for each.
+        // Answers are small, and a client waits for each.
         let _ = stream.set_nodelay(true);
         let (line, is_garbled) = Line::new(stream);
         let answer = service_fn(move |request| {
@@ -159,18 +160,18 @@ impl Front {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .serve_connection(line, answer);
-        // It ends with an error where a fault says so.
+        // The connection ends with an error where a fault requires it.
         let _ = connection.await;
     }
 
-    /// An error ends the connection.
+    /// Answers a request; an error ends the connection.
     async fn answer(
         &self,
         request: Request<Incoming>,
         is_garbled: &AtomicBool,
     ) -> io::Result<Answer> {
         let (parts, body) = request.into_parts();
-        // A request whose body was cut is none.
+        // A request whose body was cut off is no request.
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let asked = Asked::of(&parts, self.dialect);
         let request = Received { parts, body };
@@ -182,7 +183,7 @@ impl Front {
         }
     }
 
-    /// Brings a request to its bucket, or not.
+    /// Brings a request to its bucket, unless a fault prevents it.
     async fn pass(
         &self,
         bucket: &Arc<Bucket>,
@@ -234,7 +235,7 @@ impl Front {
         answer
     }
 
-    /// Has a request take effect.
+    /// Applies a request.
     async fn apply(&self, request: &Received) -> Response<Bytes> {
         match self.dialect {
             Dialect::S3 => self.call(request.parts.clone(), &request.body).await,
@@ -254,7 +255,7 @@ impl Front {
     }
 }
 
-/// What the client is told; an error, where it is told nothing.
+/// The client's answer; an error where it gets none.
 fn answer_to(
     fault: Option<Fault>,
     applied: Option<Response<Bytes>>,
@@ -292,7 +293,7 @@ fn whole(answer: Response<Bytes>) -> Answer {
     })
 }
 
-/// An answer with another bit in its body, if it has one.
+/// Flips a bit in the body of an answer, if it has one.
 fn flipped(answer: Response<Bytes>, bit: usize) -> Answer {
     whole(answer.map(|bytes| {
         let mut bytes = bytes.to_vec();
@@ -304,7 +305,7 @@ fn flipped(answer: Response<Bytes>, bit: usize) -> Answer {
     }))
 }
 
-/// The first half of an answer that says that it has all.
+/// The first half of an answer whose headers promise all of it.
 fn cut(answer: Response<Bytes>) -> io::Result<Answer> {
     let (mut parts, bytes) = answer.into_parts();
     if bytes.is_empty() {
@@ -316,7 +317,7 @@ fn cut(answer: Response<Bytes>) -> io::Result<Answer> {
     Ok(Response::from_parts(parts, StreamBody::new(frames).boxed()))
 }
 
-/// An answer that says that a request failed.
+/// An answer that reports a failed request.
 fn failed(status: StatusCode) -> Answer {
     let code = match status.as_u16() {
         200 | 500 => "InternalError",

@@ -1,4 +1,4 @@
-//! S3's protocol: its calls, as what they do to a bucket's contents.
+//! S3's protocol: its calls, as operations on a bucket's contents.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,10 +17,10 @@ use crate::contents::{Asserted, Condition, Named, Object, Refusal};
 use crate::request::{Behind, Dialect};
 use crate::token::SECRET;
 
-/// Entries of a listing at most.
+/// The most entries of a listing.
 const ENTRIES_MAX: i32 = 1000;
 
-/// Every key has the same secret: its id tells clients apart.
+/// Every key has the same secret: its id identifies the client.
 pub(crate) struct Keys;
 
 #[async_trait::async_trait]
@@ -30,8 +30,8 @@ impl S3Auth for Keys {
     }
 }
 
-/// The protocol over the buckets of a server. What S3's words have no place for travels with them: conditions
-/// of a request, and of an answer the object that it is about.
+/// The protocol over the buckets of a server. Data without a place in S3's types travels as
+/// extensions: the conditions of a request, and the object of an answer.
 pub(crate) struct Protocol {
     buckets: Arc<Buckets>,
     dialect: Dialect,
@@ -45,7 +45,7 @@ impl Protocol {
         }
     }
 
-    /// The checksum that S3 tells of an object; Google knows another one.
+    /// The checksum that S3 reports for an object; Google reports another one.
     fn crc(&self, object: &Object) -> Option<String> {
         (self.dialect == Dialect::S3).then(|| encoded(object.crc))
     }
@@ -353,7 +353,7 @@ impl S3 for Protocol {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
         let mut contents = bucket.contents();
-        // Google says so as often as it is asked to.
+        // Google confirms it at every repetition.
         let is_done = self.dialect == Dialect::Google && contents.was_aborted(&input.upload_id);
         if !is_done {
             contents.abort(&input.key, &input.upload_id)?;
@@ -409,7 +409,7 @@ impl S3 for Protocol {
             input.key_marker.clone().unwrap_or_default(),
             input.upload_id_marker.clone(),
         );
-        // Without the id of an upload, the next ones are those of the next key.
+        // Without an upload id, the next page begins with the next key.
         let is_later = |key: &String, id: &String| match &after {
             (marker, Some(last)) => (key, id) > (marker, last),
             (marker, None) => key > marker,
@@ -450,7 +450,7 @@ impl S3 for Protocol {
     }
 }
 
-/// All bytes of a body.
+/// Reads all bytes of a body.
 async fn all(body: Option<StreamingBlob>) -> S3Result<Bytes> {
     let Some(body) = body else {
         return Ok(Bytes::new());
@@ -459,12 +459,12 @@ async fn all(body: Option<StreamingBlob>) -> S3Result<Bytes> {
         bytes.extend_from_slice(&chunk);
         Ok(bytes)
     });
-    // A checksum in a trailer that does not match ends it too.
+    // A wrong checksum in a trailer ends the body with an error too.
     let bytes = bytes.await.map_err(|_| s3_error!(IncompleteBody))?;
     Ok(bytes.freeze())
 }
 
-/// An answer with the object that it is about.
+/// An answer with its object attached.
 fn about<T>(object: Object, output: T) -> S3Response<T> {
     let mut answer = S3Response::new(output);
     answer.extensions.insert(object);
@@ -480,7 +480,7 @@ fn conditions(
         ETagCondition::Any => Condition::Any,
         ETagCondition::ETag(tag) => Condition::Tag(value(tag)),
     });
-    // Of writes S3 takes no other one than `*`.
+    // For writes, S3 accepts only `*`.
     let absent = if_none_match.map(|_| Condition::Absent);
     let others = extensions.get::<Vec<Condition>>().into_iter().flatten();
     there
@@ -517,7 +517,7 @@ fn whole_object() -> ChecksumType {
     ChecksumType::from_static(ChecksumType::FULL_OBJECT)
 }
 
-/// A checksum as headers have it: eight bytes in base64, the highest first.
+/// A checksum as in headers: eight bytes in base64, the highest first.
 fn encoded(crc: u64) -> String {
     BASE64.encode(crc.to_be_bytes())
 }

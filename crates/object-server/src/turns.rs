@@ -1,9 +1,9 @@
-//! Whose request is next.
+//! The order of requests from several clients.
 //!
-//! Requests take effect one after the other. Where several clients are at work, whose is next is written down
-//! beforehand, so many of the one and then so many of the other, or drawn from a seed once each of them has a
-//! request to be answered or has ended; a client that thinks for very long is not waited for, so that nothing
-//! hangs: then the order is that of the clock.
+//! Requests take effect one after the other. If several clients are active, the order is given
+//! beforehand, as a number of requests of each client in turn, or drawn from a seed once each
+//! client has a request waiting or has ended. A client that takes very long is not waited for, so
+//! that nothing hangs: then the order depends on the clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard};
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// How long a client may think before it is not waited for: much longer than it takes to read an answer, or
-/// than what it pauses before it repeats a request.
+/// How long a client may take before it is not waited for: much longer than it takes to read an
+/// answer, or to pause before it repeats a request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The fastest client asks so many times twice as often as the slowest.
+/// The binary logarithm of the greatest ratio between the paces of two clients.
 const PACE_LOG_MAX: u32 = 4;
 
 pub(crate) struct Turns {
@@ -27,15 +27,15 @@ struct State {
     random: fastrand::Rng,
     /// Clients that have not ended.
     live: BTreeSet<String>,
-    /// How much faster than the slowest each client is: else two of which one asks for much more would
-    /// always meet at the beginning of that.
+    /// How much faster than the slowest each client is. With equal paces, if one of two clients
+    /// makes many more requests, the two would always overlap at the start of those.
     paces: BTreeMap<String, u32>,
-    /// Whose turn it is, and for how many requests, before any is drawn.
+    /// Clients with their number of requests, to serve before any order is drawn.
     stages: VecDeque<(String, usize)>,
-    /// Requests that wait, in the order in which they came.
+    /// Waiting requests, in the order of arrival.
     waiting: BTreeMap<u64, String>,
     tickets: u64,
-    /// Whose turn it is, until that is over.
+    /// The request that is being served.
     chosen: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Turns {
         self.state.lock().expect("nothing panics with the lock")
     }
 
-    /// Who is at work from now on, and the seed of their order.
+    /// Sets the active clients, and the seed of their order.
     pub(crate) fn among(&self, clients: &[&str], seed: u64) {
         let mut state = self.state();
         state.live = clients.iter().map(|&client| client.to_owned()).collect();
@@ -70,25 +70,25 @@ impl Turns {
         }
     }
 
-    /// Whose requests come first, and how many of them.
+    /// Sets the clients whose requests come first, and their number of requests.
     pub(crate) fn direct(&self, stages: &[(&str, usize)]) {
         let owned = |&(client, count): &(&str, usize)| (client.to_owned(), count);
         self.state().stages = stages.iter().map(owned).collect();
     }
 
-    /// A client asks for nothing more, or not before it is back; tells whether it was at work.
+    /// Removes a client until it is back; returns whether it was active.
     pub(crate) fn leave(&self, client: &str) -> bool {
         let was_live = self.state().live.remove(client);
         self.changed.notify_waiters();
         was_live
     }
 
-    /// A client is back.
+    /// Adds a client that is back.
     pub(crate) fn enter(&self, client: &str) {
         self.state().live.insert(client.to_owned());
     }
 
-    /// Waits for the turn of a client's request, which lasts until it is dropped.
+    /// Waits for the turn of a client's request, which lasts until the result is dropped.
     pub(crate) async fn wait(&self, client: &str) -> Turn<'_> {
         let ticket = {
             let mut state = self.state();
@@ -118,7 +118,7 @@ impl Turns {
 }
 
 impl State {
-    /// Whose turn it is, and whether that was decided just now.
+    /// Chooses the next request; also returns whether it was chosen just now.
     fn choose(&mut self, is_patient: bool) -> (Option<u64>, bool) {
         let was_open = self.chosen.is_none();
         if was_open && self.is_stage() {
@@ -137,7 +137,7 @@ impl State {
         (self.chosen, was_open && self.chosen.is_some())
     }
 
-    /// Whether it is written down whose turn it is: of somebody who is at work.
+    /// Whether the given order names a next client that is active.
     fn is_stage(&mut self) -> bool {
         while let Some((client, left)) = self.stages.front()
             && (*left == 0 || !self.live.contains(client))
@@ -147,7 +147,7 @@ impl State {
         !self.stages.is_empty()
     }
 
-    /// The request that it is the turn of by what is written down, if it is here.
+    /// The waiting request of the client that is next in the given order, if there is one.
     fn follow(&mut self) -> Option<u64> {
         let (client, left) = self.stages.front_mut()?;
         let mut waiting = self.waiting.iter();
@@ -158,7 +158,7 @@ impl State {
 
     fn draw(&mut self) -> Option<u64> {
         let pace = |client: &String| self.paces.get(client).copied().unwrap_or(1);
-        // By name, since who came first is a matter of the clock.
+        // By name, as the order of arrival depends on the clock.
         let mut waiting: Vec<(&String, u64, u32)> = (self.waiting.iter())
             .map(|(ticket, client)| (client, *ticket, pace(client)))
             .collect();
@@ -178,7 +178,7 @@ impl State {
     }
 }
 
-/// A request's turn, or its place among those who wait for one.
+/// A request's turn, or its place among the waiting ones.
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     ticket: u64,

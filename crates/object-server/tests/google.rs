@@ -1,4 +1,4 @@
-//! What clients of Google Cloud Storage rely on, and what they must not.
+//! Tests behaviour that clients of Google Cloud Storage rely on, or must not rely on.
 
 mod common;
 
@@ -37,7 +37,7 @@ impl World {
         }
     }
 
-    /// A client that asks once.
+    /// A client that makes no retries.
     fn client(&self, token: &str) -> GoogleCloudStorage {
         let retry = RetryConfig {
             max_retries: 0,
@@ -53,7 +53,7 @@ impl World {
             .unwrap()
     }
 
-    /// Sends a request as it is written here, but for the address; `None` where it has no whole answer.
+    /// Sends a request as given, to the server's address; `None` without a whole answer.
     fn send(
         &self,
         method: Method,
@@ -78,7 +78,7 @@ impl World {
         let bearer = format!("Bearer {}", token(client, 0));
         let length = body.len().to_string();
         let mut all = vec![("authorization", bearer.as_str())];
-        // The client says none of an empty body by itself.
+        // The HTTP client sends no length for an empty body.
         if matches!(method, Method::POST | Method::PUT) {
             all.push(("content-length", &length));
         }
@@ -121,7 +121,7 @@ impl World {
     }
 }
 
-/// What an answer says: its status, and the code of an error.
+/// An answer's status, and the code of its error.
 fn said(answer: &Answer) -> (u16, &str) {
     let code = match answer.text.contains("<Code>") {
         true => answer.element("Code"),
@@ -130,13 +130,13 @@ fn said(answer: &Answer) -> (u16, &str) {
     (answer.status, code)
 }
 
-/// The checksums that an answer tells, in their order.
+/// The checksums in an answer, in their order.
 fn hashes(answer: &Answer) -> Vec<&str> {
     let values = answer.headers.get_all(HASH).iter();
     values.map(|value| value.to_str().unwrap()).collect()
 }
 
-/// The CRC-32C of the digits, as the catalogue of parametrised CRC algorithms has it: E3 06 92 83.
+/// The CRC-32C of the digits, in the catalogue of parametrised CRC algorithms: E3 06 92 83.
 const DIGITS_CRC: &str = "crc32c=4waSgw==";
 
 /// Their MD5.
@@ -259,7 +259,7 @@ fn who_has_no_token_of_its_is_refused() {
     let clients = world.bucket.journal().into_iter();
     let clients: Vec<String> = clients.map(|entry| entry.client).collect();
     assert_eq!(clients, ["", "", "", "", "a", "a", "a"]);
-    // Others of the client's buckets take it.
+    // Other buckets still accept the token.
     world.server.make_bucket("other");
     let headers = [("authorization", expired.as_str())];
     let answer = world.send(Method::PUT, "/other/k", &headers, b"x").unwrap();
@@ -327,7 +327,7 @@ fn conditions_are_on_the_generation_and_on_no_tag() {
         said(&world.put("/k", &wrong, b"3")),
         (400, "InvalidArgument")
     );
-    // Those of S3 are for reads.
+    // S3's conditions apply to reads.
     let other = [("if-match", "\"other\"")];
     let answer = world.ask("a", Method::GET, "/k", &other, b"").unwrap();
     assert_eq!(said(&answer), failed);
@@ -337,7 +337,7 @@ fn conditions_are_on_the_generation_and_on_no_tag() {
     );
     assert_eq!(said(&world.put("/k", &other, b"5")), (200, ""));
     assert_eq!(said(&world.delete("/k", &other)), (204, ""));
-    // What is made anew is another one.
+    // An object made anew has a new generation.
     let third = world.put("/k", CREATE, b"1");
     assert!(third.header(GENERATION) > second.header(GENERATION));
     let right = [(IF_GENERATION, third.header(GENERATION))];
@@ -407,7 +407,7 @@ fn an_upload_becomes_an_object_without_conditions() {
     );
     assert!(!parts.text.contains("CRC64NVME"), "{}", parts.text);
     let tag = part.header("etag").to_owned();
-    // Google says so rather than to lose them.
+    // Google refuses conditions here rather than ignore them.
     let refused = (400, "NotImplemented");
     assert_eq!(said(&world.complete("run/k", &id, &tag, CREATE)), refused);
     assert_eq!(said(&world.put(&target, CREATE, DIGITS)), refused);
@@ -423,7 +423,7 @@ fn an_upload_becomes_an_object_without_conditions() {
     let head = world.ask("a", Method::HEAD, "/run/k", &[], b"").unwrap();
     assert_eq!(head.header(GENERATION), completed.header(GENERATION));
     assert_eq!(hashes(&head), [DIGITS_CRC]);
-    // Whoever lost the answer asks again, and changes nothing.
+    // A client that lost the answer asks again, which changes nothing.
     let again = world.complete("run/k", &id, &tag, &[]);
     assert_eq!(again.header(GENERATION), completed.header(GENERATION));
     assert_eq!(world.bucket.changes(), 2);
@@ -449,16 +449,16 @@ fn an_upload_is_given_up_as_often_as_it_is_told() {
 
 #[test]
 fn each_fault_is_what_it_says() {
-    // Whether a create is applied, and what its client is told.
+    // Whether a create is applied, and its client's answer.
     let cases = [
         (Fault::Refused(429), false, Some(429)),
         (Fault::Disowned(503), true, Some(503)),
         (Fault::Dropped, false, None),
         (Fault::Unanswered, true, None),
         (Fault::Late(5), false, None),
-        // The second time it is there.
+        // The second time the object exists.
         (Fault::Doubled, true, Some(412)),
-        // It has no body to be cut.
+        // The answer has no body to cut.
         (Fault::Cut, true, None),
         (Fault::Held(1), true, Some(200)),
         (Fault::Killed, false, None),
@@ -482,7 +482,7 @@ fn each_fault_is_what_it_says() {
         assert_eq!(world.put("/next", &[], b"2").status, next, "{fault:?}");
         let other = world.ask("b", Method::PUT, "/other", &[], b"3").unwrap();
         assert_eq!(other.status, 200);
-        // What is late comes with all that it had.
+        // The late request arrives with all its headers.
         world.server.settle(&world.bucket);
         let is_late = matches!(fault, Fault::Late(_));
         assert_eq!(world.there("k").is_some(), is_applied || is_late);
@@ -528,7 +528,7 @@ fn changes_of_one_key_have_a_limit_where_a_test_says_so() {
     assert_eq!(world.put("/other", &copy, b"").status, 200);
     world.bucket.pass(Duration::from_secs(1));
     assert_eq!(world.complete("k", &id, tag, &[]).status, 200);
-    // An answer that is given again is no change.
+    // A repeated answer is not a change.
     assert_eq!(world.complete("k", &id, tag, &[]).status, 200);
     assert_eq!(said(&world.delete("/k", &[])), slow);
     world.bucket.pass(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! What clients of S3 rely on, and what goes wrong where a test says so.
+//! Tests behaviour that clients of S3 rely on, and planned faults.
 
 mod common;
 
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// A client that asks once.
+    /// A client that makes no retries.
     fn client(&self, name: &str) -> AmazonS3 {
         let retry = RetryConfig {
             max_retries: 0,
@@ -55,7 +55,7 @@ impl World {
             .unwrap()
     }
 
-    /// Sends a signed request as it is written here; `None` where the connection ends before its answer does.
+    /// Sends a signed request as given; `None` where the connection ends before the whole answer.
     fn ask(
         &self,
         client: &str,
@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// The CRC-64/NVME of the digits, as the catalogue of parametrised CRC algorithms has it.
+/// The CRC-64/NVME of the digits, in the catalogue of parametrised CRC algorithms.
 const DIGITS_CRC: &str = "rosUhgp5mIg=";
 
 const CRC: &str = "x-amz-checksum-crc64nvme";
@@ -248,7 +248,7 @@ fn an_upload_becomes_what_was_asserted_or_nothing() {
     assert_eq!(complete(&tag, &right), 200);
     assert_eq!(world.there("k").unwrap(), DIGITS);
     assert_eq!(world.bucket.uploads().len(), 0);
-    // Whoever lost the answer asks again.
+    // A client that lost the answer asks again.
     assert_eq!(complete(&tag, &right), 200);
     world.bucket.forget_uploads();
     assert_eq!(complete(&tag, &right), 404);
@@ -339,7 +339,7 @@ fn open_uploads_and_their_parts_are_listed_by_the_clock() {
 
 #[test]
 fn each_fault_is_what_it_says() {
-    // Whether a create is applied, and what its client is told.
+    // Whether a create is applied, and its client's answer.
     let cases = [
         (Fault::Refused(500), false, Some(500)),
         (Fault::Refused(200), false, Some(200)),
@@ -347,9 +347,9 @@ fn each_fault_is_what_it_says() {
         (Fault::Dropped, false, None),
         (Fault::Unanswered, true, None),
         (Fault::Late(5), false, None),
-        // The second time it is there.
+        // The second time the object exists.
         (Fault::Doubled, true, Some(412)),
-        // It has no body to be cut.
+        // The answer has no body to cut.
         (Fault::Cut, true, None),
         (Fault::Held(1), true, Some(200)),
         (Fault::Killed, false, None),
@@ -368,7 +368,7 @@ fn each_fault_is_what_it_says() {
         assert_eq!((entry.nth, entry.fault), (1, Some(fault)));
         assert_eq!((entry.applied > 0, entry.status), (is_applied, told));
         assert!(entry.is_conditional);
-        // Others are as they were; the dead ask for nothing more.
+        // Later requests are unaffected; a dead client's are refused.
         let is_dead = matches!(fault, Fault::Killed | Fault::KilledAfter);
         let next = if is_dead { Some(403) } else { Some(200) };
         assert_eq!(world.put("a", "/third", &[], b"3"), next, "{fault:?}");
@@ -393,7 +393,7 @@ fn an_answer_is_garbled_or_has_another_bit() {
     world.bucket.plan("a", 0, Fault::Garbled);
     assert!(world.ask("a", Method::GET, "/k", &[], b"").is_none());
     assert_eq!(world.get("/k").text.as_bytes(), DIGITS);
-    // The lowest bit of the second byte, and once more round.
+    // The lowest bit of the second byte, directly and counted modulo the length.
     for (nth, bit) in [(2, 8), (3, 8 + 72)] {
         world.bucket.plan("a", nth, Fault::Flipped(bit));
         assert_eq!(world.get("/k").text, "133456789");
@@ -463,7 +463,7 @@ fn who_looks_on_is_neither_counted_nor_looked_at() {
     assert_eq!(world.bucket.journal().len(), 3);
 }
 
-/// Whose requests were answered, of two who made eight each.
+/// The clients whose requests were answered, in order; two clients make eight each.
 fn order_of_two(world: &World) -> String {
     std::thread::scope(|scope| {
         for client in ["a", "b"] {
@@ -497,7 +497,7 @@ fn a_seed_says_whose_request_is_next() {
 fn an_order_that_is_written_down_is_kept() {
     let world = World::new();
     world.bucket.interleave(&["a", "b"], 1);
-    // Those of somebody who is not there, or has ended, are passed over.
+    // Clients that are absent, or have ended, are skipped.
     let stages = [("a", 2), ("c", 1), ("b", 3), ("a", usize::MAX), ("a", 1)];
     world.bucket.direct(&stages);
     assert_eq!(order_of_two(&world), "aabbbaaaaaabbbbb");

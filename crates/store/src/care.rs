@@ -1,4 +1,4 @@
-//! What is still good of a checkpoint, and how to get it out.
+//! Care for checkpoints: verification, damage surveys, and salvage of intact tensors.
 
 mod beside;
 pub(crate) mod references;

@@ -5,21 +5,22 @@
 //! 2. Data files carry the attempt's id in their names and are synced.
 //! 3. The part is written under a temporary name, synced, renamed; the directory is synced.
 //! 4. The manifest is written under a temporary name, synced, and published by `link`, which
-//!    replaces nothing, or by `rename` where replacing was asked for.
+//!    replaces nothing, or by `rename` if an overwrite was requested.
 //! 5. The directory is synced. Only now is the checkpoint acknowledged.
 //!
-//! On a store of objects, where no lock tells who is at work:
+//! On an object store, where no lock shows which attempts are live:
 //!
-//! - The manifest is put where there is none, or in the place of the very one that was read before: who
-//!   loses reads the new one and tries again. So each knows which checkpoint it has replaced, and
-//!   removes the files of that one and of no other.
-//! - Before and after it is put, a list tells whether all files are there and nobody has begun to remove
-//!   them ([`fence`]). If so, it is taken back, or that which it replaced is put in its place again, and the
-//!   commit fails: what is acknowledged has its data, whatever clocks say.
-//! - Whether it was put can be undecided ([`Error::CommitUndecided`]). Then the files stay.
+//! - The manifest is put only if none exists, or only over the exact version that was read before;
+//!   a saver that loses this race reads the new version and tries again. So each saver knows which
+//!   checkpoint it replaced, and removes the files of that checkpoint only.
+//! - Before and after the put, a list shows whether all files exist and nobody has begun to remove
+//!   them ([`fence`]). Otherwise the manifest is removed, or the replaced one is put back, and the
+//!   commit fails: an acknowledged checkpoint has its data, whatever the clocks say.
+//! - If the outcome of the put is unknown ([`Error::CommitUndecided`]), the files stay.
 //!
-//! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
-//! [`crate::steps::store::Store::sweep`] tells them from those of a live attempt by the lease.
+//! An attempt that fails removes its files. One that dies leaves unreferenced files;
+//! [`crate::steps::store::Store::sweep`] uses the lease to distinguish them from those of a live
+//! attempt.
 
 mod beside;
 mod directory;
@@ -49,8 +50,9 @@ use directory::{make_directory, sync_ancestors};
 use leftovers::remove_attempt_files;
 use renewal::Renewal;
 
-/// A save under way. Dropped before it is published, it removes the files it made; a rank that
-/// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
+/// A save in progress. If dropped before it is published, it removes the files it made. A rank that
+/// joined and has cast its vote leaves its files to the rank that counts the votes, unless the
+/// attempt is discarded.
 #[derive(Debug)]
 pub struct Attempt {
     file_system: Arc<dyn FileSystem>,
@@ -59,28 +61,28 @@ pub struct Attempt {
     lease: Lease,
     made_directory: bool,
     is_joined: bool,
-    /// Who saves: a fork of it has a copy of this, and nothing to remove.
+    /// The saving process: a forked child has a copy of this struct and must remove nothing.
     process: u32,
     made: Vec<PathBuf>,
-    /// Files that a vote stands for.
+    /// Files that a cast vote covers.
     voted: Vec<PathBuf>,
-    /// Names of what other ranks made.
+    /// Names of the files made by other ranks.
     others: Vec<String>,
-    /// The manifest that this attempt's has replaced, where that is known.
+    /// The manifest that this attempt's replaced, if known.
     replaced: Option<Vec<u8>>,
     end: End,
-    /// Where files are swept by their age.
+    /// Keeps the attempt live where sweeps go by the age of files.
     _renewal: Option<Renewal>,
 }
 
-/// How an attempt has ended.
+/// The outcome of an attempt.
 #[derive(Debug)]
 enum End {
-    /// It has not.
+    /// None yet.
     Open,
-    /// Its manifest may be there, or may yet be: so its files stay.
+    /// The manifest may exist, or may yet appear: the files stay.
     Undecided,
-    /// Its manifest, with this text, is there.
+    /// The manifest with this text is published.
     Published(Vec<u8>),
 }
 
@@ -100,7 +102,7 @@ impl Attempt {
         let (lease, made_directory) = take_lease(path, file_system.as_ref(), progress)?;
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
-        // Those who join are covered by whoever began it.
+        // Ranks that join are covered by the lease of the rank that began the attempt.
         let renewal = (!file_system.files().has_directories()).then(|| {
             let lease = path.join(name::lease(&id));
             Renewal::begin(lease, file_system, renewal::RENEW)
@@ -127,10 +129,10 @@ impl Attempt {
         Ok(attempt)
     }
 
-    /// Refuses a directory that has a checkpoint, or has lost one.
+    /// Refuses a directory that holds a checkpoint, or a protected one that lost its manifest.
     fn check_free(&self) -> Result<()> {
         let (is_taken, is_protected) = match self.is_swept_by_age() {
-            // One list says both.
+            // One list answers both.
             true => {
                 let entries = entries(&self.path, self.files())?;
                 (self.is_taken_by(&entries), has(&entries, PROTECTED))
@@ -144,14 +146,14 @@ impl Attempt {
             return Err(self.exists());
         }
         if is_protected {
-            // It has lost its manifest; what else it holds may be worth recovering.
+            // Protected without a manifest: the other files may be worth recovering.
             let path = self.path.clone();
             return Err(Error::Protected { path });
         }
         Ok(())
     }
 
-    /// Joins an attempt that another rank began, in a directory that is there.
+    /// Joins an attempt that another rank began, in an existing directory.
     ///
     /// # Errors
     /// [`Error::NotFound`] where the directory is gone, [`Error::Interrupted`], and the system's
@@ -184,7 +186,7 @@ impl Attempt {
         })
     }
 
-    /// Whether there is a checkpoint, or what may have been one.
+    /// Whether the directory holds a checkpoint, or may have held one.
     pub(crate) fn is_taken(&self) -> bool {
         let files = self.files();
         if self.is_swept_by_age() {
@@ -193,18 +195,18 @@ impl Attempt {
         files.is_there(&self.path.join(MANIFEST)) || misplaced(&self.path, files).is_some()
     }
 
-    /// The same, by what was listed.
+    /// Answers [`is_taken`](Self::is_taken) from a list.
     fn is_taken_by(&self, entries: &[Entry]) -> bool {
         has(entries, MANIFEST) || misplaced_among(&self.path, self.files(), entries).is_some()
     }
 
-    /// What is there already, of it and of others.
+    /// Reads the existing files, of this attempt and of others.
     pub(crate) fn files(&self) -> &dyn Files {
         self.file_system.files()
     }
 
-    /// Says that there is a checkpoint, once that is durable: its save may have died before, and a
-    /// caller who is told so takes it for saved.
+    /// Returns an error for an existing checkpoint, after syncing the directory: the save that made
+    /// the checkpoint may have died before its sync, and the caller relies on this answer.
     fn exists(&self) -> Error {
         let path = self.path.clone();
         self.sync_directory()
@@ -212,12 +214,12 @@ impl Attempt {
             .unwrap_or(Error::Exists { path })
     }
 
-    /// The directory.
+    /// The checkpoint directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Identity of the checkpoint that it will be: 32 hexadecimal digits.
+    /// Identity of the future checkpoint: 32 hexadecimal digits.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -229,8 +231,8 @@ impl Attempt {
         Ok(Arc::new(file))
     }
 
-    /// Gives a file of somebody else's a name as a data file of this attempt; returns its path by
-    /// that. The file is durable already, and the name is with the part's.
+    /// Hard-links an existing, durable file under `name` as a data file of this attempt; returns
+    /// the new path. The name becomes durable with the part's.
     pub(crate) fn link(&mut self, from: &Path, name: &str) -> Result<PathBuf> {
         let to = self.path.join(name);
         self.make(&to, |file_system| {
@@ -240,7 +242,8 @@ impl Attempt {
         Ok(to)
     }
 
-    /// Where nobody sees our lease, a deletion may have removed the directory while it was empty.
+    /// Makes a file. If the lease is not visible to everybody, a deletion may have removed the
+    /// still empty directory; then the directory is made again.
     fn make<T>(
         &mut self,
         path: &Path,
@@ -263,7 +266,7 @@ impl Attempt {
         Ok(made)
     }
 
-    /// Writes the part and makes it and all data files reachable after a crash.
+    /// Writes the part, and makes it and all data files reachable after a crash.
     pub(crate) fn write_part(&mut self, rank: u32, text: &[u8]) -> Result<()> {
         let temporary = self.write_temporary(&name::temporary_part(rank, &self.id), text)?;
         let part = self.path.join(name::part_file(rank, &self.id));
@@ -273,27 +276,27 @@ impl Attempt {
         self.made.push(part);
         self.sync_directory()?;
         if self.is_joined {
-            // The vote is about to be cast: taking files back now could break a checkpoint that
-            // somebody else commits.
+            // The vote is about to be cast: removing files now could break a checkpoint that
+            // another rank commits.
             self.voted.append(&mut self.made);
-            // As long as somebody counts votes here his lease guards them; and when he has
-            // committed, nobody else is in the way of removing what was replaced.
+            // The lease of the rank that counts the votes protects these files; after the commit no
+            // shared lease may hinder the removal of the replaced files.
             self.lease.give_back();
         }
         Ok(())
     }
 
-    /// Gives the attempt up and removes its files, also those that it has cast its vote for. Only
-    /// for a rank that was told that nobody counts the votes any more: of a checkpoint that is, or
-    /// may yet be committed, it would remove the data.
+    /// Abandons the attempt and removes its files, including those covered by its vote. Call it
+    /// only when nobody counts the votes any more: it would remove the data of a checkpoint that is
+    /// committed, or may yet be.
     pub fn discard(mut self) {
         let voted = std::mem::take(&mut self.voted);
         self.made.extend(voted);
-        // Whoever is last finds it empty; who made it may be gone by then.
+        // The rank that made the directory may be gone, so the last one to leave removes it.
         self.made_directory = true;
     }
 
-    /// Writes files that are to lie beside the shards under names of their own; see [`beside`].
+    /// Writes sidecars of this attempt; see [`beside`].
     pub(crate) fn write_beside(&mut self, files: &[(&str, Cow<'_, [u8]>)]) -> Result<()> {
         for (name, text) in files {
             let path = self.path.join(name::beside_file(&self.id, name));
@@ -304,28 +307,29 @@ impl Attempt {
         if files.is_empty() {
             return Ok(());
         }
-        // Before a manifest names them, and before there are copies, which would be nobody's.
+        // Sync before a manifest names the files, and before copies exist that could not be
+        // attributed.
         self.sync_directory()
     }
 
-    /// Puts copies of such files in their places, for good.
+    /// Puts copies of sidecars under their own names, durably.
     pub(crate) fn place<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
         beside::place(&self.path, self.file_system.as_ref(), &self.id, names)?;
         self.sync_directory()
     }
 
-    /// Has the files that other ranks made be there when the manifest is published.
+    /// Sets the names of other ranks' files that must exist when the manifest is published.
     pub(crate) fn expect(&mut self, names: Vec<String>) {
         self.others = names;
     }
 
-    /// Removes files of other attempts, unless one of them is live, or has replaced this one in
-    /// turn: then ours are those nobody refers to, and left to a sweep.
+    /// Removes files of other attempts, unless one of them is live or has already replaced this
+    /// one; a sweep removes the unreferenced files then.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
         if self.is_swept_by_age() {
             let replaced = self.replaced.as_ref();
             let replaced = replaced.and_then(|text| Manifest::parse(text, &self.path).ok());
-            // What cannot be made out is left to a sweep.
+            // A replaced manifest that cannot be parsed is left to a sweep.
             let Some(Manifest { id, .. }) = replaced else {
                 return Ok(0);
             };
@@ -345,7 +349,7 @@ impl Attempt {
         matches!((&self.end, found), (End::Published(text), Ok(found)) if found == *text)
     }
 
-    /// Writes what is about to get another name.
+    /// Writes a file that is renamed or linked afterwards.
     fn write_temporary(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
         let path = self.path.join(name);
         let file = self.make(&path, |file_system| file_system.create_temporary(&path))?;
@@ -368,7 +372,7 @@ impl Drop for Attempt {
         if !matches!(self.end, End::Open) || self.process != std::process::id() {
             return;
         }
-        // Best effort: what stays behind is an orphan that a sweep finds.
+        // Best effort: a sweep removes what stays behind.
         let is_made = |name: &str| self.made.contains(&self.path.join(name));
         if let Ok(listed) = entries(&self.path, self.files()) {
             let _ = beside::settle(&self.path, self.file_system.as_ref(), &listed, is_made);
@@ -376,8 +380,9 @@ impl Drop for Attempt {
         for path in &self.made {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }
-        // Of one that has not voted nothing can become a checkpoint, and whoever made its directory may
-        // be gone by now. Not under another attempt that is about to write its first file there.
+        // Without its vote an attempt cannot be committed, and the rank that made the directory may
+        // be gone. The exclusive lease protects another attempt that is about to write its first
+        // file there.
         let is_last = self.made_directory || self.is_joined && self.voted.is_empty();
         if is_last && self.lease.try_upgrade(&self.path, self.files()) {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
@@ -385,10 +390,9 @@ impl Drop for Attempt {
     }
 }
 
-/// Creates the directory where needed and takes the lease; tells whether the directory is new.
+/// Creates the directory if needed and takes the lease; returns whether the directory is new.
 ///
-/// A sweep may find the new directory before the lease is on it, and remove it: then it is made
-/// again.
+/// A sweep may find and remove the new directory before the lease is taken; then it is made again.
 fn take_lease(
     path: &Path,
     file_system: &dyn FileSystem,

@@ -1,4 +1,4 @@
-//! What can go wrong above the engine, sorted by what a caller would do about it.
+//! The errors of this crate, one variant for each reaction that a caller may have.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,36 +6,36 @@ use std::path::{Path, PathBuf};
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Everything that saving, loading, verifying and deleting can report.
+/// All errors of saving, loading, verifying and deleting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is nothing at the path.
+    /// The path does not exist.
     #[error("no checkpoint at {path}")]
     NotFound {
-        /// The directory that was asked for.
+        /// The requested directory.
         path: PathBuf,
     },
-    /// The directory is a store of checkpoints, not one of them.
+    /// The directory is a store of checkpoints, not a checkpoint.
     #[error("{path} is a store of checkpoints, not a checkpoint; its newest step is {newest}")]
     Store {
-        /// The directory that was asked for.
+        /// The requested directory.
         path: PathBuf,
-        /// Its newest step.
+        /// Path of its newest step.
         newest: PathBuf,
     },
-    /// A complete checkpoint is already there and replacing it was not asked for.
+    /// A complete checkpoint already exists, and `overwrite` is not set.
     #[error("{path} already holds a complete checkpoint")]
     Exists {
         /// The checkpoint directory.
         path: PathBuf,
     },
-    /// A directory without a manifest: a save that never committed, or no checkpoint at all.
+    /// A directory without a manifest: an unfinished save, or no checkpoint at all.
     #[error("{path} holds no complete checkpoint: {detail}")]
     Incomplete {
         /// The directory.
         path: PathBuf,
-        /// What is missing.
+        /// The missing item.
         detail: String,
     },
     /// The checkpoint holds only what was salvaged from another one.
@@ -44,14 +44,14 @@ pub enum Error {
         /// The checkpoint directory.
         path: PathBuf,
     },
-    /// The step is protected, and deleting it all the same was not asked for.
+    /// The step is protected from deletion, and an override was not requested.
     #[error("{path} is protected from deletion")]
     Protected {
         /// The step's directory.
         path: PathBuf,
     },
-    /// Nothing tells whether somebody is at work in a directory that is to be deleted: it has no
-    /// manifest that can be read, and the file system no locks that every host sees.
+    /// A directory that is to be deleted may be in use: it has no readable manifest, and the file
+    /// system has no locks that every host sees.
     #[error(
         "cannot delete {path}: {detail}, and without locks that every host sees nothing tells its \
          files from those of a save under way"
@@ -59,17 +59,18 @@ pub enum Error {
     Undecided {
         /// The step's directory.
         path: PathBuf,
-        /// What would have told.
+        /// The reason why the state of the directory is unknown.
         detail: String,
     },
-    /// The storage did not say whether it published a manifest, may yet do so, and does not show it.
+    /// The storage did not report whether it published the manifest, does not show it, and may yet
+    /// publish it.
     #[error("nobody knows whether {path} was committed: attempt {attempt} may yet appear there")]
     CommitUndecided {
         /// The checkpoint directory.
         path: PathBuf,
-        /// The identity that the checkpoint has, if it was.
+        /// Identity of the checkpoint, if it was committed.
         attempt: String,
-        /// What it said last.
+        /// Last answer of the storage.
         source: io::Error,
     },
     /// The checkpoint was replaced or removed while it was being read.
@@ -78,42 +79,42 @@ pub enum Error {
         /// The checkpoint directory.
         path: PathBuf,
     },
-    /// Stored bytes are not what was written.
+    /// Stored bytes differ from those written.
     #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
     Corrupt {
         /// The checkpoint directory.
         path: PathBuf,
         /// The damaged file's name inside it, where one is known.
         file: Option<String>,
-        /// Where in the file the damage was seen, in bytes.
+        /// Position of the damage in the file, in bytes.
         offset: Option<u64>,
         /// A tensor that the damage touches.
         tensor: Option<String>,
-        /// What was found.
+        /// Description of the damage.
         detail: String,
     },
-    /// The digests are right, so nothing was damaged since it was written; but what they vouch for
-    /// makes no sense.
+    /// The digests match, so nothing was damaged after it was written, but the contents are
+    /// invalid.
     #[error("{}", corrupt_message(path, file.as_deref(), None, tensor.as_deref(), detail))]
     Malformed {
         /// The checkpoint directory.
         path: PathBuf,
-        /// The file's name inside it, where it is one.
+        /// The file's name inside the directory, if one is concerned.
         file: Option<String>,
-        /// The tensor that it is about, where it is one.
+        /// The tensor concerned, if any.
         tensor: Option<String>,
-        /// What was found.
+        /// Description of the flaw.
         detail: String,
     },
-    /// The digests are right, and what they vouch for has something of the format that this version
-    /// does not know.
+    /// The digests match, but the contents use a part of the format that this version does not
+    /// know.
     #[error("{}: {detail}", path.join(file).display())]
     Unknown {
         /// The checkpoint directory.
         path: PathBuf,
         /// The file's name inside it.
         file: String,
-        /// What is not known.
+        /// The unknown element.
         detail: String,
     },
     /// The checkpoint was written by a newer Penstock.
@@ -126,7 +127,7 @@ pub enum Error {
         /// The newest version this build reads.
         supported: u64,
     },
-    /// Something in the state has no place in the format.
+    /// Something in the state cannot be represented in the format.
     #[error("{key}: {detail}")]
     Unsupported {
         /// Dotted name of the leaf.
@@ -142,27 +143,27 @@ pub enum Error {
         /// Both sides of the disagreement.
         detail: String,
     },
-    /// Somebody wrote to a tensor before a watched job had copied it, so that the snapshot would be
-    /// of no moment.
+    /// Somebody wrote to a tensor before a watched job had copied it, so the snapshot would mix two
+    /// moments.
     #[error("{path}: {key:?} changed before a lazy save had copied it, so the save was given up")]
     Torn {
         /// The checkpoint directory.
         path: PathBuf,
-        /// Dotted name of the tensor, or of one that has a page of memory in common with it.
+        /// Dotted name of the tensor, or of one that shares a memory page with it.
         key: String,
     },
     /// The operating system refused or failed.
     #[error("cannot {operation} {path}")]
     Storage {
-        /// What was being done.
+        /// The failed operation.
         operation: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file system has no way to give a file a name only if that is free, which keeps two savers of one
-    /// checkpoint apart.
+    /// The file system cannot give a file a name only if that name is free, which keeps two savers
+    /// of one checkpoint apart.
     #[error(
         "cannot publish {path}: its file system makes no hard links and cannot rename without replacing"
     )]
@@ -172,31 +173,31 @@ pub enum Error {
         /// The system's answer to the rename.
         source: io::Error,
     },
-    /// A checkpoint is in place, and could not be made durable.
+    /// A checkpoint is in place but could not be made durable.
     #[error("{path} is in place, but may not survive a crash: its directory could not be synced")]
     Unsynced {
         /// The checkpoint directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no room for what is to be saved.
+    /// The storage has too little space for the save.
     #[error(
         "cannot {operation} {path}: {needed_bytes} bytes are needed there and {free_bytes} were free"
     )]
     Full {
-        /// What was being done.
+        /// The failed operation.
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// Bytes of all files to be written there.
+        /// Total size of all files to be written there.
         needed_bytes: u64,
-        /// Bytes that were free before the first of them was.
+        /// Free bytes before the first file was written.
         free_bytes: u64,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The engine or memory below this crate failed.
+    /// The I/O engine or its memory failed.
     #[error(transparent)]
     Io(penstock_io::Error),
     /// The caller asked to stop.
@@ -242,7 +243,7 @@ fn corrupt_message(
 }
 
 impl Error {
-    /// Wraps a system error with what was being done to which path.
+    /// Wraps a system error with the operation and the path.
     pub(crate) fn storage(
         operation: &'static str,
         path: impl Into<PathBuf>,
@@ -255,7 +256,7 @@ impl Error {
         }
     }
 
-    /// Damage in a named file, without a position.
+    /// Damage in a named file, at an unknown position.
     pub(crate) fn corrupt(path: &Path, file: &str, detail: impl Into<String>) -> Error {
         Error::Corrupt {
             path: path.to_owned(),
@@ -266,7 +267,7 @@ impl Error {
         }
     }
 
-    /// Something in a named file that its digest vouches for and that makes no sense.
+    /// Invalid contents in a named file whose digest matches.
     pub(crate) fn malformed(path: &Path, file: &str, detail: impl Into<String>) -> Error {
         Error::Malformed {
             path: path.to_owned(),
@@ -288,7 +289,7 @@ impl Error {
         }
     }
 
-    /// The system's answer by kind, where the system refused an operation on a path.
+    /// The kind of the system's answer, if the system refused an operation on a path.
     pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
         match self {
             Error::Storage { source, .. }
@@ -300,8 +301,8 @@ impl Error {
         }
     }
 
-    /// Whether it says nothing of what is stored: this process has too many files open, or no
-    /// memory.
+    /// Whether the error concerns this process only, not the stored data: too many open files, or
+    /// no memory.
     pub(crate) fn is_of_process(&self) -> bool {
         match self {
             Error::Storage { source, .. } => {
@@ -311,7 +312,7 @@ impl Error {
         }
     }
 
-    /// An error for want of room, with the room that was needed and that there was.
+    /// Adds the required and the available space to an error that says that storage is full.
     pub(crate) fn with_room(self, needed_bytes: u64, free_bytes: Option<u64>) -> Error {
         let is_full = matches!(
             self.kind(),
@@ -336,7 +337,7 @@ impl Error {
         }
     }
 
-    /// The message with that of every cause behind it.
+    /// The message, followed by those of all causes.
     pub fn full_message(&self) -> String {
         let mut message = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -347,7 +348,8 @@ impl Error {
         message
     }
 
-    /// What the user can do about it, as a clause that follows the message; nothing where that says it.
+    /// The user's remedy, as a clause that follows the message; empty if the message already says
+    /// it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Error::NotFound { .. } => "check the path, or list a store with `penstock ls ROOT`",
@@ -418,7 +420,7 @@ impl Error {
     }
 }
 
-/// What to do about a device. Nothing is committed of a save that it fails.
+/// The remedy for a device error. A save that hits one commits nothing.
 fn device_remedy(error: &penstock_cuda::Error) -> &'static str {
     use penstock_cuda::Error as Cuda;
     match error {
@@ -440,15 +442,15 @@ fn device_remedy(error: &penstock_cuda::Error) -> &'static str {
     }
 }
 
-/// EMFILE and ENFILE have no kind of their own.
+/// The standard library has no error kind for EMFILE and ENFILE.
 fn is_out_of_files(source: &io::Error) -> bool {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
     matches!(source.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
-/// The remedy for an operation that the system refused. One answer has several meanings, by the
-/// operation: `EINVAL` is a directory that is not empty for a salvage, and a missing ability for a rename.
+/// The remedy for an operation that the system refused. An answer can depend on the operation:
+/// `EINVAL` means a directory that is not empty for a salvage, and a missing ability for a rename.
 fn storage_remedy(operation: &str, source: &io::Error) -> &'static str {
     #[cfg(feature = "objects")]
     if penstock_object::says_what_to_do(source) {
@@ -457,7 +459,7 @@ fn storage_remedy(operation: &str, source: &io::Error) -> &'static str {
     remedy_of_ability(operation, source).unwrap_or_else(|| remedy_of_answer(operation, source))
 }
 
-/// The same where the file system lacks what the operation takes.
+/// The remedy for an operation that the file system does not support.
 fn remedy_of_ability(operation: &str, source: &io::Error) -> Option<&'static str> {
     use io::ErrorKind::{CrossesDevices, InvalidInput, PermissionDenied, Unsupported};
     Some(match (operation, source.kind()) {
@@ -490,7 +492,7 @@ fn remedy_of_ability(operation: &str, source: &io::Error) -> Option<&'static str
     })
 }
 
-/// The same of answers that mean one thing of every operation, or of nearly all.
+/// The remedy for answers with one meaning for all operations, or nearly all.
 fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
     use io::ErrorKind;
     match source.kind() {
@@ -505,7 +507,7 @@ fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
         ErrorKind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
         }
-        // Of a save whose files were removed under it.
+        // The files of the save were removed while it ran.
         ErrorKind::NotFound if operation == "publish" => {
             "save it again, where nobody deletes the step; give sweeps a higher age than saves take"
         }
@@ -517,7 +519,7 @@ fn remedy_of_answer(operation: &str, source: &io::Error) -> &'static str {
             "a checkpoint is a directory; something else is in its place or above it"
         }
         ErrorKind::InvalidInput if operation == "delete" => "name the directory of one checkpoint",
-        // Its own words say what it is.
+        // The message of the source names the cause.
         ErrorKind::InvalidInput if source.get_ref().is_some() => "check the path",
         _ if is_out_of_files(source) => {
             "raise the limit of open files (ulimit -n), or shard_bytes for fewer of them"

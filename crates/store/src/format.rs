@@ -1,6 +1,6 @@
-//! What the files of a checkpoint say, how they are called, and how they are opened.
+//! The files of a checkpoint: their contents, their names, and how they are opened.
 //!
-//! Everything that is parsed here is hostile input. Nothing here changes a file.
+//! All parsed input is treated as hostile. Nothing here changes a file.
 
 pub(crate) mod description;
 pub(crate) mod directory;

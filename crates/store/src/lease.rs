@@ -1,11 +1,11 @@
-//! The lease: how a live save is told from a dead one without a clock.
+//! The lease: distinguishes a live save from a dead one without a clock.
 //!
-//! A save or a reader holds a shared lock (`flock`) on its checkpoint directory, whoever removes
-//! files there an exclusive one. The kernel drops the lock when the process dies. It belongs to the
-//! open file, which a forked child inherits, so it is given back explicitly and not left to the last
-//! close, and by the process that took it only.
+//! A save or a reader holds a shared lock (`flock`) on its checkpoint directory, a process that
+//! removes files there an exclusive one. The kernel drops the lock when the process dies. The lock
+//! belongs to the open file, which a forked child inherits. It is therefore released explicitly,
+//! not by the last close, and only by the process that took it.
 //!
-//! Only local file systems are trusted with it. Elsewhere `flock` on a directory may succeed on
+//! Only local file systems are trusted with it. On others, `flock` on a directory may succeed on
 //! every host at once.
 
 use std::fs::{self, TryLockError};
@@ -19,33 +19,34 @@ use penstock_io::file_system::{self, FileSystem, Files};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 
-/// Between two looks at a directory that somebody is removing files from.
+/// Pause between attempts to lock a directory that somebody removes files from.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// How often a reader looks: for 10 seconds.
+/// How often a reader tries: for 10 seconds.
 const READ_RETRIES_MAX: usize = 1000;
 
 /// A lock on a directory, held until dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// None where there is nothing to lock.
+    /// `None` if there is nothing to lock.
     directory: Option<fs::File>,
-    /// Whether it excludes everybody who could ask for the directory alone.
+    /// Whether it excludes every process that asks for an exclusive lock.
     is_seen_by_all: bool,
-    /// Who took it. A forked child has the open file too, and must not give it back.
+    /// The process that took it. A forked child inherits the open file and must not release the
+    /// lock.
     process: u32,
 }
 
-/// What came of asking for a directory alone.
+/// The outcome of asking for an exclusive lock.
 #[derive(Debug)]
 pub(crate) enum Exclusive {
-    /// Nobody saves or reads in it, nor begins to before this is dropped.
+    /// Locked: nobody saves or reads in the directory until this is dropped.
     Taken(Lease),
-    /// A save or a load is under way in it.
+    /// A save or a load is using the directory.
     Live,
-    /// There is none, or it is another one by now.
+    /// The directory is gone, or another one has its name.
     Gone,
-    /// The file system has no locks that everybody sees: nobody can tell.
+    /// The file system has no locks that every process sees, so the answer is unknown.
     NoLocks,
 }
 
@@ -58,8 +59,9 @@ impl Lease {
         }
     }
 
-    /// Shares the directory with other saves; `None` if it is gone. Waits for a removal at work in
-    /// it. A file system without locks does not stop a save: it leaves sweeping to an operator.
+    /// Takes a shared lock for a save; returns `None` if the directory is gone. Waits while
+    /// somebody removes files there. On a file system without locks the save continues, and
+    /// sweeping is left to an operator.
     pub(crate) fn share(
         path: &Path,
         file_system: &dyn FileSystem,
@@ -72,7 +74,7 @@ impl Lease {
             Opened::NoLocks => return Ok(Some(Lease::on(None, false))),
         };
         let is_seen_by_all = file_system.locks(directory.as_fd());
-        // Not a lock that waits in the kernel: that one would not notice that the caller gave up.
+        // Not a blocking lock in the kernel: that would not notice a cancelled call.
         loop {
             match directory.try_lock_shared() {
                 Ok(()) => break,
@@ -80,7 +82,8 @@ impl Lease {
                     progress.check()?;
                     std::thread::sleep(RETRY_PAUSE);
                 }
-                // Others here may get one, and believe that nobody is at work.
+                // Other processes may lock the directory here, and would conclude that nobody uses
+                // it.
                 Err(TryLockError::Error(source)) if is_seen_by_all => {
                     return Err(Error::storage("lock", path)(source));
                 }
@@ -91,18 +94,19 @@ impl Lease {
         Ok(is_there.then(|| Lease::on(directory, is_seen_by_all)))
     }
 
-    /// Shares the directory for reading, so that nobody removes files meanwhile. A removal at work
-    /// in it is waited for, not for ever: a reader can do without, as on a file system without
-    /// locks, and then notices what is missing.
+    /// Takes a shared lock for reading, so that nobody removes files meanwhile. Waits for a removal
+    /// in progress, but not indefinitely: a reader can continue without the lock, as on a file
+    /// system without locks, and then reports missing files.
     pub(crate) fn share_to_read(path: &Path, files: &dyn Files) -> Option<Lease> {
         for _ in 0..READ_RETRIES_MAX {
             let Ok(Opened::Directory(directory)) = open(path, files) else {
                 return None;
             };
             match directory.try_lock_shared() {
-                // Somebody may have removed it, and made a new one by that name.
+                // The directory may have been removed and a new one made with its name.
                 Ok(()) if is_at(&directory, path, files).ok()? => {
-                    // Only who removes files has to know more of it.
+                    // Only processes that remove files need to know whether everybody sees the
+                    // lock.
                     return Some(Lease::on(directory, false));
                 }
                 Ok(()) => {}
@@ -113,7 +117,7 @@ impl Lease {
         None
     }
 
-    /// Asks for the directory alone, without waiting.
+    /// Tries to take an exclusive lock, without waiting.
     pub(crate) fn try_exclusive(path: &Path, file_system: &dyn FileSystem) -> Result<Exclusive> {
         let files = file_system.files();
         let directory = match open(path, files)? {
@@ -125,7 +129,7 @@ impl Lease {
             return Ok(Exclusive::NoLocks);
         }
         Ok(match directory.try_lock() {
-            // Somebody may have removed it, and made a new one by that name.
+            // The directory may have been removed and a new one made with its name.
             Ok(()) if is_at(&directory, path, files)? => {
                 Exclusive::Taken(Lease::on(directory, true))
             }
@@ -135,13 +139,13 @@ impl Lease {
         })
     }
 
-    /// Whether it excludes everybody who could ask for the directory alone.
+    /// Whether it excludes every process that asks for an exclusive lock.
     pub(crate) fn is_seen_by_all(&self) -> bool {
         self.is_seen_by_all
     }
 
-    /// Turns a shared lease, or one that was given back, into an exclusive one on the directory of
-    /// that name, if it is certain that nobody else holds any.
+    /// Turns a shared or released lease into an exclusive one on the directory at `path`, if it is
+    /// certain that nobody else holds one.
     pub(crate) fn try_upgrade(&self, path: &Path, files: &dyn Files) -> bool {
         let upgrades = |directory: &fs::File| {
             directory.try_lock().is_ok() && is_at(directory, path, files).unwrap_or(false)
@@ -149,7 +153,7 @@ impl Lease {
         self.is_seen_by_all && self.directory.as_ref().is_some_and(upgrades)
     }
 
-    /// Lets others remove files, if nobody else holds one.
+    /// Releases the lock, so that others may remove files once nobody holds one.
     pub(crate) fn give_back(&self) {
         if self.process == std::process::id()
             && let Some(directory) = &self.directory
@@ -165,7 +169,7 @@ impl Drop for Lease {
     }
 }
 
-/// What came of opening a directory to lock it.
+/// The outcome of opening a directory to lock it.
 enum Opened {
     Directory(fs::File),
     Gone,
@@ -227,7 +231,7 @@ mod tests {
         let lease = Lease::share(root.path(), &Native, &Progress::default())
             .unwrap()
             .unwrap();
-        // A child that inherits the open file keeps it open after the lease was given back.
+        // A child that inherits the open file keeps it open after the lease is released.
         let inherited = lease.directory.as_ref().unwrap().try_clone().unwrap();
         drop(lease);
         assert!(matches!(

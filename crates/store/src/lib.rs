@@ -6,9 +6,9 @@
 //! [`save::save`], [`load::checkpoint::Checkpoint`], [`care::verify::verify`] and
 //! [`steps::store::Store`].
 //!
-//! It knows nothing of Python. It promises that an acknowledged save survives a crash bit for bit,
-//! that no reader sees a mix of two attempts, that damage is an error and never data, and that no
-//! input makes it run code or allocate far beyond the input's own size.
+//! This crate is independent of Python. It promises that an acknowledged save survives a crash bit
+//! for bit, that no reader sees a mix of two attempts, that damage is an error and never data, and
+//! that no input makes it run code or allocate far beyond the input's own size.
 #![forbid(unsafe_code)]
 
 mod commit;

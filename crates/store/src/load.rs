@@ -1,4 +1,4 @@
-//! Reading a complete checkpoint: opened, into fresh memory or the caller's.
+//! Reading a complete checkpoint: opening it, and loading into new memory or the caller's.
 
 pub mod check;
 pub mod checkpoint;

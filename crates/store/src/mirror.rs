@@ -1,13 +1,13 @@
-//! A copy of a complete checkpoint in a bucket: the same names, the same bytes.
+//! Mirroring: a copy of a complete checkpoint in a bucket, with the same names and bytes.
 //!
-//! Every byte is compared with its digest before it is sent, so a checkpoint that was damaged here is
-//! never mirrored. The manifest goes last, by a create, and is read back: as with a save, the copy is
-//! complete just when it is there. What the store has already, of this call or of an earlier one that was
-//! killed, is not sent again, in whole files or in parts of one. Names hold the attempt, so what is there
-//! by a name can only be the same bytes.
+//! Every byte is compared with its digest before it is sent, so a damaged checkpoint is never
+//! mirrored. The manifest is sent last, with a create, and read back: as with a save, the copy is
+//! complete exactly when its manifest exists. Files and parts of files that an earlier, killed call
+//! has sent are not sent again. Names contain the attempt, so an existing object of the same name
+//! can only have the same bytes.
 //!
-//! Nothing is ever deleted at the mirror, and nothing replaced. What a sweep took there, or somebody else, of
-//! a copy that was complete is sent again.
+//! Nothing is ever deleted or replaced at the mirror. Files of a complete copy that a sweep or
+//! somebody else removed there are sent again.
 
 mod file;
 
@@ -33,41 +33,42 @@ use crate::options::{Options, Settings};
 use crate::progress::Progress;
 use crate::tier;
 
-/// How often a copy is looked at that somebody removes files of: for 10 seconds.
+/// How often a copy is checked again while somebody removes its files: for 10 seconds.
 const LOOKS_MAX: usize = 100;
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a checkpoint is to be mirrored.
+/// Limits of a mirroring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mirroring {
-    /// Bytes to send in a second at most; as fast as it goes where absent.
+    /// Upload rate limit in bytes per second; unlimited if absent.
     pub bytes_per_second: Option<u64>,
-    /// Requests at a time; as many as the bucket is reached with where absent.
+    /// Limit on concurrent requests; the bucket's own limit if absent.
     pub connections: Option<usize>,
 }
 
-/// What a mirroring did.
+/// The result of a mirroring.
 #[derive(Clone, Debug)]
 pub struct MirrorReport {
     /// Identity of the checkpoint.
     pub id: String,
-    /// Bytes of all files of the copy.
+    /// Size of all files of the copy.
     pub bytes: u64,
-    /// Those that were sent now; the others were there.
+    /// Bytes sent by this call; the others existed already.
     pub sent_bytes: u64,
-    /// Files of the copy.
+    /// Number of files of the copy.
     pub files: usize,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Copies the complete checkpoint at `from` to `to` in a bucket, as far as it is not there.
+/// Copies the complete checkpoint at `from` to `to` in a bucket, except for what exists there
+/// already.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a checkpoint that is damaged here, of which no further byte is sent.
-/// [`Error::Exists`] where `to` holds another checkpoint. [`Error::NotFound`], [`Error::Incomplete`],
-/// [`Error::Partial`], [`Error::Interrupted`], and those of the system and the store: called again, it goes
-/// on where it stopped.
+/// [`Error::Corrupt`] for a damaged checkpoint, of which no further byte is sent. [`Error::Exists`]
+/// if `to` holds another checkpoint. [`Error::NotFound`], [`Error::Incomplete`],
+/// [`Error::Partial`], [`Error::Interrupted`], and those of the system and the store. Another call
+/// resumes after a failure.
 pub fn mirror(
     from: &Path,
     to: &Path,
@@ -98,7 +99,7 @@ pub fn mirror(
         to,
         text: manifest_text(&checkpoint, source.file_system.files())?,
         reads: Settings {
-            // One read at a time: of a part, which storage divides among its queues.
+            // One read at a time: it reads a whole part, which storage divides among its queues.
             queue_depth: 1,
             ..source.choose(from, bytes)
         },
@@ -132,7 +133,7 @@ impl Mirroring {
     }
 }
 
-/// Bytes and number of the files of a copy.
+/// Total size and number of the files of a copy.
 fn size(checkpoint: &Checkpoint) -> (u64, usize) {
     let files = checkpoint.files();
     let beside = &checkpoint.manifest().beside;
@@ -141,7 +142,7 @@ fn size(checkpoint: &Checkpoint) -> (u64, usize) {
     (bytes, files.len() + beside.len())
 }
 
-/// The text of a manifest as it lies there: what a newer version put into it is mirrored too.
+/// The stored text of a manifest, so that members added by a newer version are mirrored too.
 fn manifest_text(checkpoint: &Checkpoint, files: &dyn Files) -> Result<Vec<u8>> {
     let (path, file) = (checkpoint.path(), checkpoint.path().join(MANIFEST));
     let text = files.read(&file).map_err(Error::storage("read", &file))?;
@@ -153,7 +154,7 @@ fn manifest_text(checkpoint: &Checkpoint, files: &dyn Files) -> Result<Vec<u8>> 
     }
 }
 
-/// Whether a file is there just while somebody removes others.
+/// Whether a file exists only while somebody removes others.
 fn is_of_removal(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name::is_fence(name) || name::is_taken_manifest(name))
@@ -165,16 +166,16 @@ fn removed(missing: PathBuf) -> Error {
     Error::storage("publish", missing)(source)
 }
 
-/// One copy that is made.
+/// One mirroring in progress.
 struct Copy<'a> {
     from: &'a Path,
     to: &'a Path,
-    /// The manifest's.
+    /// The text of the manifest.
     text: Vec<u8>,
     reads: Settings,
     sends: Settings,
     checkpoint: &'a Checkpoint,
-    /// Where that lies.
+    /// The file system of the source.
     source: &'a dyn FileSystem,
     objects: &'a Arc<Objects>,
     progress: &'a Progress,
@@ -182,9 +183,9 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// A copy counts once its manifest was seen, and after that all of its files and nobody who removes
-    /// them. Whatever is missing is sent again, and the manifest is never taken back: another mirror of the
-    /// same step may have told of the copy meanwhile.
+    /// A copy counts as complete once its manifest, and after that all of its files and no removal,
+    /// were seen. Missing files are sent again, and the manifest is never removed: another
+    /// mirroring of the same step may have reported the copy meanwhile.
     fn run(&mut self) -> Result<()> {
         let id = &self.checkpoint.manifest().id;
         let target = Arc::clone(self.objects) as Arc<dyn FileSystem>;
@@ -218,7 +219,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Sends the files that the store does not have.
+    /// Sends the files that the store lacks.
     fn send(&mut self) -> Result<()> {
         let part = self.checkpoint.part();
         for file in 0..part.files.len() {
@@ -236,8 +237,9 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Whether the copy is complete. Another checkpoint is there where a whole manifest says so: who hears that is
-    /// told to delete it. One that is not whole, in two readings, is damaged.
+    /// Whether the copy is complete. Only a whole manifest of another id means that another
+    /// checkpoint is there, since the user is told to delete it. A manifest that is not whole in
+    /// two reads is damaged.
     fn is_there(&self) -> Result<bool> {
         match read_manifest(self.to, self.objects.as_ref()) {
             Ok((found, _)) if found.id == self.checkpoint.manifest().id => Ok(true),
@@ -255,7 +257,7 @@ impl Copy<'_> {
         }
     }
 
-    /// What of the copy is missing, or who removes it.
+    /// The first missing file of the copy, or the marker of a removal.
     fn flaw(&self) -> Result<Option<PathBuf>> {
         let id = &self.checkpoint.manifest().id;
         let files = self.checkpoint.files().into_iter();
@@ -263,13 +265,13 @@ impl Copy<'_> {
         flaw(self.to, self.objects.as_ref(), id, names)
     }
 
-    /// A sweep there may have taken what was sent long ago for a dead save's, or be about to: what is
-    /// incomplete is not published.
+    /// Refuses to publish an incomplete copy: a sweep may have taken files sent long ago for those
+    /// of a dead save.
     fn check_sent(&self) -> Result<()> {
         self.flaw()?.map_or(Ok(()), |missing| Err(removed(missing)))
     }
 
-    /// Makes the copy complete, and reads back that it is.
+    /// Publishes the manifest, and checks that the copy is complete.
     fn publish(&mut self) -> Result<()> {
         let _span = trace::span("publish");
         let target: &dyn FileSystem = self.objects.as_ref();
@@ -300,7 +302,7 @@ impl Copy<'_> {
         self.progress.advance(bytes);
     }
 
-    /// Whether the store has a file.
+    /// Whether the store has a file with this size and digest.
     fn has(&self, name: &str, bytes: u64, digest: Digest) -> Result<bool> {
         let path = self.to.join(name);
         let has = self.objects.has(&path, bytes, digest.0);

@@ -1,4 +1,4 @@
-//! What a caller may choose, and the numbers that follow for one call.
+//! A caller's options, and the settings derived from them for one call.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,45 +19,45 @@ use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
 use crate::tier;
 
-/// Workers that copy and digest what requests bring, where nothing else is asked for.
+/// Default number of workers that copy and digest received bytes.
 #[cfg(feature = "objects")]
 const OBJECT_THREADS: usize = 2;
 
-/// Data that is worth a worker: less is moved before a second one has started.
+/// Minimum amount of data per worker: less is moved before a second one has started.
 const WORKER_BYTES_MIN: u64 = 16 << 20;
-/// Budget for staging; what a call holds at most, whatever the checkpoint's size.
+/// Default staging limit of a call, whatever the size of the checkpoint.
 pub(crate) const STAGING_BYTES: usize = 256 << 20;
-/// Data per shard. One file a rank is best for the device; a bound keeps files that other tools
-/// copy and upload at a size they like.
+/// Data per shard. One file per rank is best for the device; the limit keeps files at a size that
+/// other tools copy and upload easily.
 const SHARD_BYTES: u64 = 16 << 30;
-/// About how many shards a save makes in a bucket, of as many bytes at least: some stores copy what was
-/// sent when an upload ends, and of all but the last that is done beside what is still sent.
+/// Target number of shards of a save in a bucket, and their minimum size: some stores copy the data
+/// when an upload ends, and for all but the last shard this overlaps with further uploads.
 const OBJECT_SHARDS: u64 = 8;
 const OBJECT_SHARD_BYTES_MIN: u64 = 64 << 20;
-/// Room beside an extent in a staging buffer: pieces of an extent that land there separately each
-/// start on a 4 KiB page of their own (see `plan::read`). A multiple of any page that memory is
-/// mapped in, so that buffers lie side by side.
+/// Additional space in a staging buffer: pieces of an extent that land there separately each start
+/// on a 4 KiB page of their own (see `plan::read`). A multiple of any page size of mapped memory,
+/// so that adjacent buffers stay aligned.
 const STAGING_SLACK_BYTES: usize = 64 << 10;
 
-/// More than this is taken for this. What callers may ask for, and the words that refuse the rest,
-/// stand in `penstock.Options`.
+/// Larger values are reduced to these. The ranges that users may choose from, and the errors for
+/// others, are in `penstock.Options`.
 const QUEUE_DEPTH_MAX: usize = 4096;
 const EXTENT_BYTES_MAX: usize = 1 << 30;
 const IO_THREADS_MAX: usize = 1024;
 const STAGING_BYTES_MAX: usize = 1 << 50;
 const SHARD_BYTES_MAX: u64 = 1 << 50;
 
-/// Makes the engine of one worker, given its queue depth.
+/// Creates the engine of one worker, given its queue depth.
 pub type EngineFactory = Arc<dyn Fn(usize) -> penstock_io::Result<Opened> + Send + Sync>;
 
-/// A caller's choices; `None` leaves a number to Penstock.
+/// A caller's options; `None` leaves a number to Penstock.
 ///
-/// Read from the form that Python gives them, whatever numbers are in there: they are
-/// bounded before anybody adds or multiplies them.
+/// Deserialized from the form that Python passes, with any numbers: they are bounded before they
+/// are added or multiplied.
 #[derive(Clone, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Which backend moves the bytes.
+    /// The backend that moves the bytes.
     #[serde(deserialize_with = "word")]
     pub engine: EngineChoice,
     /// Whether the page cache is bypassed.
@@ -69,22 +69,22 @@ pub struct Options {
     pub extent_bytes: Option<usize>,
     /// Workers, each with an engine of its own.
     pub io_threads: Option<usize>,
-    /// Upper bound of the memory that a call stages data in.
+    /// Limit on the staging memory of a call.
     pub staging_bytes: Option<usize>,
-    /// Upper bound of the data in one shard.
+    /// Limit on the data in one shard.
     pub shard_bytes: Option<u64>,
-    /// Whether a load checks digests. Whatever ends in a verdict (verify, scrub, survey, salvage)
-    /// does so all the same.
+    /// Whether a load checks digests. Calls that end in a verdict (verify, scrub, survey, salvage)
+    /// always check them.
     pub verify: bool,
-    /// Another copy of the checkpoint that is loaded: chunks that are damaged are read there.
+    /// A replica of the loaded checkpoint: damaged chunks are read there.
     pub spare: Option<PathBuf>,
-    /// The nice value of the threads that write, if they are to step back before others.
+    /// The nice value of the writing threads, if they are to yield to others.
     #[serde(skip)]
     pub nice: Option<u8>,
     /// Replaces the engine, for tests that inject faults.
     #[serde(skip)]
     pub engine_factory: Option<EngineFactory>,
-    /// What files are created, named, synced and removed through.
+    /// The file system on which files are created, named, synced and removed.
     #[serde(skip)]
     pub file_system: Arc<dyn FileSystem>,
 }
@@ -134,7 +134,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The numbers of one call, every choice made.
+/// The settings of one call, every choice made.
 #[derive(Clone)]
 pub struct Settings {
     /// Whether the page cache is bypassed.
@@ -145,26 +145,26 @@ pub struct Settings {
     pub extent_bytes: usize,
     /// Workers.
     pub io_threads: usize,
-    /// Upper bound of the data in one shard.
+    /// Limit on the data in one shard.
     pub shard_bytes: u64,
     /// Whether a load checks digests.
     pub verify: bool,
-    /// Another copy of the checkpoint.
+    /// A replica of the checkpoint.
     pub spare: Option<PathBuf>,
-    /// The nice value of the threads that write.
+    /// The nice value of the writing threads.
     pub nice: Option<u8>,
     /// Staging memory of this call.
     pub pool: Pool,
-    /// Makes a worker's engine.
+    /// Creates a worker's engine.
     pub engine_factory: EngineFactory,
-    /// The device that the bytes go to or come from, where it is known.
+    /// The device that the bytes are written to or read from, if known.
     pub device: Option<Device>,
-    /// What was left to Penstock or could not be as asked, each with the reason.
+    /// Numbers chosen by Penstock or different from those requested, each with the reason.
     pub choices: Vec<String>,
 }
 
 impl Options {
-    /// The same for a checkpoint at `path`: on the file system that this is of, through its engine.
+    /// These options for a checkpoint at `path`, on the path's file system and with its engine.
     ///
     /// # Errors
     /// As [`tier::file_system`].
@@ -180,7 +180,7 @@ impl Options {
         })
     }
 
-    /// The same for checkpoints in a bucket, moved by its engine.
+    /// These options for checkpoints in a bucket, with its engine.
     #[cfg(feature = "objects")]
     #[must_use]
     pub fn on(self, objects: &Arc<Objects>) -> Options {
@@ -188,7 +188,7 @@ impl Options {
         let each = (objects.connections() / io_threads.max(1)).max(1);
         let mover = Arc::clone(objects);
         Options {
-            // A request is a part of an upload, and parts are of one size.
+            // A request is a part of an upload, and all parts have one size.
             extent_bytes: Some(objects.part_bytes()),
             io_threads: Some(io_threads),
             queue_depth: Some(self.queue_depth.unwrap_or(each)),
@@ -199,7 +199,8 @@ impl Options {
         }
     }
 
-    /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
+    /// Chooses the numbers that the caller left open, for moving `bytes` to or from the device
+    /// behind `path`.
     pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
         let device = self.file_system.files().device(path);
         let suited = Requests::suited(device.as_ref());
@@ -212,7 +213,8 @@ impl Options {
         self.suit(suited, device, &kind, bytes)
     }
 
-    /// The same for reading only: from memory more workers pay than to it, where a file has one writer at a time.
+    /// Chooses settings for reading: reading from memory gains from more workers than writing to
+    /// it, where a file has one writer at a time.
     pub fn choose_to_read(&self, path: &Path, bytes: u64) -> Settings {
         match self.file_system.files().is_memory(path) {
             true => self.suit(Requests::suited_to_memory(), None, "it is memory", bytes),
@@ -220,7 +222,7 @@ impl Options {
         }
     }
 
-    /// Chooses by what suits a device, or a `kind` of storage without one.
+    /// Chooses settings by the preferences of a device, or of a `kind` of storage without one.
     fn suit(&self, suited: Requests, device: Option<Device>, kind: &str, bytes: u64) -> Settings {
         let given = self.bounded();
         let mut choices = Vec::new();
@@ -300,7 +302,7 @@ impl Options {
         given.unwrap_or(suited).max(PAGE_BYTES)
     }
 
-    /// The same with numbers whose sums and products stay far from overflow.
+    /// Bounds all numbers so that their sums and products cannot overflow.
     fn bounded(&self) -> Options {
         Options {
             queue_depth: self.queue_depth.map(|depth| depth.min(QUEUE_DEPTH_MAX)),
@@ -314,10 +316,11 @@ impl Options {
 }
 
 impl Settings {
-    /// Has devices copy from staging and to it by themselves, for so many extents; what is pinned is kept.
+    /// Pins staging memory for this many extents, so that devices copy from and to it directly;
+    /// pinned memory is kept.
     pub(crate) fn pin(&mut self, device: &Arc<penstock_cuda::Device>, extents: usize) {
         let buffer_bytes = self.pool.buffer_bytes();
-        // One being filled beside the last.
+        // One more buffer, which is filled while the others are in use.
         let wanted_bytes = extents.saturating_add(1).saturating_mul(buffer_bytes);
         let budget_bytes = self
             .pool
@@ -326,7 +329,7 @@ impl Settings {
         self.pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
     }
 
-    /// Extents that a saving worker fills while its queue is full.
+    /// How many extents a saving worker fills while its queue is full.
     pub(crate) fn filled_ahead_max(&self) -> usize {
         filled_ahead(self.queue_depth)
     }
@@ -336,12 +339,12 @@ fn filled_ahead(queue_depth: usize) -> usize {
     queue_depth.div_ceil(4)
 }
 
-/// Staging buffers that a worker with this queue depth uses.
+/// How many staging buffers a worker with this queue depth uses.
 fn held(queue_depth: usize) -> usize {
     queue_depth + filled_ahead(queue_depth)
 }
 
-/// How a number came about.
+/// A chosen number and the requested one.
 struct Note {
     name: &'static str,
     wanted: usize,
@@ -350,7 +353,7 @@ struct Note {
 }
 
 impl Note {
-    /// The words for the report: none where the caller's number is used.
+    /// The text for the report; none if the caller's number is used.
     fn text(&self, is_open: bool, reason: &str) -> Option<String> {
         let Note {
             name,
@@ -372,7 +375,7 @@ fn whole_chunks(bytes: usize) -> usize {
     bytes.next_multiple_of(chunk_bytes).max(chunk_bytes)
 }
 
-/// The extent size, and the reason if it is not the kind of device.
+/// The extent size, and the reason if it does not follow from the kind of device.
 fn choose_extent(
     suited: &Requests,
     device: Option<&Device>,
@@ -393,7 +396,7 @@ fn choose_extent(
     (chosen, Some("staging_bytes has to hold two extents"))
 }
 
-/// The number of workers, and the reason if it is not the kind of device.
+/// The number of workers, and the reason if it does not follow from the kind of device.
 fn choose_threads(suited: &Requests, bytes: u64) -> (usize, Option<&'static str>) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let useful = usize::try_from(bytes.div_ceil(WORKER_BYTES_MIN)).unwrap_or(usize::MAX);

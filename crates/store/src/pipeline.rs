@@ -1,8 +1,8 @@
-//! Moving the bytes of a plan: workers that overlap copying and digesting with the device.
+//! Carrying out a plan: workers that overlap copying and digesting with the device.
 //!
-//! Each worker owns an engine and takes work from a cursor that all share. Staging comes from one
+//! Each worker owns an engine and takes work from a shared cursor. Staging memory comes from one
 //! pool with a budget; waiting for a buffer is the back-pressure. The first failure stops all
-//! workers; whatever is in flight is waited for before any memory is released.
+//! workers; operations in flight complete before any memory is released.
 
 pub(crate) mod copy;
 pub(crate) mod damage;
@@ -29,7 +29,7 @@ use crate::options::Settings;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, Run};
 
-/// What the workers of one call share to stop each other.
+/// Shared by the workers of one call so that they can stop each other.
 pub(crate) struct Halt<'a> {
     stopped: AtomicBool,
     progress: &'a Progress,
@@ -47,16 +47,15 @@ impl<'a> Halt<'a> {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether to go on; an error once the caller wants to stop.
+    /// Whether to continue; an error once the caller cancels.
     pub(crate) fn go_on(&self) -> Result<bool> {
         self.progress.check()?;
         Ok(!self.stopped.load(Ordering::Relaxed))
     }
 }
 
-/// Runs `work` on as many threads as there is work for and collects what they return. The first
-/// error wins and stops the others. Where the system has fewer threads to give, those it gave do
-/// all the work.
+/// Runs `work` on one thread per worker and collects the results. The first error wins and stops
+/// the others. If the system refuses more threads, those that started do all the work.
 pub(crate) fn run_workers<T: Send>(
     workers: usize,
     progress: &Progress,
@@ -64,7 +63,7 @@ pub(crate) fn run_workers<T: Send>(
 ) -> Result<Vec<T>> {
     let halt = Halt::new(progress);
     let guarded = || {
-        // Also if the work panics: nobody waits for what the others would still do.
+        // A panic stops the others too, since nobody waits for their results.
         let stop_on_failure = StopOnDrop(&halt);
         let result = work(&halt);
         if result.is_ok() {
@@ -104,7 +103,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Opens a worker's engine, completed transfers on top.
+/// Opens a worker's engine, wrapped so that short transfers are completed.
 fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
     let _span = trace::span("open engine");
     let opened = (settings.engine_factory)(settings.queue_depth)?;
@@ -117,13 +116,14 @@ fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
     Ok(WholeTransfers::new(opened.engine))
 }
 
-/// Names the operation and the file in a completion's error.
+/// Adds the operation and the file to a completion's error.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     Error::storage(operation, PathBuf::from(path))
 }
 
-/// A staging buffer. Without one, `None` if the caller has something under way that will give one
-/// back; otherwise the other workers hold the whole budget, and it waits until they return some.
+/// Takes a staging buffer. If none is free, returns `None` if the caller has operations in flight
+/// that will return one; otherwise other workers hold the whole budget, and this waits until they
+/// return some.
 fn take_buffer(pool: &Pool, has_own: bool) -> Result<Option<IoBuf>> {
     if let Some(buf) = pool.try_take()? {
         return Ok(Some(buf));
@@ -134,7 +134,7 @@ fn take_buffer(pool: &Pool, has_own: bool) -> Result<Option<IoBuf>> {
     Ok(Some(pool.take()?))
 }
 
-/// Submits an operation to an engine whose queue the caller knows to have room.
+/// Submits an operation to an engine whose queue has room.
 fn submit(engine: &mut dyn Engine, op: Op) {
     let kind = match &op.kind {
         OpKind::Read { .. } => "read",

@@ -1,4 +1,4 @@
-//! Plans: where every byte goes, decided before any is moved. Pure; no I/O happens here.
+//! Plans: decide where every byte goes before any is moved. Pure; no I/O happens here.
 
 pub mod read;
 pub(crate) mod reshard;

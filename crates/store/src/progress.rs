@@ -1,4 +1,4 @@
-//! What a running call tells its caller, and how the caller stops it or slows it down.
+//! The progress of a running call, its cancellation, and its rate limit.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// How long a call that is slowed down may take to notice that it is to stop.
+/// How long a rate-limited call may take to notice its cancellation.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// Shared between a call and whoever watches it; every field may be read at any time.
+/// Shared between a call and its observers; every field may be read at any time.
 #[derive(Debug, Default)]
 pub struct Progress {
     done_bytes: AtomicU64,
@@ -19,11 +19,11 @@ pub struct Progress {
     pace: Mutex<Option<Pace>>,
 }
 
-/// A bound on the rate at which bytes are asked for.
+/// A limit on the rate of requested bytes.
 #[derive(Debug)]
 struct Pace {
     bytes_per_second: u64,
-    /// When everything that was asked for so far is paid for.
+    /// When everything requested so far is within the rate.
     paid_at: Instant,
 }
 
@@ -36,12 +36,12 @@ impl Progress {
         )
     }
 
-    /// Asks the call to stop: it returns [`Error::Interrupted`] soon, having committed nothing.
+    /// Cancels the call: it returns [`Error::Interrupted`] soon, having committed nothing.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Bounds the rate at which a verification or a scrub reads from here on.
+    /// Limits the rate at which a verification or a scrub reads from here on.
     pub(crate) fn limit(&self, bytes_per_second: u64) {
         let pace = Pace {
             bytes_per_second: bytes_per_second.max(1),
@@ -50,8 +50,8 @@ impl Progress {
         *self.pace.lock().expect("nothing panics with the lock") = Some(pace);
     }
 
-    /// Waits until `bytes` may be asked for. They are paid for before and not after: so no second
-    /// sees more than the rate and the one request that ends in it, whatever went unused earlier.
+    /// Waits until `bytes` may be requested. The wait comes before the request: so no second
+    /// exceeds the rate by more than the one request that ends in it, whatever went unused earlier.
     pub(crate) fn pay(&self, bytes: u64) -> Result<()> {
         let Some(paid_at) = self.charge(bytes) else {
             return Ok(());
@@ -66,18 +66,18 @@ impl Progress {
         }
     }
 
-    /// When the next `bytes` will be paid for; `None` without a bound.
+    /// When the next `bytes` are within the rate; `None` without a limit.
     fn charge(&self, bytes: u64) -> Option<Instant> {
         let mut pace = self.pace.lock().expect("nothing panics with the lock");
         let pace = pace.as_mut()?;
         let seconds = bytes as f64 / pace.bytes_per_second as f64;
-        // A year is as good as for ever, and does not overflow.
+        // A year is practically unlimited, and does not overflow.
         let price = Duration::from_secs_f64(seconds.min(365.0 * 86_400.0));
         pace.paid_at = pace.paid_at.max(Instant::now()) + price;
         Some(pace.paid_at)
     }
 
-    /// A call that is part of a larger one leaves the total of the larger one.
+    /// Sets the total; a call that is part of a larger one keeps the larger total.
     pub(crate) fn expect(&self, total_bytes: u64) {
         self.total_bytes.fetch_max(total_bytes, Ordering::Relaxed);
     }
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(Progress::default().charge(u64::MAX), None);
     }
 
-    /// However they come, and from however many threads: a request waits for all before it.
+    /// In any order and from any number of threads, a request waits for all before it.
     #[test]
     fn requests_are_paid_for_one_after_the_other() {
         let progress = Progress::default();

@@ -1,34 +1,34 @@
-//! What a call did, told so that nobody has to guess which path ran.
+//! Reports: the results of calls, and which paths they took.
 
 use std::path::PathBuf;
 
 use crate::options::Settings;
 
-/// A way that was not open.
+/// A preferred path that could not be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallbackKind {
-    /// Another engine than the first choice moves the bytes.
+    /// Another engine than the first choice was used.
     Engine,
-    /// They go through the page cache, though they need not by what the caller asked for.
+    /// Files went through the page cache although the options allow direct I/O.
     Buffered,
-    /// A lazy save copies the state at its call.
+    /// A lazy save copied the state during its call.
     Eager,
-    /// Memory that devices copy to is not pinned: they copy to it more slowly.
+    /// Memory for device copies is not pinned, which makes them slower.
     Unpinned,
-    /// Space is not reserved before it is written.
+    /// Space was not reserved before it was written.
     Unreserved,
-    /// A file that was to be linked to has no second name: its blocks are shared, or it is copied.
+    /// A file could not be hard-linked: its blocks are shared, or it was copied.
     Unlinked,
-    /// Files of a checkpoint that was replaced could not be removed yet.
+    /// Files of a replaced checkpoint could not be removed yet.
     Leftover,
-    /// There is no index of a group that readers of models could load it by.
+    /// A group has no index with which model loaders could load it.
     Unindexed,
-    /// Damaged chunks were read from another copy of the checkpoint.
+    /// Damaged chunks were read from a replica of the checkpoint.
     Copy,
 }
 
 impl FallbackKind {
-    /// Its name in reports and metrics.
+    /// The kind's name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             FallbackKind::Engine => "engine",
@@ -44,12 +44,12 @@ impl FallbackKind {
     }
 }
 
-/// What was hoped for and not had.
+/// A preferred path that was not used, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallback {
-    /// Which way was not open.
+    /// The kind of path.
     pub kind: FallbackKind,
-    /// Why, in words.
+    /// The reason, in words.
     pub reason: String,
 }
 
@@ -58,9 +58,9 @@ pub struct Fallback {
 pub struct Run {
     /// The backend that moved the bytes; empty if none was needed.
     pub engine: String,
-    /// How the backend runs: the ring's flags, or the calls that the threads make.
+    /// The backend's configuration: the ring's flags, or the system calls of the threads.
     pub setup: String,
-    /// What was asked for or hoped for and not had, with the reason; no reason twice.
+    /// Preferred paths that were not used, each reason once.
     pub fallbacks: Vec<Fallback>,
     /// Whether every file bypassed the page cache.
     pub is_direct: bool,
@@ -90,16 +90,16 @@ impl Run {
 pub struct Transport {
     /// The backend: `uring` or `threads`; empty if there was nothing to move.
     pub engine: String,
-    /// How the backend runs: the ring's flags, or the calls that the threads make.
+    /// The backend's configuration: the ring's flags, or the system calls of the threads.
     pub engine_setup: String,
     /// Whether every file bypassed the page cache.
     pub direct_io: bool,
-    /// What was not to be had, with the reason.
+    /// Preferred paths that were not used, with the reasons.
     pub fallbacks: Vec<Fallback>,
-    /// Extent size, workers and depth where they were left to Penstock or staging has no room for
-    /// what was asked, each with the reason.
+    /// Extent size, workers and depth that Penstock chose, or reduced to fit the staging memory,
+    /// each with the reason.
     pub choices: Vec<String>,
-    /// The block device behind the directory, with its driver, where they are known.
+    /// The block device of the directory, with its driver, if known.
     pub device: Option<String>,
     /// Workers, each with an engine of its own.
     pub io_threads: usize,
@@ -107,7 +107,7 @@ pub struct Transport {
     pub queue_depth: usize,
     /// Bytes of one request.
     pub extent_bytes: usize,
-    /// Most staging memory that was in use at once.
+    /// Peak staging memory in use.
     pub staging_peak_bytes: usize,
 }
 
@@ -128,51 +128,51 @@ impl Transport {
     }
 }
 
-/// What a save did.
+/// The result of a save.
 #[derive(Clone, Debug)]
 pub struct SaveReport {
     /// The checkpoint directory.
     pub path: PathBuf,
-    /// The step, where one was given.
+    /// The step, if one was given.
     pub step: Option<u64>,
     /// Identity of the checkpoint.
     pub id: String,
-    /// Bytes of all files that were written.
+    /// Size of all written files.
     pub bytes: u64,
-    /// Bytes of tensor data in them.
+    /// Tensor data in them, in bytes.
     pub tensor_bytes: u64,
-    /// Bytes of the files that were linked to instead, or whose blocks are shared.
+    /// Size of the files that were hard-linked instead, or whose blocks are shared.
     pub linked_bytes: u64,
-    /// Bytes of tensor data that devices copied out of their memory.
+    /// Tensor data that devices copied from their memory, in bytes.
     pub device_bytes: u64,
-    /// Tensors stored.
+    /// Number of tensors stored.
     pub tensors: usize,
-    /// Files of the checkpoint, the manifest included.
+    /// Number of files of the checkpoint, including the manifest.
     pub files: usize,
-    /// Time from the call to the acknowledgement.
+    /// Seconds from the call to the acknowledgement.
     pub seconds: f64,
-    /// The same by phase, in order: plan, write, sync, commit.
+    /// Seconds per phase, in order: plan, write, sync, commit.
     pub phases: Vec<(&'static str, f64)>,
     /// How the bytes were moved.
     pub transport: Transport,
 }
 
-/// What a load did.
+/// The result of a load.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
-    /// Bytes of tensor data handed out.
+    /// Tensor data returned, in bytes.
     pub bytes: u64,
     /// Bytes read from the shards.
     pub bytes_read: u64,
-    /// Bytes that the host copied on their way to their place.
+    /// Bytes that the host copied to their final memory.
     pub bounced_bytes: u64,
     /// Bytes that devices copied to their memory.
     pub device_bytes: u64,
-    /// Tensors handed out.
+    /// Number of tensors returned.
     pub tensors: usize,
-    /// Shards read from.
+    /// Number of shards read.
     pub files: usize,
-    /// Time from the call to the last verified byte.
+    /// Seconds from the call to the last verified byte.
     pub seconds: f64,
     /// Whether digests were checked.
     pub verified: bool,
@@ -180,20 +180,20 @@ pub struct LoadReport {
     pub transport: Transport,
 }
 
-/// Everything that verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyReport {
     /// Damage, in the order of the files.
     pub problems: Vec<Problem>,
     /// Bytes whose digest was checked.
     pub bytes_checked: u64,
-    /// Files looked at.
+    /// Number of files checked.
     pub files: usize,
-    /// Tensors in the parts that could be read.
+    /// Number of tensors in the readable parts.
     pub tensors: usize,
-    /// Whether it holds only what was salvaged from another checkpoint.
+    /// Whether the checkpoint holds only what was salvaged from another one.
     pub is_partial: bool,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -202,14 +202,14 @@ pub struct VerifyReport {
 pub struct Problem {
     /// Name of the file inside the checkpoint.
     pub file: String,
-    /// Start of the damaged chunk, where the damage has a place.
+    /// Start of the damaged chunk, if the position is known.
     pub offset: Option<u64>,
     /// A tensor that the damage touches.
     pub tensor: Option<String>,
-    /// What was found.
+    /// Description of the damage.
     pub detail: String,
-    /// Whether the stored bytes themselves are wrong: they are missing, or do not match their digest
-    /// when read twice. Else they are what was written, and make no sense; or the device does not
-    /// give them, which may be the fault of this host.
+    /// Whether the stored bytes are proven wrong: they are missing, or do not match their digest in
+    /// two reads. Otherwise they match but are invalid, or could not be read, which may be the
+    /// fault of this host.
     pub is_proven: bool,
 }

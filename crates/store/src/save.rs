@@ -1,9 +1,10 @@
 //! Saving a checkpoint: plan, write, sync, commit.
 //!
-//! [`save`] does it all for one process. Of several ranks one begins the [`Attempt`] and the others
-//! join it; each writes its part with [`write_rank`], and the one that began it commits their votes
-//! with [`commit`]. A [`Job`] is the same write with the copying out of the caller's memory apart,
-//! for saves in the background. Completeness is the votes of all ranks, never a directory listing.
+//! [`save`] does all of it for one process. With several ranks, one rank begins the [`Attempt`] and
+//! the others join it; each writes its part with [`write_rank`], and the first commits their votes
+//! with [`commit`]. A [`Job`] is the same write split into copying out of the caller's memory and
+//! writing, for background saves. A checkpoint is complete by the votes of all ranks, never by a
+//! directory listing.
 
 mod arena;
 mod at_once;
@@ -40,7 +41,7 @@ use planned::unreadable;
 pub use state::State;
 pub use written::Written;
 
-/// Where and as what it is to be saved.
+/// The path and the recorded properties of a new checkpoint.
 pub struct Publication {
     /// The checkpoint directory; created with its parents.
     pub path: PathBuf,
@@ -50,11 +51,11 @@ pub struct Publication {
     pub metadata: Box<RawValue>,
     /// Whether a complete checkpoint at the path is replaced.
     pub overwrite: bool,
-    /// Small files that go with it under names of their own.
+    /// Sidecars to save with the checkpoint.
     pub beside: Beside,
 }
 
-/// Parts that are read at a time.
+/// Maximum number of threads that read parts.
 const READERS_MAX: usize = 16;
 
 /// The only rank of a save from one process.
@@ -63,12 +64,11 @@ const RANK: u32 = 0;
 /// Saves a checkpoint; when it returns, the checkpoint is complete and on stable storage.
 ///
 /// # Errors
-/// [`Error::Exists`] where a complete checkpoint is in the way, [`Error::Unsupported`] for a
-/// tensor without a place in the format, [`Error::Full`] where there is no room,
-/// [`Error::Interrupted`] once the caller cancels, and the system's errors. What was stored before
-/// is as it was, and the files of the attempt are removed. One error leaves more: when the very
-/// last sync of the directory fails, the checkpoint is in place but may not survive a crash, so it
-/// is not acknowledged.
+/// [`Error::Exists`] if a complete checkpoint exists, [`Error::Unsupported`] for a tensor that the
+/// format does not support, [`Error::Full`] if storage is full, [`Error::Interrupted`] once the
+/// caller cancels, and system errors. After an error, earlier data is unchanged and the files of
+/// the attempt are removed, with one exception: when the last sync of the directory fails, the
+/// checkpoint is in place but may not survive a crash, so it is not acknowledged.
 pub fn save(
     state: State,
     publication: &Publication,
@@ -76,7 +76,7 @@ pub fn save(
     progress: &Progress,
 ) -> Result<SaveReport> {
     let begun = Instant::now();
-    // Before gigabytes are written for nothing.
+    // Checked before gigabytes are written in vain.
     check_manifest_size(publication.metadata.get().len())?;
     let job = Job::sync(state, Vec::new(), &publication.path, options)?;
     let planned_ns = trace::now_ns();
@@ -101,7 +101,7 @@ pub fn save(
         written.transport.fallbacks.extend(fallback);
     }
     let _span = trace::span("release");
-    // Staging memory takes its time to go.
+    // Freeing staging memory takes time.
     drop(job);
     Ok(SaveReport {
         path: publication.path.clone(),
@@ -119,12 +119,12 @@ pub fn save(
     })
 }
 
-/// Writes what one rank holds into an attempt that several share. When it returns, the rank's
-/// files are on stable storage and its vote is cast: from then on only the coordinator, or a sweep
-/// after all leases are gone, removes them.
+/// Writes the data of one rank into an attempt that several ranks share. When it returns, the
+/// rank's files are on stable storage and its vote is cast: from then on, only the coordinator
+/// removes the files, or a sweep after all leases are gone.
 ///
 /// # Errors
-/// As [`save`]; the rank's own files are removed.
+/// Those of [`save`]; the rank's own files are removed.
 pub fn write_rank(
     attempt: &mut Attempt,
     rank: u32,
@@ -136,20 +136,20 @@ pub fn write_rank(
     job.write(attempt, rank, progress)
 }
 
-/// What came of a commit.
+/// The result of a commit.
 #[derive(Debug)]
 pub struct Committed {
     /// Identity of the checkpoint.
     pub id: String,
     /// Size of the manifest.
     pub manifest_bytes: u64,
-    /// Why there is no index of a group, where one was asked for.
+    /// Why a requested index of a group was not written.
     pub unindexed: Option<String>,
-    /// Why files of earlier attempts are still there, if they should not be.
+    /// Why files of earlier attempts were not removed.
     pub left_behind: Option<String>,
 }
 
-/// Publishes a checkpoint out of the votes of all its ranks, in their order; when it returns, the
+/// Publishes a checkpoint from the votes of all its ranks, in order; when it returns, the
 /// checkpoint is complete and on stable storage.
 ///
 /// # Errors
@@ -162,13 +162,13 @@ pub fn commit(
     commit_as(attempt, publication, None, parts)
 }
 
-/// Whether an attempt has become the checkpoint at a path. For a rank that does not hear from the
-/// one that commits: what stops it from reading the manifest stands for no.
+/// Whether an attempt has become the checkpoint at a path, for a rank that lost contact with the
+/// committing one. False also if the manifest cannot be read.
 pub fn is_committed(path: &Path, files: &dyn Files, attempt_id: &str) -> bool {
     read_manifest(path, files).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
-/// As [`commit`], of what was salvaged.
+/// Commits as [`commit`] does; `partial` marks a salvaged checkpoint.
 pub(crate) fn commit_as(
     mut attempt: Attempt,
     publication: &Publication,
@@ -193,7 +193,7 @@ pub(crate) fn commit_as(
     }
     attempt.publish(&text, publication.overwrite)?;
     let id = attempt.id().to_owned();
-    // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
+    // The checkpoint is acknowledged; a failed cleanup must not change that.
     let mut placed = Ok(());
     if has_beside && publication.overwrite {
         placed = attempt.place(names());
@@ -209,7 +209,8 @@ pub(crate) fn commit_as(
     })
 }
 
-/// Readers take no manifest above a bound: it is parsed before anything vouches for its size.
+/// Refuses manifests that readers would refuse: a manifest is parsed before any digest confirms its
+/// size, so its size is limited.
 pub(crate) fn check_manifest_size(bytes: usize) -> Result<()> {
     if bytes as u64 <= MANIFEST_BYTES_MAX {
         return Ok(());
@@ -223,8 +224,8 @@ pub(crate) fn check_manifest_size(bytes: usize) -> Result<()> {
     })
 }
 
-/// Where somebody may have removed files who does not see our leases, what the ranks voted for is
-/// looked at again; returns the names of all of it. One list tells what is there.
+/// Checks the files that the ranks voted for once more, where others may have removed some because
+/// our leases are invisible to them; returns all file names. One list replaces many lookups.
 fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<Vec<String>> {
     let (path, files) = (attempt.path(), attempt.files());
     let listed = files.list(path).map_err(Error::storage("list", path))?;
@@ -237,7 +238,7 @@ fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<Vec<String>> {
         for file in &part.files {
             match listed.get(OsStr::new(&file.name)) {
                 Some(Some(bytes)) if *bytes == file.bytes => {}
-                // Where a list tells no sizes, or an error is to say more.
+                // Lists without sizes, or a lookup for a precise error.
                 _ => check_size(path, files, file)?,
             }
         }
@@ -246,7 +247,7 @@ fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<Vec<String>> {
     };
     let parts = manifest.parts.as_slice();
     let share = parts.len().div_ceil(READERS_MAX);
-    // Each is a request that takes its time.
+    // Each read is a slow request.
     let found: Vec<Result<Vec<String>>> = std::thread::scope(|scope| {
         let read = |parts| scope.spawn(move || read_all(parts, of_rank));
         let readers: Vec<_> = parts.chunks(share).map(read).collect();

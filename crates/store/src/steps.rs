@@ -1,5 +1,5 @@
-//! Many checkpoints in one directory, each a step: which are there, kept, protected, set aside,
-//! removed and read again.
+//! A store: many checkpoints in one directory, one per step, listed, retained, protected,
+//! quarantined, deleted and scrubbed.
 
 pub(crate) mod protect;
 pub(crate) mod removal;

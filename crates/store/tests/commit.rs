@@ -1,5 +1,5 @@
-//! A save is all or nothing: whatever fails in it, it says so, leaves nothing behind, and what was
-//! stored before is as it was.
+//! A save is all or nothing: any failure in it is reported and leaves nothing behind, and data
+//! stored before is unchanged.
 
 mod common;
 
@@ -25,7 +25,7 @@ const EAGAIN: i32 = 11;
 const ENOSPC: i32 = 28;
 const EROFS: i32 = 30;
 
-/// Replaces what is at `path`.
+/// Replaces the checkpoint at `path`.
 fn overwrite(sample: &Sample, path: &Path, options: &Options) -> Result<()> {
     let publication = Publication {
         overwrite: true,
@@ -64,7 +64,7 @@ fn the_old_one_loads_until_the_new_one_is_committed() {
     }
 }
 
-/// How many operations an undisturbed save of the sample takes.
+/// Number of operations of an undisturbed save of the sample.
 fn operations(engine: EngineChoice, sample: &Sample) -> u64 {
     let root = tempfile::tempdir().unwrap();
     let faults = Arc::new(Faults::new(0));
@@ -193,8 +193,8 @@ fn an_interruption_without_end_is_an_error() {
     }
 }
 
-/// Cancels from another thread when the call reaches an operation; the call waits there for it, so
-/// that it is always in the middle.
+/// Cancels from another thread when the call reaches an operation; the call waits there for the
+/// cancellation, so that it is always in progress.
 fn cancelling(
     engine: EngineChoice,
     nth: u64,
@@ -275,7 +275,7 @@ fn progress_ends_where_it_was_said_to() {
     assert!(total >= sample.bytes.iter().map(|bytes| bytes.len() as u64).sum());
 }
 
-/// A file system of this test's own; unmounted when it goes.
+/// A separate file system for this test, unmounted when dropped.
 struct Mount {
     directory: tempfile::TempDir,
 }
@@ -361,7 +361,7 @@ fn a_full_disk_is_an_error_and_harms_nothing() {
     }
 }
 
-/// The error tells how much is needed and how much there was, in its message too.
+/// Checks that the error and its message name the needed and the free space.
 fn assert_names_the_room(error: &Error, needed_min: u64, free_max: u64) {
     let Error::Full {
         needed_bytes,
@@ -381,8 +381,8 @@ fn assert_names_the_room(error: &Error, needed_min: u64, free_max: u64) {
     assert!(message.contains(&free_bytes.to_string()), "{message}");
 }
 
-/// Removing needs no room: where nothing more can be written, retention, deletion and a sweep work
-/// and give back what they free.
+/// Removal needs no space: on a full disk, retention, deletion and a sweep work and free their
+/// files.
 fn check_a_disk_without_a_byte(root: &Path) {
     let store = Store::new(root.join("store"));
     for step in 1..=3 {
@@ -390,7 +390,7 @@ fn check_a_disk_without_a_byte(root: &Path) {
         let saved = Sample::seeded(step).save_step(&path, Some(step), false);
         saved.unwrap();
     }
-    // What a save left that was killed.
+    // The remains of a killed save.
     let attempt = "0123456789abcdef0123456789abcdef";
     let orphan = format!("shard-00000-00.{attempt}.safetensors");
     let dead = store.step_path(4);
@@ -426,7 +426,7 @@ fn check_a_disk_without_a_byte(root: &Path) {
     std::fs::remove_file(filler).unwrap();
 }
 
-/// Root passes over the mode of a directory, so that it takes a mount to be refused.
+/// Root ignores the mode of a directory, so only a mount can refuse its writes.
 #[test]
 fn a_read_only_directory_is_an_error_and_still_loads() {
     let mount = match Mount::new(&["-t", "tmpfs", "-o", "size=32m", "tmpfs"]) {

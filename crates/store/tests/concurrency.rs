@@ -1,5 +1,5 @@
-//! Several savers and readers at one path: one saver wins, the others are told, and a reader sees
-//! one checkpoint or another, never a mix.
+//! Several savers and readers at one path: one saver wins, the others return that the checkpoint
+//! exists, and a reader sees one checkpoint or another, never a mix.
 
 mod common;
 
@@ -16,10 +16,10 @@ use penstock_store::options::Options;
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress};
 
-/// The variables that tell a child where to save what.
+/// Environment variables that tell a child what to save and where.
 const PATH: &str = "PENSTOCK_TEST_SAVE_PATH";
 const SEED: &str = "PENSTOCK_TEST_SAVE_SEED";
-/// How a child ends that found somebody else's checkpoint.
+/// Exit status of a child that found another saver's checkpoint.
 const EXISTS_STATUS: i32 = 3;
 
 #[test]
@@ -77,7 +77,7 @@ fn one_of_several_processes_wins() {
     }
 }
 
-/// Each replaces the other's checkpoint; none may take the files of the one that is current.
+/// Each replaces the other's checkpoint; none may remove the files of the current one.
 #[test]
 fn savers_that_replace_each_other_leave_a_whole_checkpoint() {
     for round in 0..25 {
@@ -115,7 +115,7 @@ fn a_reader_sees_the_old_or_the_new_and_never_a_mix() {
                     assert!(samples.iter().any(|sample| sample.is(&loaded)), "a mix");
                     whole += 1;
                 }
-                // The files went away after it was opened, which is told from damage.
+                // The files were removed after it was opened, which is not reported as damage.
                 Err(Error::Replaced { .. }) => errors += 1,
                 Err(error) => panic!("{error}"),
             }
@@ -137,8 +137,8 @@ fn a_reader_sees_the_old_or_the_new_and_never_a_mix() {
     samples[0].assert_at(&path);
 }
 
-/// Nobody takes the files of a checkpoint from under a reader who has opened it: not an overwrite,
-/// not a sweep, not a deletion, not retention.
+/// Nothing removes the files of an open checkpoint: not an overwrite, not a sweep, not a deletion,
+/// not retention.
 #[test]
 fn what_a_reader_has_opened_stays_until_it_is_closed() {
     let root = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn what_a_reader_has_opened_stays_until_it_is_closed() {
     store.delete(1).unwrap();
 }
 
-/// A reader that has let go is not in the way, and is told what became of its files.
+/// A reader that has released its lease blocks nobody, and learns that its files were replaced.
 #[test]
 fn a_checkpoint_replaced_after_it_was_released_says_so() {
     let root = tempfile::tempdir().unwrap();
@@ -188,8 +188,8 @@ fn a_checkpoint_replaced_after_it_was_released_says_so() {
     Sample::seeded(2).assert_at(&path);
 }
 
-/// A training run saves, keeps two steps and sweeps, while others read the newest, delete nothing
-/// and see nothing but whole checkpoints, and a third sweeps all the time.
+/// A training run saves, keeps two steps and sweeps, while readers open the newest step, delete
+/// nothing and see only whole checkpoints, and another process sweeps continuously.
 #[test]
 fn readers_and_sweeps_beside_a_run_with_retention() {
     let root = tempfile::tempdir().unwrap();
@@ -246,7 +246,7 @@ fn readers_and_sweeps_beside_a_run_with_retention() {
     assert_eq!(store.steps().unwrap(), [39, 40]);
 }
 
-/// Savers of different steps of one store do not get in each other's way.
+/// Savers of different steps of one store do not block each other.
 #[test]
 fn savers_of_different_steps_all_succeed() {
     for _ in 0..10 {

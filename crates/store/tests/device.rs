@@ -1,5 +1,5 @@
-//! States that a device has: what is stored is what the device had when its owner was told that it may go
-//! on, whatever the order in which a driver does its work.
+//! States in device memory: the stored bytes are those that the device had when its owner was
+//! allowed to continue, whatever the order in which a driver works.
 
 mod common;
 
@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 const MIB: usize = 1 << 20;
 
 impl Machine {
-    /// Tensors of a training, as it was at `seed`.
+    /// Tensors of a training, with the contents of step `seed`.
     fn tensors(&self, seed: u64, sizes: &[usize]) -> Tensors {
         let lent = |(index, &bytes)| self.lent(&content(seed, index, bytes));
         Tensors {
@@ -32,7 +32,7 @@ impl Machine {
         }
     }
 
-    /// What copies see from now on is what the training has queued until now.
+    /// Copies from now on see everything that the training has queued so far.
     fn follow(&self, tensors: &Tensors) {
         if let Some(lent) = tensors.lent.first() {
             self.lane.follow(&lent.foreign()).unwrap();
@@ -44,7 +44,7 @@ fn content(seed: u64, index: usize, bytes: usize) -> Vec<u8> {
     common::noise(seed * 1000 + index as u64, bytes)
 }
 
-/// Memory of a device that its owner goes on changing.
+/// Device memory that its owner keeps changing.
 struct Tensors {
     lent: Vec<LentDevice>,
     sizes: Vec<usize>,
@@ -60,7 +60,7 @@ impl Tensors {
     fn change(&mut self, seed: u64) {
         for (index, lent) in self.lent.iter_mut().enumerate() {
             let content = content(seed, index, self.sizes[index]);
-            // A call that is to fail may be one of these.
+            // This may be a call that is set to fail.
             while lent.change(&content).is_err() {}
         }
     }
@@ -239,7 +239,7 @@ fn a_training_goes_on_once_an_eager_save_is_staged() {
     }
 }
 
-/// Several threads queue copies of one tensor: who notes last need not have queued last.
+/// Several threads queue copies of one tensor, and may record them in another order.
 #[test]
 fn an_eager_save_is_staged_when_the_last_copy_is_done_whoever_queued_it() {
     let mut machine = machine();
@@ -255,7 +255,7 @@ fn an_eager_save_is_staged_when_the_last_copy_is_done_whoever_queued_it() {
         thread::scope(|scope| {
             let writing = scope.spawn(|| write(&job, &path));
             job.stage(Some(4)).unwrap();
-            // At once, and not in the order of the stream.
+            // Immediately, and not in the order of the stream.
             machine
                 .control
                 .poke(tensors.lent[0].address(), &vec![7; 24 * MIB + 5]);
@@ -266,7 +266,7 @@ fn an_eager_save_is_staged_when_the_last_copy_is_done_whoever_queued_it() {
     }
 }
 
-/// The host's part of a state is free as well when `hold` returns.
+/// The host's part of a state may also be changed once `hold` returns.
 #[test]
 fn what_the_host_has_may_change_once_all_is_held() {
     let mut machine = machine();
@@ -300,7 +300,7 @@ fn what_the_host_has_may_change_once_all_is_held() {
     }
 }
 
-/// The host is free while nothing is copied at all; what the training's stream gets then comes later.
+/// The host may continue before anything is copied; later work on the training's stream waits.
 #[test]
 fn a_stream_waits_for_a_lazy_save_and_the_host_does_not() {
     within_a_minute("a lazy save of a device", || {
@@ -326,14 +326,15 @@ fn a_stream_waits_for_a_lazy_save_and_the_host_does_not() {
         write(&job, &path).unwrap();
         assert!(job.is_staged());
         tensors.assert_at(&path, 1);
-        // And the change came through.
+        // The change is visible afterwards.
         machine.follow(&tensors);
         save_at_once(tensors.state(), &root.path().join("next")).unwrap();
         tensors.assert_at(&root.path().join("next"), 2);
     });
 }
 
-/// Nobody tells of changes to some tensors: a save that has one is eager, however small its memory.
+/// Some tensors change without a notification: a save that contains one is eager, however small its
+/// memory.
 #[test]
 fn a_tensor_that_is_to_be_copied_at_once_makes_the_save_an_eager_one() {
     let machine = machine();
@@ -355,7 +356,7 @@ fn a_tensor_that_is_to_be_copied_at_once_makes_the_save_an_eager_one() {
     tensors.assert_at(&path, 1);
 }
 
-/// Counters and statistics change in a forward pass, when no optimizer asks anybody.
+/// Counters and statistics change in a forward pass, which no optimizer hook announces.
 #[test]
 fn small_tensors_are_those_of_the_call() {
     let mut machine = machine();
@@ -384,12 +385,12 @@ fn small_tensors_are_those_of_the_call() {
     }
 }
 
-/// A directory without a disk below it, where a save takes no time, if there is one.
+/// A directory in memory if possible, where a save takes no time.
 fn in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
 
-/// What is left out: calls that say that they are done, and do nothing.
+/// Driver calls that report success and do nothing.
 type Mutant = (
     &'static str,
     &'static str,
@@ -436,7 +437,7 @@ const MUTANTS: &[Mutant] = &[
     ),
 ];
 
-/// A save that does not keep an order stores something else sooner or later, or has the device fail.
+/// A save that does not keep an order stores wrong bytes sooner or later, or makes the device fail.
 #[test]
 fn every_mutant_is_caught() {
     for (number, (what, ..)) in MUTANTS.iter().enumerate() {
@@ -450,7 +451,7 @@ fn every_mutant_is_caught() {
 
 const MUTANT: &str = "PENSTOCK_TEST_MUTANT";
 
-/// A device that has failed is gone for its process: so each has one of its own.
+/// A device that has failed is lost for its process, so each mutant has a process of its own.
 #[test]
 #[ignore = "run by another test"]
 fn child_with_a_mutant() {
@@ -470,13 +471,13 @@ fn child_with_a_mutant() {
         let saved = saved.is_ok() && machine.theirs.synchronize().is_ok();
         if !saved || !tensors.are_at(&path, seed) {
             eprintln!("caught with seed {seed}: {what}");
-            // What drops would wait for has failed with the device.
+            // Dropping would wait for a device that has failed.
             std::process::exit(0);
         }
     }
 }
 
-/// Runs an ignored test in a process of its own; what it says.
+/// Runs an ignored test in a separate process; returns its output.
 fn child(test: &str, environment: &[(&str, &str)]) -> String {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--ignored", "--nocapture"]);
@@ -488,7 +489,7 @@ fn child(test: &str, environment: &[(&str, &str)]) -> String {
     text
 }
 
-/// Steps of an optimizer beside saves, with the delays of another seed each time.
+/// Steps of an optimizer during saves, each time with delays from another seed.
 #[test]
 fn no_save_is_torn_by_a_training_that_goes_on() {
     let rounds = common::number("PENSTOCK_TORTURE_DEVICE_SAVES", 1000);
@@ -522,8 +523,8 @@ fn no_save_is_torn_by_a_training_that_goes_on() {
     }
 }
 
-/// The calls that a save makes. One that fails may fail the save: with its name, and nothing is stored or left.
-/// Or it does not, and then all is stored as it was.
+/// The driver calls of a save. If one fails, the save either fails with its name and stores
+/// nothing, or stores everything correctly.
 const CALLS: &[&str] = &[
     "cuCtxPushCurrent_v2",
     "cuThreadExchangeStreamCaptureMode",
@@ -549,7 +550,7 @@ fn a_call_that_fails_tears_no_save_and_leaves_nothing() {
     let mut failed = 0;
     for call in CALLS {
         for is_lazy in [false, true] {
-            // How often it is called changes from run to run.
+            // The number of calls varies from run to run.
             for nth in 1..=calls {
                 machine.draw(nth, 50);
                 let mut tensors = machine.tensors(nth, &sizes);
@@ -564,7 +565,7 @@ fn a_call_that_fails_tears_no_save_and_leaves_nothing() {
                         assert!(error.to_string().contains(call), "{error}");
                         failed += 1;
                     }
-                    // Whoever stages or holds knows why.
+                    // The thread that stages or holds has the cause.
                     Err(Error::Interrupted) => failed += 1,
                     Err(error) => panic!("{call}: {error}"),
                 }
@@ -586,7 +587,8 @@ fn a_call_that_fails_tears_no_save_and_leaves_nothing() {
     tensors.assert_at(&path, 1);
 }
 
-/// A save beside a training that takes its next step as soon as it may; something goes wrong `meanwhile`.
+/// A save during a training that takes its next step as soon as allowed; something fails
+/// `meanwhile`.
 fn save_beside(
     machine: &Machine,
     tensors: &mut Tensors,
@@ -724,7 +726,7 @@ proptest! {
 
 #[test]
 fn a_device_that_fails_under_way_fails_the_save() {
-    // A context that has failed is gone for good: a process of its own.
+    // A context that has failed is lost for its process, so this needs a separate one.
     let text = child("child_whose_device_fails", &[]);
     assert!(text.contains("1 passed"), "{text}");
 }
@@ -747,7 +749,7 @@ fn child_whose_device_fails() {
         "{error}"
     );
     assert!(!path.exists());
-    // What the host has can be saved all the same.
+    // The host's tensors can still be saved.
     let kept = HostRegion::from(content(1, 0, SIZES[0])).into();
     save_at_once(state(&SIZES[..1], vec![kept]), &path).unwrap();
 }
@@ -757,14 +759,14 @@ fn a_device_that_does_not_give_back_what_it_was_given_is_not_used() {
     let machine = machine();
     Lane::checked(&machine.device).unwrap();
     for kind in [Kind::HostToDevice, Kind::DeviceToHost] {
-        // It says that it is done, and has done nothing.
+        // The driver reports success, and has done nothing.
         machine.control.fail_operation(Some(kind), 1, 0);
         let refused = Lane::checked(&machine.device).unwrap_err();
         let words = refused.to_string();
         assert!(words.contains("does not come back"), "{words}");
         machine.control.clear_faults();
     }
-    // There need not be room for that.
+    // There may be no memory for that.
     machine.control.fail_call("cuMemAlloc_v2", 1, 2);
     Lane::checked(&machine.device).unwrap();
 }

@@ -1,5 +1,5 @@
-//! States that go to a device: what is there when a load has ended is what was stored, verified, whatever the
-//! order in which a driver does its work.
+//! States loaded to a device: after a load, its memory holds the stored, verified bytes, whatever
+//! the order in which a driver works.
 #![allow(unsafe_code)]
 
 mod common;
@@ -52,7 +52,7 @@ fn options() -> Options {
     }
 }
 
-/// A checkpoint in a directory that goes with it.
+/// A checkpoint in a directory that is removed with it.
 struct Saved {
     _root: TempDir,
     path: PathBuf,
@@ -74,10 +74,10 @@ fn load(path: &Path, targets: HashMap<usize, RegionMut>, options: &Options) -> R
     Checkpoint::open(path)?.load(None, targets, options, &Progress::default())
 }
 
-/// Memory of a device for each tensor, with something else in it.
+/// Device memory for each tensor, filled with other bytes.
 struct Tensors(Vec<LentDevice>);
 
-/// What memory holds before anything is loaded.
+/// The contents of memory before a load.
 fn old(index: usize, bytes: usize) -> Vec<u8> {
     noise(900 + index as u64, bytes)
 }
@@ -91,7 +91,7 @@ impl Tensors {
         tensors
     }
 
-    /// What is filled from now on comes after what the training has queued until now.
+    /// Fills from now on come after everything that the training has queued so far.
     fn follow(&self, machine: &Machine) {
         machine.lane.fill_after(&self.0[0].foreign()).unwrap();
     }
@@ -159,7 +159,7 @@ fn what_is_loaded_is_in_place_wherever_it_goes() {
 
 fn host_region(bytes: &mut [u8]) -> HostRegionMut {
     let address = bytes.as_mut_ptr().expose_provenance();
-    // SAFETY: nobody looks at the bytes before the load that this is for has ended.
+    // SAFETY: the bytes are not accessed before the load that this is for has ended.
     unsafe { HostRegionMut::new(address, bytes.len(), Box::new(())) }
 }
 
@@ -190,7 +190,7 @@ fn is_unpinned(report: &LoadReport) -> bool {
 
 #[test]
 fn memory_that_cannot_be_pinned_will_do() {
-    // What another test has pinned is kept: a process of its own.
+    // Memory pinned by another test is kept, so this needs a separate process.
     assert_passes("child_that_can_pin_nothing");
 }
 
@@ -221,7 +221,7 @@ fn assert_passes(child: &str) {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// Runs an ignored test in a process of its own; what it says.
+/// Runs an ignored test in a separate process; returns its output.
 #[track_caller]
 fn text_of(child: &str, environment: &[(&str, &str)]) -> String {
     let executable = std::env::current_exe().unwrap();
@@ -280,7 +280,7 @@ fn each_device_takes_what_is_its_own() {
     tensors.assert_are(&saved.sample);
 }
 
-/// Memory that was just allocated may still be written to by what the stream has queued for its last owner.
+/// Work queued for the previous owner may still write to memory that was just allocated.
 #[test]
 fn what_was_queued_before_a_load_does_not_overwrite_it() {
     within_a_minute("a load behind a stream", || {
@@ -300,7 +300,7 @@ fn what_was_queued_before_a_load_does_not_overwrite_it() {
             while copies() == before {
                 thread::sleep(Duration::from_millis(1));
             }
-            // One that did not wait would be done by now.
+            // A load that did not wait would be done by now.
             thread::sleep(Duration::from_millis(20));
             drop(hold);
             loading.join().unwrap().unwrap();
@@ -329,7 +329,7 @@ fn a_stream_sees_what_is_on_its_way_and_the_host_does_not_wait() {
         let look = lent.look().unwrap();
         assert!(!departing.is_done().unwrap());
         assert!(pool.try_take().unwrap().is_none() && !lent.is_returned());
-        // It could go on, if it were not to wait.
+        // It could continue if it did not have to wait.
         hold.allow(machine.theirs.raw() as u64, 10);
         thread::sleep(Duration::from_millis(20));
         drop(hold);
@@ -360,7 +360,7 @@ fn a_buffer_is_not_let_go_of_before_it_is_copied() {
             assert!(pool.try_take().unwrap().is_none());
             drop(hold);
         });
-        // Whoever has the buffer next may write to it.
+        // The next user of the buffer may write to it.
         let mut buf = pool.try_take().unwrap().unwrap();
         buf.as_mut_slice().fill(0);
         assert!(lent.is_returned());
@@ -368,7 +368,7 @@ fn a_buffer_is_not_let_go_of_before_it_is_copied() {
     });
 }
 
-/// Some copies may be under way when a call after them fails.
+/// Some copies may be in progress when a later call fails.
 #[test]
 fn copies_that_begin_in_part_are_waited_for() {
     within_a_minute("copies that begin in part", || {
@@ -395,7 +395,7 @@ fn copies_that_begin_in_part_are_waited_for() {
     });
 }
 
-/// Changes a byte of a tensor where it is stored, and tells where that is in the file.
+/// Changes a stored byte of a tensor; returns its offset in the file.
 fn damage(saved: &Saved, tensor: usize, at: usize) -> u64 {
     let checkpoint = Checkpoint::open(&saved.path).unwrap();
     let place = checkpoint.part().tensors[tensor].range.0 + at as u64;
@@ -418,7 +418,7 @@ fn damaged_bytes_never_reach_a_device() {
     };
     assert_eq!((*offset, tensor.as_deref()), (Some(place), Some("t3")));
     tensors.assert_returned();
-    // Each chunk is there, or what was there before.
+    // Each chunk holds the new bytes, or the old ones.
     let checkpoint = Checkpoint::open(&saved.path).unwrap();
     for (index, (lent, bytes)) in tensors.0.iter().zip(&saved.sample.bytes).enumerate() {
         let (content, old) = (lent.content().unwrap(), old(index, bytes.len()));
@@ -499,8 +499,8 @@ fn a_cancelled_load_lets_go_of_what_it_had() {
     }
 }
 
-/// The calls that a load makes. One that fails may fail the load, with its name; or it does not, and then all
-/// is as it was stored.
+/// The driver calls of a load. If one fails, the load either fails with its name, or returns
+/// everything as it was stored.
 const CALLS: &[&str] = &[
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyBatchAsync_v2",
@@ -514,7 +514,7 @@ const CALLS: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Those that it takes to destroy an event: where one fails, the event stays.
+/// The calls needed to destroy an event: if one fails, the event leaks.
 const TO_DESTROY: &[&str] = &[
     "cuCtxPushCurrent_v2",
     "cuThreadExchangeStreamCaptureMode",
@@ -525,7 +525,8 @@ const TO_DESTROY: &[&str] = &[
 fn a_call_that_fails_spoils_no_load_and_leaves_nothing() {
     let calls = common::number("PENSTOCK_TORTURE_DEVICE_FAULTS", 12);
     let mut machine = machine();
-    // The last one is filled in rows, the ones before it by one call; what is alone by another one.
+    // The last tensor is filled in rows, the ones before it by one call; a lone tensor by another
+    // call.
     let saved = saved(Sample::of_sizes(&[MIB + 5, 300, 500, 9000]));
     let first = Sample::of_sizes(&[MIB + 5, 300, 500]);
     let mut failed = Vec::new();
@@ -567,13 +568,13 @@ fn a_call_that_fails_spoils_no_load_and_leaves_nothing() {
             }
         }
     }
-    // What begins copies is called in any case, and nothing makes up for it.
+    // The calls that begin copies are always made, and nothing replaces them.
     for call in &CALLS[..5] {
         assert!(failed.contains(call), "{call}");
     }
 }
 
-/// What is left out: calls that say that they are done, and do nothing.
+/// Driver calls that report success and do nothing.
 const MUTANTS: &[(&str, &str, RangeInclusive<u64>)] = &[
     (
         "a load does not wait for a stream",
@@ -586,7 +587,8 @@ const MUTANTS: &[(&str, &str, RangeInclusive<u64>)] = &[
 
 const MUTANT: &str = "PENSTOCK_TEST_MUTANT";
 
-/// A load that does not keep an order has something else in place sooner or later, or the device fail.
+/// A load that does not keep an order returns wrong bytes sooner or later, or makes the device
+/// fail.
 #[test]
 fn every_mutant_is_caught() {
     for (number, (what, ..)) in MUTANTS.iter().enumerate() {
@@ -598,7 +600,7 @@ fn every_mutant_is_caught() {
     }
 }
 
-/// A device that has failed is gone for its process.
+/// A device that has failed is lost for its process.
 #[test]
 #[ignore = "run by another test"]
 fn child_with_a_mutant() {
@@ -635,13 +637,13 @@ fn child_with_a_mutant() {
         machine.control.clear_faults();
         if !is_it || machine.theirs.synchronize().is_err() || !is_loaded() {
             eprintln!("caught with seed {seed}: {what}");
-            // What drops would wait for may have failed with the device.
+            // Dropping would wait for a device that may have failed.
             std::process::exit(0);
         }
     }
 }
 
-/// Memory of an array whose dimensions lie in any order, any steps apart, in any direction.
+/// Memory of an array with dimensions in any order, any distance apart, in any direction.
 #[derive(Clone, Debug)]
 struct Layout {
     order: u64,
@@ -669,7 +671,7 @@ impl Layout {
         let (mut strides, mut order) = (vec![0; shape.len()], self.order);
         let (mut stride, mut first) = (item_bytes, 0);
         while !left.is_empty() {
-            // Without an order of its own it is row-major.
+            // Without an order it is row-major.
             let place = match self.order % 2 {
                 0 => left.len() - 1,
                 _ => order as usize / 2 % left.len(),
@@ -705,7 +707,7 @@ struct Memory {
     first: usize,
     old: Vec<u8>,
     host: Vec<u8>,
-    /// Where it is instead, if a device has it.
+    /// The device memory, if it is on a device.
     lent: Option<LentDevice>,
 }
 
@@ -716,13 +718,13 @@ impl Memory {
             return lent.array(self.first, item_bytes, shape, strides).into();
         }
         let address = self.host.as_mut_ptr().expose_provenance() + self.first;
-        // SAFETY: all items are in the bytes, which nobody looks at before the fill has ended.
+        // SAFETY: all items are in the bytes, which are not accessed before the fill has ended.
         let array =
             unsafe { HostArrayMut::new(address, item_bytes, shape, Some(strides), Box::new(())) };
         array.unwrap().into()
     }
 
-    /// Whether the items have this content, and all else is as it was.
+    /// Whether the items have this content, and all other bytes are unchanged.
     fn holds(&self, content: &[u8]) -> bool {
         let mut expected = self.old.clone();
         for (number, item) in content.chunks(self.item_bytes).enumerate() {
@@ -821,7 +823,7 @@ proptest! {
 
 #[test]
 fn a_device_that_fails_under_way_fails_the_load() {
-    // A context that has failed is gone for good: processes of their own.
+    // A context that has failed is lost for its process, so these need separate ones.
     assert_passes("child_whose_device_fails");
     assert_passes("child_whose_last_copy_fails");
 }
@@ -832,7 +834,7 @@ fn child_whose_device_fails() {
     assert_fails(&SIZES, 1);
 }
 
-/// Nothing comes after it that would fail as well.
+/// No later call would fail as well.
 #[test]
 #[ignore = "run by another test"]
 fn child_whose_last_copy_fails() {
@@ -849,7 +851,7 @@ fn assert_fails(sizes: &[usize], nth: u64) {
     machine
         .control
         .fail_operation(Some(Kind::HostToDevice), nth, 700);
-    // The load has time to come to where it waits.
+    // The load has time to reach its wait.
     let hold = machine.control.hold();
     let error = thread::scope(|scope| {
         let loading = scope.spawn(|| load(&saved.path, targets, &options()));
@@ -862,12 +864,12 @@ fn assert_fails(sizes: &[usize], nth: u64) {
         "{error}"
     );
     tensors.assert_returned();
-    // What goes to the host can be loaded all the same.
+    // Tensors can still be loaded to the host.
     let loaded = load(&saved.path, HashMap::new(), &options()).unwrap();
     assert!(saved.sample.is(&loaded));
 }
 
-/// What the host gets of the same extents is read meanwhile, as far as there is staging for the rest.
+/// The host's part of the same extents is read meanwhile, within the staging memory that is left.
 #[test]
 fn a_load_goes_on_reading_while_a_device_copies() {
     let machine = machine();

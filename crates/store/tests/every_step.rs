@@ -1,9 +1,9 @@
-//! Every single operation of a program fails, or is the last that its process lives to see.
+//! Every single operation of a program fails, or is the last of its process.
 //!
-//! The program saves, replaces, retains, deletes and sweeps. All that it does to storage passes the
-//! two decorators of `penstock_io::faulty`, which count: so each operation can be failed, or the
-//! process killed before it, in turn. Whatever happens, what was acknowledged is there, nothing is
-//! damaged, the call goes through when it is made again, and a sweep leaves nothing behind.
+//! The program saves, replaces, retains, deletes and sweeps. All of its operations on storage pass
+//! the two decorators of `penstock_io::faulty`, which count them: so each operation can fail, or
+//! the process can be killed before it, in turn. In all cases acknowledged data exists, nothing is
+//! damaged, a repeated call succeeds, and a sweep leaves nothing behind.
 
 mod common;
 
@@ -30,13 +30,13 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const SIGKILL: i32 = 9;
 
-/// The variables that tell a child what to do, and before which operation it dies.
+/// Environment variables that tell a child what to do, and before which operation to die.
 const ROOT: &str = "PENSTOCK_TEST_STEP_ROOT";
 const ENGINE: &str = "PENSTOCK_TEST_STEP_ENGINE";
 const DIES_AT: &str = "PENSTOCK_TEST_STEP_DIES_AT";
 const RANK: &str = "PENSTOCK_TEST_STEP_RANK";
 
-/// A state of two shards' worth of small tensors that differ with the seed.
+/// A state of small tensors for two shards, which differ with the seed.
 fn sample(seed: u64) -> Sample {
     Sample::seeded_rank(seed, &[70_000, 600])
 }
@@ -49,7 +49,7 @@ fn samples() -> HashMap<u64, Sample> {
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Save(u64, u64),
-    /// Of a state whose last tensor lies in a file.
+    /// Saves a state whose last tensor is in a separate file.
     SaveHeld(u64, u64),
     Replace(u64, u64),
     Retain(u64, u64),
@@ -70,7 +70,7 @@ const PROGRAM: [Call; 10] = [
     Call::Delete(3),
 ];
 
-/// What changes storage, and what it says about it.
+/// Calls that change storage, with their promises.
 struct Program<'a> {
     store: Store,
     options: Options,
@@ -96,7 +96,7 @@ impl<'a> Program<'a> {
             Call::Save(step, seed) => self.save(step, seed, false),
             Call::Replace(step, seed) => self.save(step, seed, true),
             Call::SaveHeld(step, seed) => {
-                // In no part of the store, and made by somebody else.
+                // The file is outside of all steps, and somebody else's.
                 let file = self.store.root().join(format!("held-{seed}"));
                 let state = held::write(&sample(seed), 1, &file);
                 self.save_state(step, seed, state, false)?;
@@ -117,7 +117,7 @@ impl<'a> Program<'a> {
             Call::Delete(step) => {
                 (self.note)(Note::Deleting(step));
                 match self.store.delete(step) {
-                    // Made again after it had failed on its last step.
+                    // The call is repeated after it failed on its last operation.
                     Ok(_) | Err(Error::NotFound { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -149,7 +149,7 @@ fn step_publication(store: &Store, step: u64, overwrite: bool) -> Publication {
     }
 }
 
-/// What is promised is there; returns what is.
+/// Checks that the promises hold; returns the store's contents.
 #[track_caller]
 fn check(root: &Path, notes: &[Note], what: &str) -> BTreeMap<u64, Vec<u64>> {
     let expected = Expected::after(notes);
@@ -157,7 +157,7 @@ fn check(root: &Path, notes: &[Note], what: &str) -> BTreeMap<u64, Vec<u64>> {
     held.unwrap_or_else(|violation| panic!("{what}: {violation}"))
 }
 
-/// After a sweep there is nothing but complete checkpoints, the same ones.
+/// After a sweep there are only complete checkpoints, the same as before.
 #[track_caller]
 fn check_swept(root: &Path, notes: &[Note], what: &str) {
     let held = check(root, notes, what);
@@ -172,7 +172,7 @@ fn check_swept(root: &Path, notes: &[Note], what: &str) {
     }
 }
 
-/// Operations of the whole program when nothing goes wrong.
+/// Number of operations of the whole program without failures.
 fn operations(engine: EngineChoice) -> u64 {
     let root = tempfile::tempdir().unwrap();
     let faults = Arc::new(Faults::new(0));
@@ -187,7 +187,7 @@ fn operations(engine: EngineChoice) -> u64 {
     faults.operations()
 }
 
-/// Whether a failure may go unsaid: of tidying up after a save that is acknowledged.
+/// Whether a failure may go unreported: one of cleaning up after an acknowledged save.
 fn is_tidying(call: Call, operation: &str) -> bool {
     matches!(
         call,
@@ -210,7 +210,7 @@ fn each_failing_operation_is_told_and_harms_nothing_and_the_call_can_be_made_aga
     }
 }
 
-/// Runs the program with one operation failing; tells whether its call said so.
+/// Runs the program with one failing operation; returns whether its call reported the failure.
 fn fail_one(engine: EngineChoice, nth: u64, number: i32) -> bool {
     let root = tempfile::tempdir().unwrap();
     let failure = Failure {
@@ -262,7 +262,7 @@ fn fail_one(engine: EngineChoice, nth: u64, number: i32) -> bool {
     let mut note = |said| notes.push(said);
     let mut program = Program::new(root.path(), Options::default(), &mut note);
     match program.call(call) {
-        // Published, and only its last sync failed: it is there, if not promised.
+        // The checkpoint is published, and only its last sync failed: it exists, without a promise.
         Err(Error::Exists { path }) => assert!(Checkpoint::open(&path).is_ok(), "{what}"),
         result => result.unwrap_or_else(|error| panic!("{what}: {error}")),
     }
@@ -270,7 +270,7 @@ fn fail_one(engine: EngineChoice, nth: u64, number: i32) -> bool {
     true
 }
 
-/// From some operation on, nothing works any more, as on a disk that has gone away or is full.
+/// From some operation on, all fail, as on a disk that is gone or full.
 #[test]
 fn a_disk_that_stops_working_keeps_what_it_had() {
     for &engine in engines() {
@@ -297,7 +297,7 @@ fn a_disk_that_stops_working_keeps_what_it_had() {
     }
 }
 
-/// Options of a child that dies before the operation it was told.
+/// Options of a child that dies before the given operation.
 fn dying(engine: EngineChoice) -> Options {
     let nth: u64 = std::env::var(DIES_AT).unwrap().parse().unwrap();
     let die = move |operation, _: &'static str, _: &Path| {
@@ -330,7 +330,7 @@ fn child() {
     }
 }
 
-/// A child, and what it says.
+/// A child process and its output.
 struct Running {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -356,20 +356,20 @@ impl Running {
         Running { child, said, asked }
     }
 
-    /// The next thing it says; `None` once it is dead.
+    /// The next line of its output; `None` once it is dead.
     fn next(&mut self) -> Option<String> {
         let lines = (&mut self.said).lines().map_while(std::result::Result::ok);
-        // The harness may have begun a line of its own.
+        // The test harness may have begun a line of its own.
         let mut said = lines.filter_map(|line| Some(line.split_once("> ")?.1.to_owned()));
         said.next()
     }
 
     fn tell(&mut self, line: &str) {
-        // It may be dead by now.
+        // The child may be dead by now.
         let _ = writeln!(self.asked, "{line}");
     }
 
-    /// Whether it was killed, and did not come to its end or fail.
+    /// Whether it was killed, as opposed to ended or failed.
     fn was_killed(mut self) -> bool {
         drop(self.asked);
         let status = self.child.wait().unwrap();
@@ -401,12 +401,13 @@ fn each_operation_is_the_last_of_a_process() {
     }
 }
 
-/// One of two ranks, told what the other says: the first begins and commits, the second joins.
+/// One of two ranks, which receives the other's messages: the first begins and commits, the second
+/// joins.
 fn run_rank(program: &mut Program<'_>, rank: u32) {
     let publication = step_publication(&program.store, 2, false);
     let (options, progress) = (&program.options, Progress::default());
     let mut lines = std::io::stdin().lines();
-    // The other one may be dead: then there is nothing to commit.
+    // The other rank may be dead: then there is nothing to commit.
     let mut listen = || lines.next().and_then(std::result::Result::ok);
     let state = sample(u64::from(rank) + 2).state();
     if rank == 0 {
@@ -422,13 +423,13 @@ fn run_rank(program: &mut Program<'_>, rank: u32) {
         let Some(id) = listen() else { return };
         let joined = Attempt::join(&publication.path, &id, &options.file_system, &progress);
         let mut attempt = match joined {
-            // The coordinator failed and took its directory along.
+            // The coordinator failed and removed its directory.
             Err(Error::NotFound { .. }) => return,
             joined => joined.unwrap(),
         };
         let written = write_rank(&mut attempt, rank, state, options, &progress).unwrap();
         say(&serde_json::to_string(&written.part).unwrap());
-        // The lease is held until it is known what became of the attempt.
+        // The lease is held until the outcome of the attempt is known.
         let _ = listen();
     }
 }
@@ -469,7 +470,7 @@ fn each_operation_is_the_last_of_a_rank() {
                     );
                     break;
                 }
-                // Whatever became of it, the step can be saved.
+                // The step can be saved after any outcome.
                 let mut note = |said| notes.push(said);
                 let mut program = Program::new(root.path(), Options::default(), &mut note);
                 program.call(Call::Replace(2, 5)).unwrap();

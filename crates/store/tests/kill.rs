@@ -1,9 +1,8 @@
-//! SIGKILL at random moments: what was acknowledged loads, bit for bit, and the store goes on from
-//! there.
+//! SIGKILL at random moments: acknowledged data loads, bit for bit, and the store remains usable.
 //!
-//! A child process saves, overwrites, retains, deletes and sweeps, and tells on its standard output
-//! what it begins and what it has done; the parent kills it, wherever it is, and looks at what is
-//! there. `make torture` asks for a thousand kills; a run of the tests makes fifty.
+//! A child process saves, overwrites, retains, deletes and sweeps, and reports on its standard
+//! output when it begins and finishes an operation; the parent kills it at a random moment, and
+//! checks the store. `make torture` makes a thousand kills; an ordinary run makes fifty.
 
 mod common;
 
@@ -20,15 +19,15 @@ use common::saver::{News, Saver, Tally};
 use common::{Rng, number};
 use penstock_store::steps::store::Store;
 
-/// The variables that tell the child where to save, and what.
+/// Environment variables that tell the child where to save, and what.
 const ROOT: &str = "PENSTOCK_TEST_KILL_ROOT";
 const CHOICES: &str = "PENSTOCK_TEST_KILL_CHOICES";
 const FIRST_SEED: &str = "PENSTOCK_TEST_KILL_FIRST_SEED";
-/// What a line of the child begins with: the harness writes lines of its own.
+/// Prefixes of the child's lines: the test harness writes lines of its own.
 const BEGUN: &str = "child begins ";
 const ACKNOWLEDGED: &str = "child acknowledges";
 
-/// How long after the last news that was waited for a kill comes at most.
+/// Longest time from the last awaited message to the kill.
 const MOMENT_MAX: Duration = Duration::from_millis(30);
 
 #[test]
@@ -72,7 +71,7 @@ fn spawn(root: &Path, choices: u64, first_seed: u64) -> (Child, Receiver<News>) 
     (child, receiver)
 }
 
-/// The harness may have begun the line.
+/// The test harness may have begun the line.
 fn read(line: &str) -> Option<News> {
     if let Some((_, activity)) = line.split_once(BEGUN) {
         return Some(News::Begun(activity.parse().unwrap()));
@@ -96,7 +95,7 @@ fn what_was_acknowledged_survives_kills() {
         for _ in 0..rng.below(8) {
             heard.push(news.recv().expect("the child works until it is killed"));
         }
-        // The random moment itself; nothing is synchronised by it.
+        // The random moment itself; nothing is synchronized by it.
         thread::sleep(Duration::from_micros(
             rng.below(MOMENT_MAX.as_micros() as u64),
         ));
@@ -115,7 +114,7 @@ fn what_was_acknowledged_survives_kills() {
         assert_eq!(status.signal(), Some(9), "{when}: the child had failed");
         activities.count(activity);
         ledger.check(&store, &when);
-        // Half of the children start beside what the one before left.
+        // Half of the children start with the remains of the previous one.
         if rng.below(2) == 0 {
             ledger.sweep(&store, &when);
         }

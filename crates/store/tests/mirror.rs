@@ -1,5 +1,5 @@
-//! Mirrors of checkpoints, in a bucket of a server that keeps a journal: the same names and bytes, nothing
-//! of what is damaged, and nothing sent twice, wherever a process is killed.
+//! Mirrors of checkpoints, in a bucket of a server that logs its requests: the same names and
+//! bytes, no damaged bytes, and nothing sent twice, wherever a process is killed.
 
 mod common;
 
@@ -36,7 +36,7 @@ struct World {
 }
 
 impl World {
-    /// Buckets are reached by their names, which no two tests share.
+    /// Bucket names are the addresses, so no two tests share one.
     fn new(name: &str) -> World {
         let server = served::start();
         let bucket = server.make_bucket(name);
@@ -60,7 +60,7 @@ impl World {
         mirror_to(&self.from(), &self.to(), &Progress::default())
     }
 
-    /// What the bucket holds under the copy's names.
+    /// The objects in the bucket under the copy's names.
     fn copy(&self) -> HashMap<String, Vec<u8>> {
         let objects = self.bucket.objects().into_iter();
         objects
@@ -74,7 +74,7 @@ impl World {
         assert_eq!(self.bucket.uploads().len(), 0);
     }
 
-    /// How often parts were put that the store has taken.
+    /// Number of parts that the store has received.
     fn parts_sent(&self) -> usize {
         let journal = self.bucket.journal().into_iter();
         let is_part = |call| call == Call::PutPart;
@@ -118,7 +118,7 @@ fn files(path: &Path) -> HashMap<String, Vec<u8>> {
     names(path).into_iter().map(read).collect()
 }
 
-/// A checkpoint with shards of several parts and of less than one, and a small file.
+/// A checkpoint with shards of several parts and of less than one, and a sidecar.
 fn save_at(path: &Path, seed: u64) {
     let sample = Sample::seeded_sizes(seed, &[11 * MIB, 7 * MIB + 123, 300, 2 * MIB]);
     let publication = Publication {
@@ -175,7 +175,8 @@ fn what_is_damaged_here_is_not_mirrored() {
         let result = world.mirror();
         fs::write(&file, &right).unwrap();
         if name == "config.json" || name == "model.safetensors.index.json" {
-            // Copies that anybody may edit: what is mirrored is what the checkpoint vouches for.
+            // The copies of sidecars may be edited: the originals are mirrored, whose digests are
+            // in the manifest.
             world.assert_is_copy();
             for key in world.bucket.objects().keys() {
                 world.bucket.remove(key);
@@ -235,8 +236,8 @@ fn what_cannot_be_mirrored_is_refused() {
     assert_eq!(world.copy(), HashMap::new());
 }
 
-/// Whatever goes wrong with one request: the copy comes to be, by this call or by the next, and is whole
-/// as soon as it has a manifest.
+/// A single fault of any request is repaired by this call or the next, and the copy is whole as
+/// soon as it has a manifest.
 #[test]
 fn one_fault_anywhere_costs_at_most_another_call() {
     let faults = [
@@ -279,7 +280,7 @@ fn one_fault_anywhere_costs_at_most_another_call() {
                     .collect()
             };
             let mirrored = mirror_to(&world.from(), &to, &Progress::default());
-            // Nobody is told to delete it.
+            // No error tells the user to delete the copy.
             let is_condemned = matches!(
                 mirrored,
                 Err(Error::Exists { .. } | Error::Corrupt { .. } | Error::Malformed { .. })
@@ -303,8 +304,8 @@ fn one_fault_anywhere_costs_at_most_another_call() {
     assert!(tried >= faults.len() * requests / stride / 2);
 }
 
-/// The answer by which a mirror sees that its copy is complete may be wrong by itself. It is asked for again, and
-/// the first call tells that the copy is there.
+/// The response that shows a mirror that its copy is complete may itself be wrong. The request is
+/// repeated, and the first call reports the copy.
 #[test]
 fn one_bad_answer_to_a_read_back_condemns_no_copy() {
     let world = World::new("read-back");
@@ -331,7 +332,7 @@ fn one_bad_answer_to_a_read_back_condemns_no_copy() {
         .iter()
         .flat_map(|nth| faults.map(|fault| (*nth, fault)))
         .collect();
-    // Every fault comes, since its number is none that divides theirs.
+    // Every fault occurs, since the stride does not divide their number.
     let stride = if number("PENSTOCK_TORTURE_MIRROR_FAULTS", 0) > 0 {
         1
     } else {
@@ -349,7 +350,7 @@ fn one_bad_answer_to_a_read_back_condemns_no_copy() {
             .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
             .collect();
         assert_eq!(copy, files(&world.from()), "{fault:?} of {nth}");
-        // Who finds it there later, by an answer that is wrong once, is told so too.
+        // A later call that finds the copy, through a response that is wrong once, reports it too.
         let asked = bucket.requests();
         bucket.plan("mirror", asked, fault);
         let again = mirror_to(&world.from(), &at(&name), &Progress::default());
@@ -358,7 +359,7 @@ fn one_bad_answer_to_a_read_back_condemns_no_copy() {
     }
 }
 
-/// A read of what is copied fails, on each engine: nothing is published, and the next call goes on.
+/// A read of the source fails, on each engine: nothing is published, and the next call continues.
 #[test]
 fn each_failing_read_ends_the_mirroring_and_the_next_call_goes_on() {
     let world = World::new("failing-reads");
@@ -423,7 +424,7 @@ fn a_copy_whose_manifest_is_damaged_there_is_called_damaged() {
     assert_eq!((path, file.as_deref()), (world.to(), Some(MANIFEST)));
 }
 
-/// Everything that was sent is removed while more is sent, as by a rule of the bucket.
+/// Everything sent so far is removed meanwhile, as by a lifecycle rule of the bucket.
 #[test]
 fn a_bucket_that_is_emptied_meanwhile_costs_at_most_another_call() {
     let world = World::new("emptied");
@@ -462,8 +463,8 @@ fn a_bucket_that_is_emptied_meanwhile_costs_at_most_another_call() {
     }
 }
 
-/// Two processes mirror different checkpoints of one step, and the line lies to both: the copy is one of the two,
-/// and just those are told that it is there whose it is.
+/// Two processes mirror different checkpoints of one step over a line with wrong responses: the
+/// copy is one of the two, and only the owner of that one reports success.
 #[test]
 fn two_mirrors_of_one_step_through_a_line_that_lies_make_one_whole_copy() {
     let world = World::new("two");
@@ -536,7 +537,7 @@ fn two_mirrors_of_one_step_through_a_line_that_lies_make_one_whole_copy() {
     }
 }
 
-/// Somebody ends the upload of a file, or a sweep takes what was sent for a dead save's.
+/// Somebody aborts the upload of a file, or a sweep takes sent files for those of a dead save.
 #[test]
 fn what_somebody_removes_meanwhile_is_not_published_without() {
     let world = World::new("removed");
@@ -568,7 +569,8 @@ fn what_somebody_removes_meanwhile_is_not_published_without() {
     world.assert_is_copy();
 }
 
-/// Who finds the manifest looks for the rest as well: its mirror may have died before it did.
+/// A mirror that finds the manifest checks the other files too: the earlier mirror may have died
+/// before it did.
 #[test]
 fn what_a_copy_with_a_manifest_lacks_is_sent_again() {
     let world = World::new("lacks");
@@ -582,8 +584,8 @@ fn what_a_copy_with_a_manifest_lacks_is_sent_again() {
     assert_eq!(report.sent_bytes, bytes);
 }
 
-/// A sweep may have begun before the manifest was there. It is waited for, and what it took is sent again;
-/// the manifest stays, since another mirror may have told of the copy.
+/// A sweep may have begun before the manifest existed. The mirror waits for it and sends the
+/// removed files again; the manifest stays, since another mirror may have reported the copy.
 #[test]
 fn a_sweep_that_meets_the_publication_costs_what_it_took_and_no_more() {
     let world = World::new("meets");
@@ -626,7 +628,7 @@ fn an_upload_that_is_not_ours_is_given_up() {
     save_at(&world.from(), 1);
     let objects = buckets::at(&world.to()).unwrap().unwrap();
     let path = world.to().join(shard_of(&world.from()));
-    // One without a part, and one with a part of other bytes.
+    // One upload without a part, and one with a part of other bytes.
     for part in [None, Some(vec![7; 5 * MIB])] {
         let continued = objects.go_on(&path, |_| false).unwrap();
         if let Some(bytes) = part {
@@ -675,14 +677,14 @@ fn put_part(objects: &Objects, file: File, bytes: &[u8]) {
     completed.pop().unwrap().result.unwrap();
 }
 
-/// A store that takes what comes and never answers.
+/// A store that accepts requests and never responds.
 #[test]
 fn a_stop_does_not_wait_for_answers() {
     let world = World::new("silent");
     save_at(&world.from(), 1);
     let progress = Arc::new(Progress::default());
     let silent = Arc::downgrade(&progress);
-    // All is answered up to the first part, whose answer never comes in the time of a test.
+    // Every request is answered up to the first part, whose response never comes during the test.
     let silence = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silence.local_addr().unwrap());
     let server = world.server.endpoint();
@@ -695,7 +697,7 @@ fn a_stop_does_not_wait_for_answers() {
     world.assert_is_copy();
 }
 
-/// Passes requests on until one is a part, cancels then, and passes nothing any more.
+/// Forwards requests until one is a part, then cancels, and forwards nothing more.
 fn relay(clients: &TcpListener, server: &str, progress: &Weak<Progress>) {
     for client in clients.incoming() {
         let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
@@ -718,7 +720,7 @@ fn pass_all_but_parts(mut client: TcpStream, mut server: TcpStream, progress: &W
     }
 }
 
-/// The variables that tell a child what to mirror.
+/// Environment variables that tell a child what to mirror.
 const FROM: &str = "PENSTOCK_TEST_MIRROR_FROM";
 const BUCKET: &str = "PENSTOCK_TEST_MIRROR_BUCKET";
 const ENDPOINT: &str = "PENSTOCK_TEST_MIRROR_ENDPOINT";
@@ -734,7 +736,7 @@ fn child() {
     mirror_to(Path::new(&from), &at(&bucket), &Progress::default()).unwrap();
 }
 
-/// A mirroring that is killed at random moments and begun again until it ends.
+/// A mirroring that is killed at random moments and restarted until it finishes.
 #[test]
 fn a_part_is_sent_once_wherever_a_process_is_killed() {
     let wanted = number("PENSTOCK_TORTURE_MIRROR_KILLS", 25);
@@ -755,7 +757,7 @@ fn a_part_is_sent_once_wherever_a_process_is_killed() {
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap();
-            // The random moment itself; nothing is synchronised by it.
+            // The random moment itself; nothing is synchronized by it.
             thread::sleep(Duration::from_micros(
                 rng.below(MOMENT_MAX.as_micros() as u64),
             ));
@@ -792,10 +794,10 @@ fn a_part_is_sent_once_wherever_a_process_is_killed() {
     eprintln!("{kills} kills in {rounds} rounds, seed {seed}: no part sent twice");
 }
 
-/// How long after its start a child is killed at most.
+/// Latest time after its start at which a child is killed.
 const MOMENT_MAX: Duration = Duration::from_millis(120);
 
-/// Waits for what a dead child had asked for in full: the server still does that.
+/// Waits for the complete requests of a dead child, which the server still carries out.
 fn settle(bucket: &Bucket) {
     let mut before = usize::MAX;
     while bucket.journal().len() != before {

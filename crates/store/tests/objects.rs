@@ -1,5 +1,5 @@
-//! Checkpoints in a bucket, on a real server of S3's protocol: VersityGW, found by
-//! `PENSTOCK_VERSITYGW`, or where `make objects-server` puts it.
+//! Checkpoints in a bucket, on a real server of S3's protocol: VersityGW, found through
+//! `PENSTOCK_VERSITYGW`, or where `make objects-server` installs it.
 
 mod common;
 
@@ -42,7 +42,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts one; `None`, loudly, where there is none to be had.
+    /// Starts a server; `None`, with a message, if there is none.
     fn start(test: &str) -> Option<Server> {
         let Some(program) = program() else {
             skip(
@@ -53,7 +53,7 @@ impl Server {
         };
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join(BUCKET)).unwrap();
-        // Somebody else may take a port that is free just now.
+        // Somebody else may take a port that was just free.
         for _ in 0..5 {
             let port = free_port();
             let mut process = Command::new(&program)
@@ -100,7 +100,7 @@ impl Server {
         self.objects_as(Remote::default())
     }
 
-    /// Where the server keeps what has a key.
+    /// The server's file for a key.
     fn file(&self, key: &str) -> PathBuf {
         self.root.path().join(BUCKET).join(key)
     }
@@ -113,17 +113,17 @@ impl Drop for Server {
     }
 }
 
-/// What a line to a server does to requests that put a manifest.
+/// How a connection treats requests that put a manifest.
 #[derive(Clone, Copy, PartialEq)]
 enum Cut {
     Nothing,
     /// They do not arrive.
     Request,
-    /// They are carried out, and nobody hears of it.
+    /// They are carried out, but their responses are lost.
     Answer,
 }
 
-/// A line to a server that can be cut. Its threads end with their connections.
+/// A connection to a server that can be cut. Its threads end with their connections.
 struct Line {
     endpoint: String,
     cut: Arc<Mutex<Cut>>,
@@ -161,7 +161,7 @@ impl Line {
     }
 }
 
-/// Passes requests on, one after the other, and their answers back.
+/// Forwards requests one after the other, and their responses back.
 fn pass(mut client: TcpStream, mut server: TcpStream, cut: &Mutex<Cut>) {
     let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     let is_mute = Arc::new(AtomicBool::new(false));
@@ -442,7 +442,7 @@ fn a_commit_whose_answer_is_lost_is_found_and_one_that_nobody_decides_keeps_its_
     let stored = names(&server.file("lost"));
     assert_eq!(stored.len(), 2, "{stored:?}");
     assert!(stored.iter().all(|name| name.contains(&attempt)));
-    // Another one is in its place by now: what comes late is refused.
+    // Another checkpoint has its place by now: the late request is refused.
     let first = Sample::seeded(1);
     first
         .save(&at("taken"), &options(&server.objects()))
@@ -452,7 +452,7 @@ fn a_commit_whose_answer_is_lost_is_found_and_one_that_nobody_decides_keeps_its_
     assert_at(&first, &at("taken"), &server.objects());
 }
 
-/// A store of the bucket, and what its steps are saved with.
+/// A store in the bucket, and the options to save its steps with.
 struct Steps {
     store: Store,
     objects: Arc<Objects>,
@@ -484,7 +484,7 @@ impl Steps {
         save(sample.state(), &publication, &options, &Progress::default())
     }
 
-    /// An attempt of one rank that has written all but the manifest.
+    /// An attempt of one rank that has written everything except the manifest.
     fn prepare(&self, step: u64, seed: u64) -> (Attempt, Vec<PartEntry>) {
         let (options, progress) = (options(&self.objects), Progress::default());
         let path = self.store.step_path(step);
@@ -496,7 +496,7 @@ impl Steps {
     }
 }
 
-/// Sets the age of all files of a step, as the server tells it.
+/// Sets the age of all files of a step, as reported by the server.
 fn set_age(server: &Server, key: &str, seconds: i64) {
     let directory = server.file(key);
     let date = format!("{} seconds ago", seconds);
@@ -564,7 +564,7 @@ fn a_sweep_goes_by_the_age_of_the_youngest_file_of_an_attempt() {
     assert_eq!(store.sweep().unwrap(), []);
     steps.save(1, 1, false).unwrap();
     for step in [1, 2, 3] {
-        // As one that has died: nothing is cleaned up after it.
+        // Like a process that died: nothing is cleaned up after it.
         std::mem::forget(steps.prepare(step, 5));
     }
     assert_eq!(store.sweep().unwrap(), []);
@@ -581,7 +581,7 @@ fn a_sweep_goes_by_the_age_of_the_youngest_file_of_an_attempt() {
     assert_at(&Sample::seeded(1), &store.step_path(1), &steps.objects);
     assert_eq!(names(&server.file("run/step-0000000001")).len(), 3);
     assert_eq!(names(&server.file("run/step-0000000003")).len(), 2);
-    // A low age is taken for the least one, unless the caller knows better.
+    // A low age is raised to the minimum, unless the caller forces it.
     set_age(&server, "run/step-0000000003", 60);
     let age = Duration::ZERO;
     let low = Sweep {
@@ -612,7 +612,7 @@ fn a_lease_that_is_renewed_keeps_old_files_of_a_live_save() {
         &steps.store.step_path(1),
         &steps.objects,
     );
-    // That of a save that died after its commit is nothing that anybody misses.
+    // The lease of a save that died after its commit is of no use to anybody.
     set_age(&server, "run/step-0000000001", 7 * DAY);
     assert_eq!(steps.store.sweep().unwrap().len(), 1);
     assert_eq!(names(&server.file("run/step-0000000001")).len(), 3);
@@ -631,7 +631,7 @@ fn a_save_that_a_sweep_took_for_dead_is_not_committed() {
     let steps = Steps::at("run", &server.objects());
     let step = "run/step-0000000001";
     steps.save(1, 1, false).unwrap();
-    // Stopped for two days, as it seems: all of it is gone, or only what was old.
+    // Apparently stopped for two days: all of its files are gone, or only the old ones.
     for is_partly in [false, true] {
         let (attempt, parts) = steps.prepare(1, 2);
         set_age(&server, step, 2 * DAY);
@@ -649,7 +649,7 @@ fn a_save_that_a_sweep_took_for_dead_is_not_committed() {
         );
         assert_eq!(names(&server.file(step)).len(), 3);
     }
-    // A sweep that is at it right now.
+    // A sweep in progress.
     let (attempt, parts) = steps.prepare(1, 2);
     let fence = format!("{step}/fence-{}.{}.tmp", "0".repeat(32), attempt.id());
     fs::write(server.file(&fence), b"{}").unwrap();
@@ -659,7 +659,7 @@ fn a_save_that_a_sweep_took_for_dead_is_not_committed() {
         &steps.store.step_path(1),
         &steps.objects,
     );
-    // It has died: another one goes on once the fence is old.
+    // That sweep has died: another one continues once the fence is old.
     assert_eq!(steps.store.sweep().unwrap(), []);
     set_age(&server, step, 2 * DAY);
     steps.store.sweep().unwrap();
@@ -676,12 +676,12 @@ fn a_clock_that_is_off_takes_no_live_data() {
         let directory = format!("run/step-{step:010}");
         let (attempt, parts) = steps.prepare(step, step);
         set_age(&server, &directory, age);
-        // Another host has the time of the files.
+        // Another host uses the time of the files.
         steps.store.sweep().unwrap();
         let committed = commit(attempt, &steps.publication(step, false), parts);
         let path = steps.store.step_path(step);
         match age > 0 {
-            // It looked dead, and nobody was told that it is saved.
+            // It looked dead, and its save was not acknowledged.
             true => assert!(committed.is_err() && !server.file(&directory).exists()),
             false => {
                 committed.unwrap();
@@ -708,7 +708,7 @@ fn a_removal_that_died_is_finished_and_one_that_had_not_begun_is_not() {
         let text = fs::read_to_string(&manifest).unwrap();
         let id = text.split('"').find(|field| field.len() == 32).unwrap();
         let taken = directory.join(format!("deleted-{}.{id}.json", "0".repeat(32)));
-        // Taken away; only copied; and copied a day ago.
+        // Taken; only copied; and copied a day ago.
         fs::copy(&manifest, taken).unwrap();
         if step == 1 {
             fs::remove_file(&manifest).unwrap();
@@ -731,7 +731,7 @@ fn a_removal_that_died_is_finished_and_one_that_had_not_begun_is_not() {
     assert_eq!(steps.store.steps().unwrap(), [3]);
 }
 
-/// A bucket where something happens elsewhere right before its manifest is put.
+/// A bucket in which somebody else acts right before its manifest is put.
 struct Meanwhile {
     inner: Arc<Objects>,
     call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -820,7 +820,7 @@ fn a_store_is_probed_and_nothing_is_left_of_that() {
     }
     assert_eq!(findings.len(), 7);
     let mut left = names(&server.file(""));
-    // The server's own.
+    // The server's own directory.
     left.retain(|name| name != ".sgwtmp");
     assert_eq!(left, Vec::<String>::new());
 }
@@ -884,8 +884,8 @@ fn begin_upload(objects: &Arc<Objects>, path: &Path) {
     assert_eq!(completed[0].result.as_ref().unwrap(), &4);
 }
 
-/// Ranks of one attempt, each with connections of its own: the coordinator's attempt, the others', and
-/// what all voted for.
+/// Ranks of one attempt, each with connections of its own; returns the coordinator's attempt, the
+/// others', and all votes.
 fn vote(server: &Server, path: &Path, ranks: u32) -> (Vec<Attempt>, Vec<PartEntry>) {
     let write = |mut attempt: Attempt, rank: u32, objects: &Arc<Objects>| {
         let state = Sample::seeded(u64::from(rank)).state();
@@ -928,7 +928,8 @@ fn ranks_save_together_and_one_that_lacks_a_file_keeps_all_from_it() {
     assert!(report.problems.is_empty(), "{:?}", report.problems);
     let stored = names(&server.file(&file(1)));
     assert_eq!(stored.len(), 2 * RANKS as usize + 1, "{stored:?}");
-    // What a rank voted for is not there, or not all of it: its part, one of its shards, bytes of that.
+    // A file that a rank voted for is missing or incomplete: its part, one of its shards, bytes of
+    // a shard.
     for (step, is_lacking) in [(2, "part-00003"), (3, "shard-00004"), (4, "cut")] {
         let (mut attempts, votes) = vote(&server, &path(step), RANKS);
         let stored = names(&server.file(&file(step)));
@@ -947,7 +948,7 @@ fn ranks_save_together_and_one_that_lacks_a_file_keeps_all_from_it() {
         let refused = commit(first, &steps.publication(step, false), votes);
         assert!(refused.is_err(), "{is_lacking}");
         assert!(matches!(steps.store.state(step), Ok(StepState::Incomplete)));
-        // They are told, and discard what they have.
+        // They learn of the failure, and discard their files.
         attempts.into_iter().for_each(Attempt::discard);
         assert!(!directory.exists(), "{is_lacking}");
     }
@@ -961,7 +962,8 @@ fn what_ranks_leave_that_died_is_swept_by_its_age() {
     let steps = Steps::at("run", &server.objects());
     let directory = "run/step-0000000001";
     let (mut attempts, votes) = vote(&server, &steps.store.step_path(1), 3);
-    // The coordinator dies with all votes. Nobody tells the others, so they leave their files.
+    // The coordinator dies with all votes. The other ranks do not learn of it, so they leave their
+    // files.
     let first = attempts.remove(0);
     let id = first.id().to_owned();
     std::mem::forget(first);
@@ -972,7 +974,7 @@ fn what_ranks_leave_that_died_is_swept_by_its_age() {
     ));
     drop(attempts);
     assert_eq!(names(&server.file(directory)).len(), 6);
-    // The step is saved by those who come after, and what is left is nobody's.
+    // A later run saves the step, and the remaining files belong to nobody.
     steps.save(1, 1, false).unwrap();
     assert_eq!(steps.store.sweep().unwrap(), []);
     set_age(&server, directory, 2 * DAY);
@@ -983,7 +985,7 @@ fn what_ranks_leave_that_died_is_swept_by_its_age() {
         &steps.store.step_path(1),
         &steps.objects,
     );
-    // A rank dies before it votes: the coordinator gives up, and takes with it what is its own.
+    // A rank dies before it votes: the coordinator gives up, and removes its own files.
     let (mut attempts, _) = vote(&server, &steps.store.step_path(2), 3);
     std::mem::forget(attempts.pop());
     attempts.into_iter().for_each(Attempt::discard);
@@ -1033,7 +1035,7 @@ fn deletions_and_saves_of_one_step_leave_it_whole_or_not_at_all() {
                 let steps = &steps;
                 scope.spawn(move || match steps.save(round, seed, true) {
                     Ok(_) => {}
-                    // Its own, right after it had published it.
+                    // Its own deletion, right after it had published.
                     Err(Error::CommitUndecided { .. }) => {}
                     Err(error) => assert!(is_taken_for_dead(&error), "{error:?}"),
                 });
@@ -1053,7 +1055,7 @@ fn deletions_and_saves_of_one_step_leave_it_whole_or_not_at_all() {
             Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => {}
             other => panic!("{other:?}"),
         }
-        // What deleters and savers leave to each other goes by its age, and nothing else does.
+        // Files left by deletions and saves are removed by their age, and nothing else is.
         if server.file(&directory).exists() {
             set_age(&server, &directory, 2 * DAY);
         }

@@ -1,7 +1,8 @@
-//! How many requests calls make to a bucket: each is a round trip, and some are paid for one by one.
+//! Number of requests that calls make to a bucket: each is a round trip, and some are billed
+//! individually.
 //!
-//! What is here is exact, so that one more is seen, and one less is written down, here and in
-//! `docs/buckets.md`.
+//! The numbers are exact: an additional request fails the test, and a saved one is recorded here
+//! and in `docs/buckets.md`.
 
 mod common;
 
@@ -20,7 +21,7 @@ use penstock_store::save::{Beside, Publication, save};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress};
 
-/// A bucket that a store is in, whose requests are counted.
+/// A bucket with a store, whose requests are counted.
 struct World {
     _server: Server,
     bucket: Arc<Bucket>,
@@ -90,7 +91,7 @@ impl World {
         shard.expect("it was saved")
     }
 
-    /// Which calls some work makes, and how often.
+    /// The requests that some work makes, counted by kind.
     fn counted(&self, work: impl FnOnce()) -> String {
         let before = self.bucket.requests();
         work();
@@ -120,7 +121,7 @@ fn small() -> Sample {
     Sample::seeded_sizes(1, &[600, 77])
 }
 
-/// One of 80 MiB in two shards.
+/// A state of 80 MiB in two shards.
 fn large() -> Sample {
     Sample::seeded_sizes(2, &[2 << 20; 40])
 }
@@ -129,10 +130,11 @@ fn large() -> Sample {
 fn a_small_state_is_saved_replaced_and_deleted() {
     let world = World::new();
     let sample = small();
-    // What is there, shard and part, whether all of it is there, the manifest, and whether it still is.
+    // A list of the directory, shard and part, a list of all files, the manifest, and another list.
     world.assert_counts("3 List, 3 Put", || world.save(1, &sample, false));
-    // Shard and part, whether they are there, which manifest is, its successor, and whether all is there;
-    // then a fence, what there is to remove, whether the manifest still names it, and three removals.
+    // Shard and part, a list of them, the present manifest, its successor, and a list of all files;
+    // then a fence, a list of the files to remove, a check that the manifest no longer names them,
+    // and three removals.
     let overwrite = "2 Get, 3 List, 4 Put, 3 Delete";
     world.assert_counts(overwrite, || world.save(1, &sample, true));
     let delete = "3 Head, 2 Get, 3 List, 1 Put, 4 Delete";
@@ -151,7 +153,7 @@ fn a_small_file_goes_with_a_state() {
         },
         ..publication(&world.store.step_path(1))
     };
-    // Beside the others the file, and whether its copy has a place; then that, out of the file.
+    // In addition the sidecar, a check of its copy's place, and the copy, read from the sidecar.
     world.assert_counts("1 Get, 4 List, 5 Put", || {
         let state = small().state();
         save(state, &publication, &world.options, &Progress::default()).unwrap();
@@ -163,7 +165,7 @@ fn a_small_state_is_found_loaded_and_verified() {
     let world = World::new();
     let (sample, store) = (small(), &world.store);
     world.save(1, &sample, false);
-    // Manifest, part, and whether the shard is there.
+    // Manifest, part, and a lookup of the shard.
     world.assert_counts("1 Head, 2 Get", || drop(world.open(1)));
     world.assert_counts("1 Head, 3 Get", || world.load(1, &sample));
     // The header of the shard, and all of it.
@@ -174,7 +176,7 @@ fn a_small_state_is_found_loaded_and_verified() {
     world.assert_counts("1 Head, 1 Get, 1 List", || {
         store.state(2).unwrap_err();
     });
-    // Nothing gives way to a save there.
+    // No step makes way for a save there.
     world.assert_counts("", || {
         let aside = store.give_way(1, &Progress::default());
         assert_eq!(aside.unwrap(), None);
@@ -191,7 +193,8 @@ fn marks_are_made() {
     };
     world.save(1, &small(), false);
     world.save(2, &small(), false);
-    // The manifest twice, once to ask for its id, the marks, and with others those again and which steps there are.
+    // The manifest twice, once for its id, and the marks; with other marks, those again and a list
+    // of the steps.
     world.assert_counts("3 Get, 1 Put", || mark(1));
     world.assert_counts("4 Get, 1 List, 1 Put", || mark(2));
     world.assert_counts("3 Get", || mark(2));
@@ -201,8 +204,8 @@ fn marks_are_made() {
 fn a_step_is_swept() {
     let world = World::new();
     world.save(1, &small(), false);
-    // What time it is, which uploads and steps there are; of the step what is there, before and after its
-    // manifest, part and shard were looked at; and which clocks are left.
+    // The time, the uploads, and the steps; of each step a list of its files, before and after its
+    // manifest, part and shard were checked; and a list of remaining clock files.
     let sweep = "2 Head, 2 Get, 4 List, 1 ListUploads, 1 Put, 1 Delete";
     world.assert_counts(sweep, || assert_eq!(world.store.sweep().unwrap(), []));
 }
@@ -267,7 +270,7 @@ fn a_shard_that_another_one_replaces_while_it_is_read_is_not_mixed_with_that() {
     let sample = large();
     world.save(1, &sample, false);
     let (checkpoint, shard) = (world.open(1), world.shard(1));
-    // The same bytes, put in one piece: nothing but its tag tells it from the one before.
+    // The same bytes, put in one request: only the tag differs from the one before.
     let bytes = world.bucket.objects()[&shard].bytes.clone();
     let (bucket, key) = (Arc::downgrade(&world.bucket), shard.clone());
     let reads = AtomicUsize::new(0);

@@ -1,9 +1,9 @@
-//! A power cut on a real file system: what was acknowledged loads afterwards, bit for bit.
+//! A power cut on a real file system: acknowledged data loads afterwards, bit for bit.
 //!
 //! Three promises, each on ext4 and on XFS: a save that returned survives; a cut during a save
-//! leaves what was there before; and a cut at any moment of a saver's life loses nothing that was
-//! acknowledged, damages nothing, and is no obstacle to what comes after. `make torture` asks for
-//! hundreds of the last; a run of the tests makes ten.
+//! leaves the earlier data; and a cut at any moment of a saver's life loses nothing that was
+//! acknowledged, damages nothing, and does not hinder later calls. `make torture` makes hundreds of
+//! the last kind; an ordinary run makes ten.
 
 mod common;
 
@@ -73,7 +73,7 @@ fn a_cut_during_a_save_leaves_the_one_before() {
     });
 }
 
-/// The saver runs until the disk is gone, wherever that finds it.
+/// The saver runs until the disk is gone, at any point.
 #[test]
 fn cuts_at_random_moments_lose_nothing_acknowledged() {
     let test = "cuts_at_random_moments_lose_nothing_acknowledged";
@@ -82,7 +82,7 @@ fn cuts_at_random_moments_lose_nothing_acknowledged() {
     on_each_disk(test, |disk| cut_at_random(disk, cuts, seed));
 }
 
-/// The last moment of a cut: a few saves after the saver began.
+/// The latest moment of a cut: a few saves after the saver began.
 const MOMENT_MAX: Duration = Duration::from_millis(60);
 
 fn cut_at_random(disk: &Disk, cuts: u64, seed: u64) {
@@ -100,7 +100,7 @@ fn cut_at_random(disk: &Disk, cuts: u64, seed: u64) {
             let error = saver.run(|news| acknowledged += u64::from(news.is_acknowledged()));
             (saver, error, acknowledged)
         });
-        // The random moment itself; nothing is synchronised by it.
+        // The random moment itself; nothing is synchronized by it.
         thread::sleep(Duration::from_micros(
             rng.below(MOMENT_MAX.as_micros() as u64),
         ));
@@ -118,7 +118,7 @@ fn cut_at_random(disk: &Disk, cuts: u64, seed: u64) {
         operations.count(operation_of(&error));
         acknowledged += done;
         saver.ledger.check(&store, &when);
-        // A save is to work beside what was left behind as well as after a sweep.
+        // A save must work with the remains of a dead one, as well as after a sweep.
         if cut % 2 == 0 {
             saver.ledger.sweep(&store, &when);
         }

@@ -1,5 +1,5 @@
-//! A watched job stores what was there when it was made, or fails: whoever changed a tensor before
-//! it was copied, and whether or not that change is at its end.
+//! A watched job stores the state as it was when the job was made, or fails: whoever changed a
+//! tensor before it was copied, and even if the change is not finished.
 
 mod common;
 
@@ -15,7 +15,7 @@ use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
 const MIB: usize = 1 << 20;
-/// Words of a mebibyte.
+/// Number of 8-byte words in a mebibyte.
 const MIB_WORDS: usize = MIB / 8;
 const SIZES: [usize; 3] = [3 * MIB_WORDS + 7, 2 * MIB_WORDS, 500];
 
@@ -58,7 +58,7 @@ fn watched(lent: &[Lent], path: &Path, at_once: &[usize]) -> Job {
     Job::new(state(lent), path, &Options::default(), &staging).unwrap()
 }
 
-/// `None` with a message where the kernel does not watch.
+/// `None`, with a message, if the kernel cannot watch.
 fn lazy(lent: &[Lent], path: &Path, at_once: &[usize]) -> Option<Job> {
     let job = watched(lent, path, at_once);
     if !job.is_lazy() {
@@ -156,7 +156,7 @@ fn a_job_that_cannot_be_watched_waits_for_its_stage() {
     second_lent.iter().for_each(|lent| lent.change(2));
     write(&second, &other).unwrap();
     assert_first(&other);
-    // Who gives up lets the next one watch.
+    // A cancelled job lets the next one watch.
     first.cancel();
     assert!(watched(&first_lent, &one, &[]).is_lazy());
     drop(first);

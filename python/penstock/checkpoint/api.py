@@ -1,4 +1,4 @@
-"""One checkpoint: `save`, `load`, `inspect`, `verify`."""
+"""Saves, loads, inspects and verifies one checkpoint: `save`, `load`, `inspect`, `verify`."""
 
 from __future__ import annotations
 
@@ -54,69 +54,72 @@ def save(
     groups: Mapping[str, str] | None = None,
     files: Files | None = None,
 ) -> SaveReport:
-    """Saves a state durably: when this returns, a crash or power cut cannot take it away.
+    """Saves a state durably: after the return, no crash or power cut can lose it.
 
-    The state is any nesting of dicts, lists, tuples and sets over tensors, NumPy arrays, anything
-    with DLPack or the buffer protocol, and plain values: None, bool, int of any size, float
-    (nan and inf included), complex, str, bytes, NumPy scalars and dtypes, `torch.Size`,
-    `torch.dtype`, `torch.device`, deques, dates and times, paths, `Decimal`, `UUID`. So are sparse
-    and nested tensors, and subclasses that PyTorch takes apart, such as torchao's quantized ones:
-    the tensors that they are made of are stored. Values of other classes, enums and dataclasses
-    among them, take `register_type`. Types, dictionary order, keys that are no text, and ties
-    between tensors come back as they were. What could not come back as it was is refused.
-    Exceptions, on purpose: of a tensor the elements, dtype and shape are kept, not its device,
-    ``requires_grad`` or attributes, and strides only of a view whose base is saved as well; a
-    `torch.nn.Parameter` comes back as a tensor; and tensors that share elements are tied where one
-    of them is contiguous and holds the others in its type: else they come back independent, and
-    `SaveReport.fallbacks` names them.
+    The state is any nesting of dicts, lists, tuples and sets over tensors, NumPy arrays, objects
+    with DLPack or the buffer protocol, and plain values: None, bool, int of any size, float (nan
+    and inf included), complex, str, bytes, NumPy scalars and dtypes, `torch.Size`, `torch.dtype`,
+    `torch.device`, deques, dates and times, paths, `Decimal`, `UUID`. Sparse and nested tensors,
+    and subclasses that PyTorch can decompose, such as torchao's quantized tensors, are stored as
+    the tensors that they consist of. Values of other classes, enums and dataclasses among them,
+    need `register_type`. Types, the order of dictionaries, keys that are not text, and ties between
+    tensors are restored as they were. A value that could not be restored unchanged is refused.
+    There are three deliberate exceptions: a tensor keeps its elements, dtype and shape, but not its
+    device, ``requires_grad`` or attributes, and keeps strides only as a view whose base is also
+    saved; a `torch.nn.Parameter` is restored as a tensor; and tensors that share elements are tied
+    if one of them is contiguous and contains the others in its dtype. Otherwise they are restored
+    as independent tensors, and `SaveReport.fallbacks` names them.
 
-    Tensors of the host are read where they are: they must not change during the call. Tensors that
-    an optimizer of `penstock.offload` keeps in files are not read: the files become part of the
-    checkpoint by a second name, which takes no room and no time.
+    Tensors in host memory are read in place: they must not change during the call. Tensors that an
+    optimizer of `penstock.offload` keeps in files are not read: the files are hard-linked into the
+    checkpoint, which takes no space and no time.
 
-    Where `torch.distributed` is initialized, all ranks call this with the same arguments and make
-    one checkpoint together, on a file system that they share. Each writes what it holds of every
-    `DTensor`; what several hold is written once, and so is a plain tensor that is the same on
-    several ranks, in every element. Other plain tensors, and whatever is in `PerRank`, are kept for
-    each rank, and so is everything else (arrays, byte strings, plain values), and vectors of up to
-    64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise. A rank
-    that waits for others to come warns after some seconds (`PenstockWarning`), and says for whom.
+    If `torch.distributed` is initialized, all ranks call this with the same arguments and write one
+    checkpoint together, on a file system that they share. Each rank writes its part of every
+    `DTensor`; parts that several ranks hold are written once, and so is a plain tensor whose
+    elements are all equal on several ranks. Other plain tensors and everything in `PerRank` are
+    stored for each rank, as are all other values (arrays, byte strings, plain values) and vectors
+    of up to 64 KiB of ``uint8``, which are states of random generators. Either all ranks return or
+    all raise. A rank that waits for other ranks warns after some seconds (`PenstockWarning`) and
+    names them.
 
     Args:
-        path: The checkpoint's directory; made if missing, its parents too.
+        path: The checkpoint's directory; created if missing, with its parents.
         state: What to save: a state, or a `Training`.
-        overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
-            is committed.
-        step: The training step, recorded beside the state.
-        metadata: A note of plain JSON, readable with `penstock.inspect`.
+        overwrite: Replace a complete checkpoint at the path. The old one stays loadable until the
+            new one is committed.
+        step: The training step, stored with the state.
+        metadata: A note of plain JSON, returned by `penstock.inspect`.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
-        process_group: The ranks that save together; None for all, if there are any.
-        no_dist: Save alone, whatever ranks there are: as one of them, or each to a path of its own.
-        groups: Tensors that readers of models are to find, such as ``{"model": ""}``: those below
-            the name, as `penstock.inspect` shows names, lie in shards of their own, under the
-            names that the model has for them (``module.`` in front and ``_orig_mod`` are taken out
-            where nothing lies beside them). The group ``""`` gets an index beside the shards, by
-            which ``from_pretrained`` and others load the directory. Others are for
-            `penstock.export`. Where ranks hold pieces of its tensors there is no index, and
-            `SaveReport.fallbacks` says so.
-        files: Small files that lie beside the shards, and are verified and deleted with them:
-            contents or paths by name, or a directory, of which all but the weights are taken
-            (``config.json``, those of the tokenizer). Of many ranks, those of the first count.
+        process_group: The ranks that save together; None for all ranks, if there are any.
+        no_dist: Save without other ranks: as the only rank that saves, or each rank to its own
+            path.
+        groups: Tensors that readers of models shall find, such as ``{"model": ""}``: the tensors
+            below that name (as shown by `penstock.inspect`) are stored in separate shards, under
+            the names that the model gives them (the prefix ``module.`` and ``_orig_mod`` are
+            removed where nothing else is stored beside them). The group ``""`` gets an index beside
+            the shards, with which ``from_pretrained`` and other readers load the directory. Other
+            groups are for `penstock.export`. If ranks hold parts of the group's tensors, there is
+            no index, and `SaveReport.fallbacks` says so.
+        files: Small files stored beside the shards, and verified and deleted with them: contents or
+            paths by name, or a directory, from which all files but the weights are taken
+            (``config.json``, the tokenizer's files). Among many ranks, the first rank's files are
+            stored.
 
     Returns:
-        What was written and how.
+        A report of the bytes written and of how they were written.
 
     Raises:
-        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
-            directory is a store.
-        RankError: Another rank failed, died, hangs, saves something else, or holds another copy of
-            a replicated `DTensor`. Or a launcher says that there are several ranks, and
-            `torch.distributed` has no process group, not yet or not any more.
-        UnsupportedStateError: A leaf cannot be stored, or a group has no tensors or two of one
-            name; the message names it.
-        ValueError: Two groups have one name, or a file's name is not one that may lie there.
+        CheckpointExistsError: A complete checkpoint exists at the path and ``overwrite`` is False,
+            or the directory is a store.
+        RankError: Another rank failed, died, hangs, saves a different state, or holds different
+            elements of a replicated `DTensor`. Or a launcher started several ranks but
+            `torch.distributed` has no process group, not yet or no longer.
+        UnsupportedStateError: A leaf cannot be stored, or a group has no tensors or two tensors of
+            one name; the message names it.
+        ValueError: Two groups have one name, or a file has a name that is not allowed there.
         StorageError: The operating system failed an operation: disk full, read-only, …
 
     Example:
@@ -167,72 +170,72 @@ def load(
     rank: int | None = None,
     plain: bool = False,
 ) -> Any:
-    """Loads a state; every byte handed out has been checked against its digest.
+    """Loads a state; every returned byte has been checked against its digest.
 
-    Ranks load each for itself, and any number of them what any number has saved. A `DTensor` in
-    ``into`` is filled with what this rank holds of it, and only that is read, however the tensor
-    was laid out when it was saved. Without ``into``, every tensor comes back whole. Of what was
-    kept for each rank, the own value comes back; beyond the ranks that saved, that of the rank
-    modulo their number.
+    New tensors in host memory are windows over a few large shared buffers, and no new tensor has
+    ``requires_grad``; see the result below. Each rank loads by itself, and any number of ranks may
+    load the checkpoint of any number of ranks. A `DTensor` in ``into`` is filled with this rank's
+    part, and only that part is read, whatever the layout of the tensor when it was saved. Without
+    ``into``, every tensor is loaded whole. A rank loads its own values of those stored for each
+    rank; a rank beyond the number that saved loads those of its number modulo theirs.
 
     Args:
         path: The checkpoint's directory.
-        into: A `Training` to restore, or a state of the same structure whose tensors and arrays
-            are filled in place and whose plain values are replaced. What comes in the place of
-            tensors in files goes into new files. Everything is compared before anything is
-            written: tensors that share memory in ``into`` have to be tied in the checkpoint, and
-            in a `Training` at least equal there. Tensors that are tied in the checkpoint alone fill
-            two that are apart with the same elements. If reading fails half-way
-            (`CorruptCheckpointError`, `StorageError`), the contents of the targets of a state are
-            undefined, and a `Training` is as it was.
+        into: A `Training` to restore, or a state of the same structure whose tensors and arrays are
+            filled in place and whose plain values are replaced. Data for tensors that are kept in
+            files goes into new files. Everything is compared before anything is written: tensors
+            that share memory in ``into`` have to be tied in the checkpoint (in a `Training`, equal
+            is enough). Tensors that are tied only in the checkpoint fill separate tensors with the
+            same elements. If reading fails half-way (`CorruptCheckpointError`, `StorageError`), the
+            contents of a state's targets are undefined, while a `Training` is unchanged.
         keys: Names of the leaves to load as `penstock.inspect` shows them, or patterns of `fnmatch`
             over names, such as ``"model.*"`` (``*`` also matches dots). A name is the leaf's path
-            with dots between; characters of a key that a pattern would take for something else have
-            a backslash in front. Only their bytes are read. The result keeps the structure:
-            containers that are left without a leaf are dropped, lists and tuples close up. With
-            ``into``, only these leaves are touched. The only leaf of a state that is no container
-            is called ``"value"``.
-        device: Where new tensors shall be, as for `torch.Tensor.to`; None for the host. Arrays stay
-            on the host. A CUDA device copies what was verified to tensors that are allocated there
-            at first, after all that the current stream has queued; for other devices the state is
-            read to the host, and PyTorch copies it.
+            joined by dots; characters of a key that have a meaning in patterns are escaped by a
+            backslash. Only the bytes of these leaves are read. The result keeps the structure:
+            containers without any loaded leaf are dropped, lists and tuples close up. With
+            ``into``, only these leaves are changed. If the state is a single leaf and no container,
+            its name is ``"value"``.
+        device: The device of new tensors, as for `torch.Tensor.to`; None for the host. Arrays stay
+            on the host. For a CUDA device, tensors are allocated there first and verified bytes are
+            copied to them, after all work queued in the current stream; for other devices the state
+            is read to the host and PyTorch copies it.
         options: How bytes move; None for ``Options()``.
-        allow_partial: Of a checkpoint that `penstock.salvage` made, load what is there; what is
-            missing is left out as with ``keys``, and left alone in ``into``.
+        allow_partial: Load the available leaves of a checkpoint that `penstock.salvage` made;
+            missing leaves are left out as with ``keys``, and left unchanged in ``into``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
         report: Called with the `LoadReport` when the state is complete; ``reports.append`` of a
             list keeps it, ``print`` shows it.
-        rank: Whose state to load, exactly as that rank saved it; None for that of this process
-            where `torch.distributed` is initialized, and else of rank 0. To what ``into`` holds or
-            ``keys`` names, and to the whole state where one process loads it, what only other
-            ranks had is added in its place, such as layers of other pipeline stages. Where ranks
-            had values of their own under the same keys, a `PenstockWarning` says so.
-        plain: Load values of registered classes (`register_type`) and tensors that are made of
-            others as dictionaries of what is stored of them, without the classes; the member
-            ``"(type)"`` names the class. ``keys`` may name their leaves then.
+        rank: The rank whose state is loaded, exactly as it saved it; None for this process's rank
+            if `torch.distributed` is initialized, and else rank 0. With None, values that only
+            other ranks saved, such as the layers of other pipeline stages, are added if ``into``
+            holds or ``keys`` names them, or if one process loads the whole state. A
+            `PenstockWarning` says where ranks had values of their own under the same keys.
+        plain: Load values of registered classes (`register_type`), and tensors that consist of
+            others, as dictionaries of their stored members, without the classes; the member
+            ``"(type)"`` names the class. ``keys`` may then name their leaves.
 
     Returns:
-        The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays of the host
-        are windows over few large buffers, and each keeps its buffer alive: clone what is to
-        outlive the rest. Without PyTorch installed, tensors come back as NumPy arrays where NumPy
-        has their type.
+        The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays in host memory
+        are windows over a few large buffers, and each keeps its whole buffer alive: clone a tensor
+        that shall outlive the others. Without PyTorch installed, tensors are returned as NumPy
+        arrays if NumPy has their dtype.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
+        CheckpointNotFoundError: Nothing is stored at the path.
         IncompleteCheckpointError: The save there never finished.
-        PartialCheckpointError: It was salvaged, lacks something that was asked for, and
+        PartialCheckpointError: The checkpoint was salvaged, lacks a requested leaf, and
             ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or makes no sense.
         FormatVersionError: A newer Penstock wrote it.
-        StateMismatchError: A key matches nothing, ``into`` does not fit, or what ranks saved apart
-            makes no single state, as where pipeline stages use the same keys.
-        MissingDependencyError: The state holds values of a package that is not installed, or that
-            the version of it here does not have, such as a dtype; or of a class that nobody has
-            registered in this process.
-        DeviceError: A GPU, or its driver, failed; the current stream of one is being captured into
-            a graph; or this is a fork of a process that has used CUDA.
-        ValueError: ``device`` cannot be used, or it or ``plain`` is given with ``into``.
+        StateMismatchError: A key matches nothing, ``into`` does not fit, or the ranks' states form
+            no single state, for example because pipeline stages use the same keys.
+        MissingDependencyError: The state holds values of a package that is not installed, or whose
+            installed version lacks them, such as a dtype; or of a class that is not registered in
+            this process.
+        DeviceError: A GPU or its driver failed; the GPU's current stream is being captured into a
+            graph; or this process is a fork of one that has used CUDA.
+        ValueError: ``device`` cannot be used, or ``device`` or ``plain`` is given with ``into``.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -270,15 +273,18 @@ def load(
 
 
 def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:
-    """Tells what is in a checkpoint, without reading its tensor data.
+    """Describes the contents of a checkpoint, without reading tensor data.
 
     Args:
         path: The checkpoint's directory.
 
+    Returns:
+        The checkpoint's tensors, files, step and metadata.
+
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
+        CheckpointNotFoundError: Nothing is stored at the path.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
+        CorruptCheckpointError: The checkpoint is damaged, or not a Penstock checkpoint.
         FormatVersionError: A newer Penstock wrote it.
 
     Example:
@@ -306,16 +312,16 @@ def verify(
 ) -> VerifyResult:
     """Reads every byte of a checkpoint and compares it with its digest.
 
-    Damage is a result, not an exception.
+    Damage is part of the result and raises no exception.
 
     Args:
-        path: The checkpoint's directory; of a store, see `CheckpointStore.verify`.
+        path: The checkpoint's directory; for a step of a store, see `CheckpointStore.verify`.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
+        CheckpointNotFoundError: Nothing is stored at the path.
         FormatVersionError: A newer Penstock wrote it.
         StorageError: The operating system failed an operation.
 

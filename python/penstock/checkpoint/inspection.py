@@ -1,4 +1,4 @@
-"""`CheckpointInfo`: what is in a checkpoint, without reading its tensor data."""
+"""`CheckpointInfo`: describes the contents of a checkpoint, without its tensor data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FileInfo(NamedTuple):
 
 
 class PieceInfo(NamedTuple):
-    """A block of a tensor that many ranks have saved.
+    """A block of a tensor that many ranks saved.
 
     Attributes:
         start: Index of its first element.
@@ -61,15 +61,16 @@ class TensorInfo:
     """One stored tensor or array.
 
     Attributes:
-        name: Its name, which every call takes: dotted, and escaped where it has to be.
-        dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
+        name: Its name, which every call accepts: dotted, and escaped where necessary.
+        dtype: Its element type, such as ``"bfloat16"``; NumPy's own types such as ``"numpy:<U5"``.
         shape: Its dimensions.
-        file: The file that holds its bytes; empty where there are pieces.
-        begin: Offset of its first byte in that file; 0 where there are pieces.
-        end: Offset of the byte after its last; its size where there are pieces.
-        rank: The rank whose own it is, where many saved together; None for what they share. Of
-            what only some share and one state has no place for, the first that stores some of it.
-        pieces: What it is put together from, if many ranks saved it.
+        file: The file that holds its bytes; empty if it has pieces.
+        begin: Offset of its first byte in that file; 0 if it has pieces.
+        end: Offset of the byte after its last; its size in bytes if it has pieces.
+        rank: The rank that owns it, if many saved together; None if ranks share it. For a tensor
+            that only some ranks share and that has no place in a single state, the first rank that
+            stores a part.
+        pieces: The pieces from which it is assembled, if many ranks saved it.
     """
 
     name: str
@@ -83,20 +84,20 @@ class TensorInfo:
 
     @property
     def bytes(self) -> int:
-        """Bytes of data."""
+        """Size of the data, in bytes."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingInfo:
-    """A tensor of the state that could not be salvaged, or the state of a rank but for tensors.
+    """A tensor that could not be salvaged, or the lost structure and plain values of a rank.
 
     Attributes:
         name: Its name.
         dtype: Its element type; empty for a rank's structure and plain values.
         shape: Its dimensions.
         reason: Why it is missing.
-        rank: The rank whose own it is, where many saved together; None for what they share.
+        rank: The rank that owns it, if many saved together; None if ranks share it.
     """
 
     name: str
@@ -108,27 +109,28 @@ class MissingInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """What is in a checkpoint.
+    """The contents of a checkpoint.
 
     Attributes:
-        path: Its directory.
+        path: The checkpoint's directory.
         id: Identity of the save that wrote it.
         step: The step it was saved as, if any.
-        created: When the save was committed, in UTC, as in ``"2026-01-01T00:00:00Z"``.
+        created: When the save was committed, in UTC, such as ``"2026-01-01T00:00:00Z"``.
         writer: The program that wrote it.
-        format_version: The version of the format it is written in.
-        world_size: How many ranks wrote it.
+        format_version: The version of its format.
+        world_size: Number of ranks that wrote it.
         bytes: Bytes of all files.
         tensor_bytes: Bytes of tensor data.
         files: All files, the manifest first.
-        tensors: All stored tensors, in the order of the state; of what each rank has of its own,
-            that of every rank.
+        tensors: All stored tensors, in the order of the state; for values stored for each rank,
+            those of all ranks.
         aliases: Further names of stored tensors and of views into them -> the tensor's name.
-        metadata: What `penstock.save` was given as ``metadata=``.
-        partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
-        source_id: Identity of that one, where it was known.
-        unverified: Whether nothing could be checked when it was salvaged.
-        missing: What could not be salvaged, further names included.
+        metadata: The ``metadata=`` given to `penstock.save`.
+        partial: Whether it holds only the leaves that `penstock.salvage` recovered from a damaged
+            checkpoint.
+        source_id: Identity of that damaged checkpoint, if known.
+        unverified: Whether the salvage could not check anything.
+        missing: Tensors that could not be salvaged, further names included.
     """
 
     path: str
@@ -167,15 +169,15 @@ class CheckpointInfo:
         )
 
     def values(self) -> dict[str, Any]:
-        """The plain leaves of the state by their names: everything but tensors and arrays.
+        """Returns the plain leaves of the state by name: all except tensors and arrays.
 
-        Long byte strings, which are stored beside the tensors, are left out as well. Of values of
-        classes, and of tensors made of others, there is what is stored of them, as
-        ``penstock.load(path, plain=True)`` gives it.
+        Long byte strings, which are stored like tensors, are left out as well. Values of classes,
+        and tensors that consist of others, appear as their stored members, as in
+        ``penstock.load(path, plain=True)``.
 
         Raises:
-            CorruptCheckpointError: The state's tree is malformed, or made so that the names of its
-                leaves take far more memory than itself.
+            CorruptCheckpointError: The state's tree is malformed, or the names of its leaves would
+                need far more memory than the tree.
 
         Example:
             >>> import penstock, tempfile
@@ -196,7 +198,7 @@ class CheckpointInfo:
 
 
 def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
-    """Everything that the checkpoint opened at a path says about itself."""
+    """Describes the open checkpoint at a path."""
     files = tuple(FileInfo(name, nbytes) for name, nbytes in checkpoint.files())
     names = LeafNames.of(checkpoint)
     tensors, aliases = _tensors(checkpoint, path, names)
@@ -224,7 +226,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
 
 
 def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[MissingInfo, ...]:
-    """The tensors and states that a checkpoint lacks."""
+    """Returns the tensors and states that a checkpoint lacks."""
     return tuple(
         MissingInfo(
             name=names.of_missing(number, row),
@@ -240,7 +242,7 @@ def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[Missin
 def _tensors(
     checkpoint: _native.Checkpoint, path: str, names: LeafNames
 ) -> tuple[tuple[TensorInfo, ...], dict[str, str]]:
-    """The tensors of a checkpoint, and further names of them."""
+    """Returns the tensors of a checkpoint, and their further names."""
     rows = checkpoint.tensors()
     pieces: dict[str, list[PieceInfo]] = {}
     boxes = set()
@@ -288,7 +290,7 @@ def _tensors(
 def _shared(
     seen: View, pieces: dict[str, list[PieceInfo]]
 ) -> tuple[list[TensorInfo], dict[str, str]]:
-    """The tensors that are put together from pieces, as the state names them."""
+    """Returns the tensors that are assembled from pieces, under their names in the state."""
     found: dict[int, TensorInfo] = {}
     aliases: dict[str, str] = {}
     for name, leaf in tree.leaves(plain(seen.node)):
@@ -317,7 +319,7 @@ def _shared(
 def _apart(
     seen: View, pieces: dict[str, list[PieceInfo]], storing: dict[str, int]
 ) -> list[TensorInfo]:
-    """The tensors that are put together from pieces and not in the state, as parts name them."""
+    """Returns assembled tensors that are not in the state, under their names in parts."""
     return [
         TensorInfo(
             name=name,

@@ -1,4 +1,4 @@
-"""`LastSave`: what a run that is told to stop asks of its store."""
+"""`LastSave`: the interface of a store for a run that has to stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LastSave:
-    """What the last save of a run asks of a store, beside what everybody may; for `Preemption`.
+    """Operations of a store for the last save of a run; for `Preemption`.
 
     Args:
         store: The store.
@@ -28,26 +28,26 @@ class LastSave:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Who saves together; None for this process alone."""
+        """The ranks that save together; None for this process alone."""
         return self._store._ranks()
 
     @property
     def pending(self) -> PendingSave | None:
-        """The last save in the background, unless somebody has waited for it here."""
+        """The last background save, unless it was already waited for here."""
         return self._store._turns.pending
 
     @property
     def needed_seconds(self) -> float:
-        """How long the last save took; 0 where there was none."""
+        """Duration of the last save; 0 if there was none."""
         return self._store._turns.last_seconds
 
     def covers(self, step: int) -> bool:
-        """Whether a step is saved: last of all, or under way, or what was resumed from."""
+        """Whether a step is already saved, is being saved, or was the one resumed from."""
         return self._store._turns.covers(step)
 
     @contextlib.contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
-        """Has the store wait for other ranks no longer than that."""
+        """Limits the store's waits for other ranks inside the block."""
         store = self._store
         options = store._options
         current = options or Options()

@@ -1,9 +1,9 @@
-"""`on_signal`: a last save when the scheduler wants its machines back.
+"""`on_signal`: a last save before the scheduler reclaims the machines.
 
-The handler of the signal notes that it came, and when; everything else happens where training has
-ended a step and asks (`Preemption.at`).
+The signal handler only records the signal and its time; everything else happens when training calls
+`Preemption.at` after a step.
 
-Many ranks have to stop after the same step: `penstock.checkpoint.ranks.stopping` says how.
+Many ranks have to stop after the same step: see `penstock.checkpoint.ranks.stopping`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Preemption:
-    """Whether training has to stop, and the save that it then makes; see `on_signal`.
+    """Whether training has to stop, and its last save; see `on_signal`.
 
     Attributes:
-        signal: The number of the signal that came; None as long as none has, to this process.
+        signal: The number of the signal that this process received; None before.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class Preemption:
         self.close()
 
     def close(self) -> None:
-        """Gives the signals back to whoever had them before."""
+        """Restores the previous signal handlers."""
         _open.discard(self)
         if self._is_closed:
             return
         self._is_closed = True
         if threading.current_thread() is not threading.main_thread():
-            # No other thread can set a handler: this one gives the signal back when it comes.
+            # No other thread can set a handler: this handler restores the previous one when called.
             return
         for number in self._previous:
-            # One that others have set since is theirs.
+            # A handler that other code has set since stays.
             if signal.getsignal(number) == self._note:
                 self._give_back(number)
 
     def at(self, step: int) -> bool:
-        """Whether to stop after this step; to be asked by every rank when it has ended one.
+        """Returns whether to stop after this step; every rank calls it after each step.
 
-        If so, the step is saved when this returns, or is all that the time of grace allowed: where
-        it is too short for another save, as long as the last one took, only the save that is under
-        way is finished. What is not saved is a `PenstockWarning`.
+        If True, the step is saved before the return, as far as the grace period allows: if it is
+        too short for another save, judged by the last one, only the running save is finished. An
+        unsaved step causes a `PenstockWarning`.
 
         Args:
             step: The number of the step, as for `CheckpointStore.save`.
@@ -111,38 +111,38 @@ class Preemption:
         elif not self._stopping.is_here(step, self):
             return False
         self._stop(step)
-        # Not where it raised: nothing is saved then, and there may be time for another save.
+        # Not set after an error: nothing is saved then, and there may be time for another save.
         self._is_over = True
         return True
 
     @property
     def remaining_seconds(self) -> float:
-        """How much of the time of grace is left; all of it as long as no signal has come."""
+        """The remaining grace period, in seconds; the whole of it before a signal."""
         if self._deadline is None:
             return self._grace_seconds
         return max(self._deadline - time.monotonic(), 0.0)
 
     def begin_grace(self, elapsed_seconds: float) -> None:
-        """Counts the time from a signal that came to another rank."""
+        """Starts the grace period at another rank's signal."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace_seconds - elapsed_seconds
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long ago the signal came."""
+        """Time since the signal, in seconds."""
         return self._grace_seconds - self.remaining_seconds
 
     def _give_back(self, number: int) -> None:
-        """Sets the handler that was there before, of those that are not closed."""
+        """Restores the previous handler, skipping those of closed instances."""
         previous = self._previous[number]
         while (one := _owner(previous)) is not None and one._is_closed:
             previous = one._previous[number]
-        # None: one that is not of Python, which cannot be set again.
+        # None means a handler that was not set by Python and cannot be restored.
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
     def _note(self, number: int, frame: Any) -> None:
         if self._is_closed and signal.getsignal(number) == self._note:
-            # Set again by one that was closed later: the signal is not ours to take.
+            # Restored by an instance that was closed later: the signal must be passed on.
             self._give_back(number)
             signal.raise_signal(number)
             return
@@ -150,12 +150,12 @@ class Preemption:
             self.begin_grace(0)
             self.signal = number
         previous = self._previous.get(number)
-        # That of SIGINT raises, which would end what is to be saved.
+        # SIGINT's default handler raises, which would end the training before its save.
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
 
     def _stop(self, step: int) -> None:
-        """Sees to it that the step is saved, as far as there is time."""
+        """Saves the step, if there is enough time."""
         store = self._store
         with self._last_save.patient(self.remaining_seconds):
             plan = self._agree(step)
@@ -174,7 +174,7 @@ class Preemption:
                 self._warn(step, "the save has not ended")
 
     def _agree(self, step: int) -> dict[str, Any]:
-        """What is to be done, by what rank 0 knows."""
+        """Returns the plan, which rank 0 decides."""
 
         def decide() -> dict[str, Any]:
             needed_seconds = self._last_save.needed_seconds
@@ -192,10 +192,10 @@ class Preemption:
         return self._ranks.agree(label, max(self.remaining_seconds, 1), decide)
 
     def _finish_pending(self) -> bool | None:
-        """Waits for the save under way; that it failed is no reason not to save again.
+        """Waits for the running save; its failure does not prevent another save.
 
         Returns:
-            Whether none has failed; None where there is no time left.
+            Whether no save has failed; None if there is no time left.
         """
         pending = self._last_save.pending
         if pending is None:
@@ -207,7 +207,7 @@ class Preemption:
             self._warn(pending.step or 0, "its save has not ended")
             return None
         except PenstockError as error:
-            # One that was cancelled says so itself.
+            # A cancelled save's error says so itself.
             is_told = isinstance(error, SaveCancelledError)
             message = f"{error}" if is_told else f"step {pending.step} is not saved: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=4)
@@ -224,7 +224,7 @@ class Preemption:
 
 
 def _owner(handler: Any) -> Preemption | None:
-    """Whose handler it is."""
+    """Returns the instance that a signal handler belongs to."""
     is_ours = getattr(handler, "__func__", None) is Preemption._note
     return handler.__self__ if is_ours else None
 
@@ -239,29 +239,29 @@ def on_signal(
     signals: int | Iterable[int] = SIGNALS,
     grace_seconds: float = 30,
 ) -> Preemption:
-    """Has training stop with a last save when the scheduler sends a signal.
+    """Makes training stop with a last save when the scheduler sends a signal.
 
-    The loop asks `Preemption.at` after each step, and leaves when that is True. Nothing else is
-    done when a signal comes, so it costs no step and tears none.
+    The training loop calls `Preemption.at` after each step, and leaves when it returns True.
+    Nothing else happens at a signal, so no step is lost or interrupted.
 
-    Of many ranks all call this, and ask after each step. A signal to one of them is enough; all
-    stop after the same step, one or two steps after it came. Without a signal that takes one look
-    into the key-value store of `torch.distributed` for each step, and no collective.
+    Among many ranks, all call this, and `Preemption.at` after each step. A signal to one rank is
+    enough; all stop after the same step, one or two steps after the signal. Without a signal, each
+    step costs one look into the key-value store of `torch.distributed`, and no collective.
 
-    A handler that others have set is called as well, and is back when the block is left. Processes
-    that are forked meanwhile have it too.
+    An existing handler is called as well, and is restored when the block is left. Forked processes
+    get it back at the fork.
 
     Args:
-        store: Where to save.
-        training: What to save, as for `CheckpointStore.save`: a `Training`; or a function without
-            arguments that returns a state.
-        signals: Which ones, or which one.
-        grace_seconds: How long after the signal the process is killed: torchrun and Slurm wait for
-            30 seconds unless told otherwise. ``docs/resuming.md`` has recipes.
+        store: The store of the last save.
+        training: The state to save, as for `CheckpointStore.save`: a `Training`; or a function
+            without arguments that returns a state.
+        signals: One signal or several.
+        grace_seconds: Seconds from the signal until the process is killed: 30 by default in
+            torchrun and Slurm. ``docs/resuming.md`` has recipes.
 
     Raises:
-        PenstockError: This is not the main thread, which signals come to.
-        TypeError: An argument is of another kind.
+        PenstockError: This is not the main thread, which receives signals.
+        TypeError: An argument has the wrong type.
         ValueError: A signal cannot be caught, or the time is not positive and finite.
 
     Example:
@@ -288,12 +288,7 @@ def on_signal(
 
 
 def _check(store: Any, training: Any, grace_seconds: Any) -> None:
-    """Refuses at once what would fail when the signal comes, and lose the last save.
-
-    Raises:
-        TypeError: An argument is of another kind.
-        ValueError: The time is not positive and finite.
-    """
+    """Refuses early what would fail at the signal, and lose the last save."""
     if not isinstance(store, CheckpointStore):
         raise TypeError(
             f"store: a {type(store).__name__} is no CheckpointStore: give "
@@ -312,7 +307,7 @@ def _check(store: Any, training: Any, grace_seconds: Any) -> None:
                 f"training: a {kind} is neither a Training nor a function that returns a state: "
                 "give penstock.Training(…), or lambda: state"
             )
-        # Of some callables nobody knows what they take.
+        # The signature of some callables is unknown.
         with contextlib.suppress(ValueError):
             try:
                 inspect.signature(training).bind()
@@ -327,11 +322,7 @@ def _check(store: Any, training: Any, grace_seconds: Any) -> None:
 
 
 def _numbers(signals: Any) -> tuple[int, ...]:
-    """The numbers of signals, each once.
-
-    Raises:
-        TypeError: One is none.
-    """
+    """Returns the numbers of signals, each once."""
     found = tuple(dict.fromkeys(signals)) if isinstance(signals, Iterable) else (signals,)
     for number in found:
         if isinstance(number, bool) or not isinstance(number, int):
@@ -344,7 +335,7 @@ def _numbers(signals: Any) -> tuple[int, ...]:
 
 class _Forking(threading.local):
     mask: set[int] | None = None
-    """Which signals this thread left to others before it began to fork."""
+    """The signal mask of this thread before it began to fork."""
 
 
 _forking = _Forking()
@@ -352,7 +343,7 @@ _forking = _Forking()
 
 def _before_fork() -> None:
     if _open:
-        # A signal to the child before it has its own handlers waits until then.
+        # A signal that arrives before the child has its own handlers waits until then.
         numbers = {number for one in list(_open) for number in one._previous}
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
@@ -364,7 +355,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # Whoever ends such a process with a signal means to end it.
+    # A signal to such a process is meant to end it.
     for preemption in list(_open):
         preemption.close()
     _after_fork()

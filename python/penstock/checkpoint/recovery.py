@@ -1,4 +1,4 @@
-"""A damaged checkpoint: `explain` tells what is left of it, `salvage` saves that."""
+"""Damaged checkpoints: `explain` reports their losses, `salvage` saves the remaining leaves."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFate:
-    """What became of a tensor of a damaged checkpoint.
+    """The state of one tensor of a damaged checkpoint.
 
     Attributes:
-        name: Its name as `penstock.inspect` shows it; where the manifest or a part is lost, the
-            keys as they are, joined by dots.
+        name: Its name as `penstock.inspect` shows it; if the manifest or a part is lost, the raw
+            keys joined by dots.
         dtype: Its element type.
         shape: Its dimensions.
         bytes: Bytes of its data.
-        hit: What is wrong with it; None for one that is intact, or that cannot be checked. Of a
-            tensor that ranks share, the first of its boxes that is hit or gone.
-        rank: The rank whose own it is, where many saved together; None for what they share.
-        is_vouched_for: Whether manifest and parts prove what is said of it.
+        hit: The damage; None for a tensor that is intact or cannot be checked. For a shared tensor,
+            that of the first box that is damaged or missing.
+        rank: The rank that owns it, if many saved together; None if ranks share it.
+        is_vouched_for: Whether manifest and parts prove this result.
     """
 
     name: str
@@ -51,24 +51,24 @@ class TensorFate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is left of a checkpoint.
+    """The remaining contents of a checkpoint.
 
     Attributes:
-        path: Its directory.
-        step: The step it was saved as, where that is known.
-        described_by: ``"whole"`` (manifest and part vouch for what is intact), ``"part"`` (the
-            manifest is lost, so nothing vouches for the part) or ``"headers"`` (the part is lost:
-            names and places come from the shards' headers, nothing can be checked, and the plain
-            values are lost). Of many ranks, what is true of the one of which least is left.
-        world_size: How many ranks saved it, as far as anything tells.
-        ranks_lost: The ranks whose part is lost, with structure and plain values.
-        tensors: Every tensor that anything tells of, with what became of it: first those that ranks
-            share, each once, then what each has for itself.
-        missing_files: Files that are not there.
-        problems: Everything that is wrong, by file.
-        earlier_step: Of a step of a store, the newest complete one before it that is not known to
+        path: The checkpoint's directory.
+        step: The step it was saved as, if known.
+        described_by: ``"whole"`` (manifest and part prove which tensors are intact), ``"part"``
+            (the manifest is lost, so nothing proves the part) or ``"headers"`` (the part is lost:
+            names and offsets come from the shards' headers, nothing can be checked, and the plain
+            values are lost). Among many ranks, the worst of them.
+        world_size: Number of ranks that saved it, as far as known.
+        ranks_lost: The ranks whose part is lost, with its structure and plain values.
+        tensors: All known tensors with their states: first shared tensors, each once, then each
+            rank's own.
+        missing_files: Files that are missing.
+        problems: All problems, by file.
+        earlier_step: For a step of a store, the newest earlier complete step that is not known to
             be damaged; None if there is none.
-        earlier_is_verified: Whether that one was read back whole.
+        earlier_is_verified: Whether that step was verified.
         bytes_checked: Bytes read and digested.
         seconds: Wall time of the whole call.
     """
@@ -88,22 +88,22 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     @property
     def intact(self) -> tuple[TensorFate, ...]:
-        """The tensors that are proven to be what was saved."""
+        """The tensors that are proven unchanged since the save."""
         return tuple(fate for fate in self.tensors if fate.hit is None and fate.is_vouched_for)
 
     @property
     def unverified(self) -> tuple[TensorFate, ...]:
-        """The tensors that are there, with nothing left that vouches for them."""
+        """The tensors that are present, but cannot be checked."""
         return tuple(fate for fate in self.tensors if fate.hit is None and not fate.is_vouched_for)
 
     @property
     def hit(self) -> tuple[TensorFate, ...]:
-        """The tensors that are damaged or gone."""
+        """The tensors that are damaged or missing."""
         return tuple(tensor for tensor in self.tensors if tensor.hit is not None)
 
     def __str__(self) -> str:
@@ -132,22 +132,22 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalvageReport:
-    """What a salvage got out of a damaged checkpoint.
+    """The result of salvaging a damaged checkpoint.
 
     Attributes:
         path: The new checkpoint.
-        source: The damaged one.
-        step: The step it was saved as, where that is known.
+        source: The damaged checkpoint.
+        step: The step it was saved as, if known.
         checkpoint_id: Identity of the new checkpoint.
-        source_id: Identity of the damaged one, where that is known.
-        tensors: Tensors that were taken over; one that ranks share counts once.
+        source_id: Identity of the damaged checkpoint, if known.
+        tensors: Number of salvaged tensors; a shared tensor counts once.
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.
-        missing: Tensors and further names that were not taken over.
-        files_lost: Small files that do not go with the new checkpoint, by name, with the reason.
+        missing: Tensors and further names that were not salvaged.
+        files_lost: Small files that were not salvaged, by name, with the reason.
         unverified: Whether nothing could be checked.
-        values_lost: Whether structure and plain values are lost, of many ranks those of any.
-        ranks_lost: Which of many ranks that is true of.
+        values_lost: Whether structure and plain values are lost, for any of the ranks.
+        ranks_lost: The ranks whose structure and plain values are lost.
         seconds: Wall time of the whole call.
     """
 
@@ -168,7 +168,7 @@ class SalvageReport:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the new checkpoint is marked partial; it is not if nothing is missing."""
+        """Whether the new checkpoint is marked partial; False if nothing is missing."""
         return bool(self.missing) or self.unverified
 
     def __str__(self) -> str:
@@ -197,7 +197,7 @@ def explain(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> Explanation:
-    """Reads everything of a damaged checkpoint that can be read, and says which tensors are intact.
+    """Reads all readable bytes of a damaged checkpoint, and reports which tensors are intact.
 
     Args:
         path: The checkpoint's directory.
@@ -206,8 +206,8 @@ def explain(
             the bytes in all.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
-        CorruptCheckpointError: Nothing tells any more what tensors there were.
+        CheckpointNotFoundError: Nothing is stored at the path.
+        CorruptCheckpointError: Too much is lost to know which tensors existed.
         FormatVersionError: A newer Penstock wrote it.
         StorageError: The operating system failed an operation.
 
@@ -261,41 +261,42 @@ def salvage(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> SalvageReport:
-    """Saves exactly the intact tensors of a damaged checkpoint, and its plain values, as a new one.
+    """Saves the intact tensors and plain values of a damaged checkpoint as a new one.
 
-    The new checkpoint is marked partial and lists what is missing: `penstock.load` of it names
-    that in a `PartialCheckpointError`, or leaves it out with ``allow_partial=True``. If nothing is
-    missing after all, it is a complete checkpoint. The damaged one is not changed.
+    The new checkpoint is marked partial and lists the missing leaves: `penstock.load` names them in
+    a `PartialCheckpointError`, or leaves them out with ``allow_partial=True``. If nothing is
+    missing, the new checkpoint is complete. The damaged one is not changed.
 
-    What many ranks saved is saved as they had it: with as many parts, each with its tree, and loads
-    into every layout as before. A tensor that ranks share is taken over whole or not at all. Where
-    the part of a rank is lost, so is all that it had for itself, while what others have stays
-    theirs. One process does it all; what it takes over of one rank is in memory at a time.
+    A checkpoint of many ranks keeps their structure: as many parts, each with its tree, so it can
+    be loaded into any layout as before. A tensor that ranks share is salvaged whole or not at all.
+    If the part of a rank is lost, so are all its own values, but not those of other ranks. One
+    process does the work; the salvaged tensors of one rank are in memory at a time.
 
-    Tensors of a group stay in shards of their own, with the names that a model has for them, and
-    small files stay beside them. There is an index only where all of its group was taken over, so
-    that nobody takes what is left of a model for the model. Where a small file is damaged, its copy
-    is taken if that is what was saved. Where the manifest is lost, so are the small files, and
-    where the part is, which group a tensor is of.
+    Tensors of a group stay in separate shards, under the model's names for them, and small files
+    stay beside them. A group gets an index only if all of its tensors were salvaged, so that no
+    reader takes an incomplete model for the model. A damaged small file is replaced by its copy if
+    the copy is intact. If the manifest is lost, so are the small files; if a part is lost, so are
+    the groups of its tensors.
 
     Args:
         path: The damaged checkpoint's directory.
-        out: The new one's; there must be none yet.
-        unverified: Where manifest or parts are lost, take over what nothing vouches for. Without
-            its part that is, of a rank, a flat dictionary of what the shards' headers list: plain
-            values, ties and types that safetensors has no name for are lost, and tensors of a type
-            that only a newer Penstock knows are listed as missing. Of many ranks only shards count
-            that say which of their tensors are boxes of larger ones.
+        out: The new checkpoint's directory; it must not contain a checkpoint yet.
+        unverified: If manifest or parts are lost, salvage the tensors that cannot be checked.
+            Without its part, a rank's state becomes a flat dictionary of the tensors in the shards'
+            headers: plain values, ties and types without a safetensors name are lost, and tensors
+            of types that only a newer Penstock knows are listed as missing. Among many ranks, only
+            shards that mark boxes of larger tensors are used.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
-        CorruptCheckpointError: Nothing vouches for what is left, and ``unverified`` is False.
+        CheckpointNotFoundError: Nothing is stored at the path.
+        CorruptCheckpointError: The remaining tensors cannot be checked, and ``unverified`` is
+            False.
         FormatVersionError: A newer Penstock wrote it.
-        StorageError: ``out`` is neither new nor empty, or lies in ``path``; or the operating system
-            failed an operation.
+        StorageError: ``out`` is neither new nor empty, or is inside ``path``; or the operating
+            system failed an operation.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -330,14 +331,14 @@ def salvage(
 
 
 def _earlier(path: str) -> tuple[int | None, bool]:
-    """Of a step in a store, the newest complete one before it, and whether it was read back."""
+    """Returns the newest complete step before a given one, and whether it was verified."""
     directory, name = os.path.split(absolute(path))
     own = _native.Store.step_of(name)
     if own is None:
         return None, False
     store = _native.Store(directory)
     marks = {}
-    # Not to be had, they are no reason to tell nothing.
+    # The report is made even if the marks are unreadable.
     with contextlib.suppress(PenstockError):
         marks = {step: is_damaged for step, _, _, is_damaged in store.marks()}
     newest = store.newest_complete(below=own)

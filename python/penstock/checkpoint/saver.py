@@ -1,4 +1,4 @@
-"""`Saver`: checkpoints under any paths, saved one after the other, in the background too."""
+"""`Saver`: saves checkpoints to any paths one after another, also in the background."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class Saver(Waiting):
-    """Saves to paths of the caller's, each complete and durable before the next one begins.
+    """Saves to paths that the caller chooses, each durable before the next save begins.
 
-    A `CheckpointStore` names its directories itself, and deletes old ones. Frameworks that do both
-    have a `Saver`. It keeps the memory for staging from save to save until `close`.
+    A `CheckpointStore` names its directories and deletes old ones itself; a framework that does
+    both uses a `Saver`. The saver keeps its staging memory from save to save until `close`.
 
     Args:
         options: How bytes move; None for ``Options()``.
-        process_group: The ranks that save together, where `torch.distributed` is initialized; None
-            for all. All of them call `save` and `save_async` in the same order.
-        no_dist: Save alone, whatever ranks there are.
+        process_group: The ranks that save together, if `torch.distributed` is initialized; None for
+            all ranks. All of them call `save` and `save_async` in the same order.
+        no_dist: Save without other ranks.
 
     Raises:
         ValueError: An argument is out of range.
@@ -81,11 +81,11 @@ class Saver(Waiting):
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
     ) -> SaveReport:
-        """Waits for the save under way, then saves as `penstock.save` does.
+        """Waits for the current save, then saves as `penstock.save` does.
 
         Raises:
-            PenstockError: The error of the last save, if nobody has seen it, or whatever
-                `penstock.save` raises.
+            PenstockError: The error of the last save, if it has not been raised yet, or any error
+                of `penstock.save`.
         """
         destination = _destination(path, step, metadata, overwrite, groups, files)
         with call("stall", "save", destination.path):
@@ -147,28 +147,29 @@ class Saver(Waiting):
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
     ) -> PendingSave | None:
-        """Saves in the background, as `CheckpointStore.save_async` does.
+        """Saves a state in the background, as `CheckpointStore.save_async` does.
 
         Args:
-            path: The checkpoint's directory; made if missing, its parents too.
+            path: The checkpoint's directory; created if missing, with its parents.
             state: What to save; see `penstock.save`.
-            lazy: Whether to copy the state later; until `PendingSave.stage` it may not be changed.
-            if_busy: What to do while the last save is still running: ``"wait"`` for it, ``"skip"``
-                this one and return None, or raise an ``"error"``. Ranks pass the same.
-            step: The training step, recorded beside the state.
+            lazy: Whether to copy the state after the call; it must not change before
+                `PendingSave.stage`.
+            if_busy: Policy while the last save is still running: ``"wait"`` for it, ``"skip"`` this
+                save and return None, or raise an ``"error"``. All ranks pass the same policy.
+            step: The training step, stored with the state.
             metadata: A note of plain JSON.
             overwrite: Replace a complete checkpoint at the path.
-            after: Called once the checkpoint is complete and durable, by the thread that saves, of
-                many ranks on the first only: here old ones are deleted. What it raises is lost.
-            groups: Tensors that readers of models are to find; see `penstock.save`.
-            files: Small files that lie beside the shards; see `penstock.save`.
+            after: Called in the saving thread once the checkpoint is durable, among many ranks on
+                the first only. Use it to delete old checkpoints. Its exceptions are ignored.
+            groups: Tensors that readers of models shall find; see `penstock.save`.
+            files: Small files stored beside the shards; see `penstock.save`.
 
         Raises:
-            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            CheckpointExistsError: A complete checkpoint exists and ``overwrite`` is False.
             SaveInProgressError: The last save is still running and ``if_busy`` is ``"error"``.
-            RankError: Another rank failed, is not there, or this one has no process group.
+            RankError: Another rank failed or is missing, or this rank has no process group.
             UnsupportedStateError: A leaf cannot be stored; the message names it.
-            PenstockError: The error of the last save, if nobody has seen it.
+            PenstockError: The error of the last save, if it has not been raised yet.
         """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
@@ -196,7 +197,7 @@ def _destination(
     groups: Mapping[str, str] | None,
     files: Files | None,
 ) -> Destination:
-    # A later change of the working directory moves no save that is under way.
+    # The path is made absolute: a later change of the working directory must not move the save.
     where = absolute(decode_path(path))
     check_no_store(where)
     return Destination(

@@ -56,30 +56,30 @@ if TYPE_CHECKING:
 class CheckpointStore(MirroredSteps):
     """A directory with one checkpoint per training step.
 
-    Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
-    index: what is there is what counts, and any number of processes may read it.
+    Every step is a directory of its own that can be copied, moved and uploaded. The store has no
+    index: the directories present are its steps, and any number of processes may read them.
 
     Args:
-        root: The store's directory; the first save makes it.
-        keep_last: After each save, delete all complete steps but so many of the newest. None
-            keeps all. The newest step that was read back and found good is always kept.
+        root: The store's directory; created by the first save.
+        keep_last: Number of newest complete steps to keep after each save; older ones are deleted.
+            None keeps all. The newest step that was verified as good is always kept.
         keep_every: Also keep every step that is a multiple of this, whatever its age.
-        keep: Asked about each step that would be deleted, with the step and the metadata it was
-            saved with: True keeps it. If it raises, nothing is deleted and the save stands.
+        keep: Called for each step that would be deleted, with the step and its metadata: True keeps
+            the step. If it raises, nothing is deleted, and the save still succeeds.
         options: How bytes move; None for ``Options()``.
-        mirror: Where in a bucket the steps are copied to in the background; None for nowhere.
-            `load` and `latest` see what is here and there.
-        process_group: The ranks that use it together, where `torch.distributed` is initialized;
-            None for all.
-        no_dist: Use it alone, whatever ranks there are.
+        mirror: The bucket to which steps are copied in the background; None for no copy. `load` and
+            `latest` consider both the local steps and the bucket's.
+        process_group: The ranks that use the store together, if `torch.distributed` is initialized;
+            None for all ranks.
+        no_dist: Use the store without other ranks.
 
-    Where ranks use it together, all of them call `save`, `save_async` and, without a step, `load`
-    in the same order; see `penstock.save`. What deletes is done by rank 0. A store may be made
-    before there is a process group: it looks for one at each call. Without one, saves of a rank are
-    refused, and each loads by itself, the step that it finds.
+    Ranks that use a store together all call `save`, `save_async` and, without a step, `load` in the
+    same order; see `penstock.save`. Rank 0 deletes steps. A store may be created before the process
+    group: each call looks for one. Without a process group, a rank's saves are refused, and its
+    loads find a step without the other ranks.
 
     Raises:
-        CheckpointNotFoundError: There is a checkpoint at ``root``, which is no store.
+        CheckpointNotFoundError: ``root`` is a checkpoint, not a store.
         ValueError: An argument is out of range.
 
     Example:
@@ -105,7 +105,8 @@ class CheckpointStore(MirroredSteps):
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> None:
-        # A later change of the working directory moves no store.
+        # The path is made absolute: a later change of the working directory must not move the
+        # store.
         where = absolute(decode_path(root))
         if is_checkpoint(where):
             raise not_a_store(where)
@@ -131,25 +132,25 @@ class CheckpointStore(MirroredSteps):
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
     ) -> SaveReport:
-        """Saves a state as a step, then deletes what the store no longer keeps.
+        """Saves a state as a step, then deletes the steps that retention does not keep.
 
-        Nothing is deleted before the new step is on stable storage. A failure to delete, or of
-        the function ``keep``, is a `PenstockWarning`: the save stands. A step that is in the way
-        and known to be damaged is set aside, with a `PenstockWarning`; see `set_aside`.
+        Nothing is deleted before the new step is on stable storage. If deletion or the function
+        ``keep`` fails, a `PenstockWarning` is issued and the save still succeeds. An existing step
+        that is known to be damaged is set aside, with a `PenstockWarning`; see `set_aside`.
 
         Args:
             step: The training step.
             state: What to save; see `penstock.save`.
             metadata: A note of plain JSON.
-            overwrite: Replace the step if it is complete already. One that is known to be damaged
-                is set aside all the same, where it can be.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
-            groups: Tensors that readers of models are to find; see `penstock.save`.
-            files: Small files that lie beside the shards; see `penstock.save`.
+            overwrite: Replace the step if it is already complete. A step that is known to be
+                damaged is set aside instead, where possible.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
+            groups: Tensors that readers of models shall find; see `penstock.save`.
+            files: Small files stored beside the shards; see `penstock.save`.
 
         Raises:
-            CheckpointExistsError: The step is complete already and ``overwrite`` is False.
-            RankError: Another rank failed, is not there, or this one has no process group.
+            CheckpointExistsError: The step is already complete and ``overwrite`` is False.
+            RankError: Another rank failed or is missing, or this rank has no process group.
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
@@ -212,48 +213,48 @@ class CheckpointStore(MirroredSteps):
         """Saves a state as a step in the background.
 
         The state is copied into memory that the store keeps for the next save, and may be changed
-        as soon as this returns. ``Options.staging_bytes`` bounds that memory; what exceeds it waits
-        until the first of it is written. `close` gives it back.
+        after the return. ``Options.staging_bytes`` bounds that memory; data beyond it waits until
+        the first data is written. `close` releases the memory.
 
-        With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
-        may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
-        at the right moment. Whoever changes it earlier, and however, fails the save: the kernel
-        watches the memory. Where it does not (before Linux 6.7, in containers that are refused
-        ``userfaultfd``, while another state is watched, for memory that processes share or that a
-        file is mapped to), the state is copied at the call, as without ``lazy``, and
-        `SaveReport.fallbacks` says why. No kernel watches the memory of a GPU: there every
-        optimizer of PyTorch waits for the copy by its stream, and of other changes those are
-        noticed that PyTorch counts; `PendingSave.hold` comes before the rest. Tensors of up to
-        64 KiB are copied at the call in any case, the smallest first and up to 64 MiB, and so are
-        arrays, pinned tensors and tensors of inference mode; with more than 64 MiB of those, or one
-        of a GPU, all is.
+        With ``lazy=True`` the call returns at once, and the state is copied while training
+        continues. The state must not be changed before `PendingSave.stage`, which `penstock.guard`
+        calls for an optimizer at the right moment. Any earlier change fails the save: the kernel
+        watches the memory. If the kernel cannot watch it (before Linux 6.7, in containers that are
+        refused ``userfaultfd``, while another state is watched, for memory shared between processes
+        or mapped from a file), the state is copied at the call, as without ``lazy``, and
+        `SaveReport.fallbacks` gives the reason. No kernel watches the memory of a GPU: there, the
+        streams of all PyTorch optimizers wait for the copy. Other changes are noticed if PyTorch
+        counts them; before the remaining ones, call `PendingSave.hold`. Tensors of up to 64 KiB are
+        always copied at the call, the smallest first and up to 64 MiB in all. Arrays, pinned
+        tensors and tensors of inference mode are copied as well; if those exceed 64 MiB, or one is
+        on a GPU, the whole state is copied at the call.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
-        and waits until all ranks have come: they find out who holds the same ones. What it holds
-        of replicated `DTensor`s it reads at the call as well. Where no launcher says how many
-        ranks a machine has, the first call of all also waits for all ranks.
+        and waits until all ranks have arrived, because the ranks compare which of them hold the
+        same tensors. The rank also reads its replicated `DTensor`s at the call. If no launcher
+        reports the number of ranks per machine, the first call also waits for all ranks.
 
-        A save that failed raises its error from the next `save` or `save_async`, unless somebody
-        has had it from `PendingSave.result`; that next save is not done then.
+        The error of a failed save is raised by the next `save` or `save_async`, which then saves
+        nothing, unless `PendingSave.result` has already raised it.
 
         Args:
             step: The training step.
             state: What to save; see `penstock.save`.
-            lazy: Whether to copy the state later.
-            if_busy: What to do while the store's last save is still running: ``"wait"`` for it,
-                ``"skip"`` this one and return None, or raise an ``"error"``. Among many ranks,
-                all pass the same, and what rank 0 finds counts for all.
+            lazy: Whether to copy the state after the call, while training continues.
+            if_busy: Policy while the store's last save is still running: ``"wait"`` for it,
+                ``"skip"`` this save and return None, or raise an ``"error"``. All ranks pass the
+                same policy, and rank 0's observation decides for all.
             metadata: A note of plain JSON.
-            overwrite: Replace the step if it is complete already.
-            groups: Tensors that readers of models are to find; see `penstock.save`.
-            files: Small files that lie beside the shards; see `penstock.save`.
+            overwrite: Replace the step if it is already complete.
+            groups: Tensors that readers of models shall find; see `penstock.save`.
+            files: Small files stored beside the shards; see `penstock.save`.
 
         Raises:
-            CheckpointExistsError: The step is complete already and ``overwrite`` is False.
+            CheckpointExistsError: The step is already complete and ``overwrite`` is False.
             SaveInProgressError: The last save is still running and ``if_busy`` is ``"error"``.
-            RankError: Another rank failed, is not there, or this one has no process group.
+            RankError: Another rank failed or is missing, or this rank has no process group.
             UnsupportedStateError: A leaf cannot be stored; the message names it.
-            PenstockError: The error of the last save, if nobody has seen it.
+            PenstockError: The error of the last save, if it has not been raised yet.
 
         Example:
             >>> import numpy as np, penstock, tempfile
@@ -311,45 +312,45 @@ class CheckpointStore(MirroredSteps):
         report: Callable[[LoadReport], object] | None = None,
         plain: bool = False,
     ) -> Any:
-        """Loads the newest complete step, or the one asked for.
+        """Loads the newest complete step, or the given one.
 
-        Where many ranks use the store together, all of them call this without ``step``, or with
-        ``fallback``, and load the same step, which rank 0 finds; see `penstock.load`.
+        Ranks that use the store together all call this without ``step``, or with ``fallback``, and
+        load the same step, which rank 0 finds; see `penstock.load`.
 
-        Steps that were never finished are passed over. Damaged ones, and what was salvaged of
-        them, are passed over with a `PenstockWarning` that says why. Damage that shows only while
-        data is read is an error, since silently resuming from older weights is a choice that is
-        not ours to make; ``fallback=True`` makes it. So is a newest step that the system does not
-        let be read: it may well be good. Older ones that cannot be read are in nobody's way.
+        Steps that were never finished are skipped. Damaged steps, and salvaged ones, are skipped
+        with a `PenstockWarning` that gives the reason. Damage that is found only while data is read
+        is an error, because resuming from older weights is the caller's decision; ``fallback=True``
+        allows it. A newest step that the operating system cannot read is also an error, because it
+        may be good. Older unreadable steps are ignored.
 
         Args:
             step: The training step; None for the newest complete one.
             into: A state to fill; see `penstock.load`. With ``fallback``, targets that a bad step
-                has filled in part are filled whole by the good one.
-            keys: What to load; see `penstock.load`. Only that is checked.
-            device: Where new tensors shall be; see `penstock.load`.
-            fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
-                is given; digests are checked whatever the options say. Each step passed over is a
-                `PenstockWarning`, and in the report's ``skipped``; so are those that the user may
-                not read. A step that takes a newer Penstock to read is an error all the same. Once
-                a good one is found, those that are damaged are set aside, where the store can be
-                written; see `set_aside`.
-            allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
-                Only a step that is asked for can be partial.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
+                filled in part are filled completely by the good one.
+            keys: Leaves to load; see `penstock.load`. Only their bytes are checked.
+            device: The device of new tensors; see `penstock.load`.
+            fallback: Return to the newest step that proves good, starting at ``step`` if given;
+                digests are checked whatever the options say. Each skipped step causes a
+                `PenstockWarning` and is listed in the report's ``skipped``, including steps that
+                the user may not read. A step that requires a newer Penstock is still an error. Once
+                a good step is found, damaged ones are set aside if the store is writable; see
+                `set_aside`.
+            allow_partial: Load the available leaves of a salvaged ``step``; see `penstock.load`.
+                Only a given step can be partial.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
             report: Called with the `LoadReport` when the state is complete.
-            plain: Load values of classes as what is stored of them; see `penstock.load`.
+            plain: Load values of classes as their stored members; see `penstock.load`.
 
         Raises:
-            CheckpointNotFoundError: There is no complete step, or not the one asked for.
-            IncompleteCheckpointError: The save of the step asked for never finished.
-            PartialCheckpointError: The step asked for was salvaged, and ``allow_partial`` is False.
-            CorruptCheckpointError: Data is damaged; the message names the step to go back to. With
-                ``fallback``, there are steps, or such as were set aside, and none is good.
+            CheckpointNotFoundError: There is no complete step, or not the given one.
+            IncompleteCheckpointError: The save of the given step never finished.
+            PartialCheckpointError: The given step was salvaged, and ``allow_partial`` is False.
+            CorruptCheckpointError: Data is damaged; the message names the step to return to. With
+                ``fallback``: steps exist, or were set aside, and none is good.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
-            DeviceError: A GPU is in the way; see `penstock.load`.
-            RankError: Another rank has not come to load.
+            DeviceError: A GPU or its driver failed; see `penstock.load`.
+            RankError: Another rank did not call this.
             StorageError: The operating system failed an operation.
         """
         ranks = self._ranks()
@@ -375,31 +376,30 @@ class CheckpointStore(MirroredSteps):
     ) -> int | None:
         """Restores a training from the newest good step.
 
-        A step that is damaged, or cannot be read, is passed over for an older one with a
-        `PenstockWarning` that says why; so it is by every rank where one of them finds it bad. The
-        training is changed when all of a step was read and compared, and not before. Saving goes
-        on at whatever step.
+        A step that is damaged or unreadable is skipped for an older one, with a `PenstockWarning`
+        that gives the reason; if one rank finds a step bad, all ranks skip it. The training is
+        changed only after a whole step was read and compared. Later saves may use any step number.
 
-        Where many ranks use the store together, all of them call this, with the same parts. They
-        may be more or fewer than those that saved.
+        Ranks that use the store together all call this, with the same parts. Their number may
+        differ from that of the ranks that saved.
 
         Args:
-            training: What to restore; in a fresh process, built as for a new run.
-            strict: Whether the checkpoint and the training have to have the same parts. Otherwise
-                those that both have are restored.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
+            training: The training to restore; in a fresh process, built as for a new run.
+            strict: Whether the checkpoint and the training must have the same parts. If False, only
+                their common parts are restored.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
             report: Called with the `LoadReport` when the training is restored.
 
         Returns:
-            The step, or None where the store has none: then it is a new run.
+            The step, or None if the store has no step and the run is new.
 
         Raises:
-            CorruptCheckpointError: There are steps, or such as were set aside, and none is good.
-            FormatVersionError: A newer Penstock wrote the newest one.
-            StateMismatchError: The training does not fit the api.
-            RankError: Another rank has not come, or could not restore it.
+            CorruptCheckpointError: Steps exist, or were set aside, and none is good.
+            FormatVersionError: A newer Penstock wrote the newest step.
+            StateMismatchError: The training does not fit the checkpoint.
+            RankError: Another rank did not call this, or could not restore the step.
             StorageError: The operating system failed an operation.
-            PenstockError: The error of the last save, if nobody has seen it.
+            PenstockError: The error of the last save, if it has not been raised yet.
 
         Example:
             >>> import penstock, tempfile
@@ -417,7 +417,7 @@ class CheckpointStore(MirroredSteps):
                 f"training: {type(training).__name__} is no penstock.Training; load(into=…) fills "
                 "a state"
             )
-        # What a lazy save has still to copy must not change.
+        # A lazy save may still be copying the training, so it must not change yet.
         self._turns.wait()
         ranks = self._ranks()
         wanted = Wanted(
@@ -459,12 +459,12 @@ class CheckpointStore(MirroredSteps):
     def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
         """Reads every byte of a step and compares it with its digest.
 
-        A step that was found good counts as read back: `keep_last` never deletes the newest such.
-        One that was found damaged neither counts for `keep_last` nor is deleted by it.
+        A step found good counts as verified: `keep_last` never deletes the newest such step. A step
+        found damaged does not count for `keep_last` and is not deleted by it.
 
         Args:
             step: The training step.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
 
         Raises:
             CheckpointNotFoundError: There is no such step.

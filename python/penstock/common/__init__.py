@@ -1,1 +1,1 @@
-"""Shared by all packages: the process, paths, the console, tracing, facts about the machine."""
+"""Shared by all packages: process, paths, console, tracing, facts about the machine."""

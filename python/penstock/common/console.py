@@ -1,9 +1,9 @@
-"""What the commands share in talking to a person or a program.
+"""Console output of the commands, for people and for programs.
 
-Nothing in a name or a message is taken for markup, and nothing in it reaches the terminal as a
-command: a checkpoint may come from anywhere. Long names fold instead of being cut. Where the output
-is no terminal there is no colour, and lines are as long as what is in them: nobody who reads a name
-out of a file wants half of it. No colour says what no word says, and ``NO_COLOR`` leaves them out.
+Names and messages are not parsed as markup and cannot send control sequences to the terminal,
+because a checkpoint may come from anywhere. Long names fold instead of being cut. If the output is
+not a terminal, there is no colour, and lines are as long as their contents, so that programs read
+whole names. Colour never carries information alone, and ``NO_COLOR`` disables it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class _PathType(click.Path):
-    """A path that need not exist: what is missing is an error of the operation, not of its use."""
+    """A path that need not exist: the operation itself reports a missing path, not the argument."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            # As Path it would be the current directory: `penstock verify "$UNSET"`.
+            # An empty path would become the current directory: `penstock verify "$UNSET"`.
             self.fail("the path is empty", param, ctx)
         try:
-            # Before it is a `Path`, which makes one slash of two.
+            # Checked before it becomes a `Path`, which merges two slashes.
             value = local(os.fsdecode(value))
         except UnsupportedPathError as error:
             self.fail(str(error), param, ctx)
@@ -52,7 +52,7 @@ PATH = _PathType(path_type=Path)
 
 
 class _PlaceType(_PathType):
-    """A path where a checkpoint or a store is, or the URL of one in a bucket; as text."""
+    """The path of a checkpoint or a store, or its URL in a bucket; as text."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -67,18 +67,18 @@ PLACE = _PlaceType(path_type=Path)
 TEXT_CHARACTERS_MAX = 200
 
 REASON_CHARACTERS_MAX = 24
-"""What a table of steps has room for; longer reasons stand below it, where names stay whole."""
+"""Longest reason inside a table of steps; longer ones are printed below it, with whole names."""
 
 FOLDED_COLUMNS_MIN = 12
-"""What is left of a column that gives way; names of a letter a line are none."""
+"""Smallest width of a column that folds; narrower columns would have one letter per line."""
 
 _ENDS = "./_-,"
-"""What a name that has no room is broken behind."""
+"""Characters after which a name that is too long is broken."""
 
 _BETWEEN_COLUMNS = 3
 
 _PLAIN_COLUMNS = 10_000
-"""Of output that is no terminal, unless ``COLUMNS`` says otherwise."""
+"""Width of output that is not a terminal, unless ``COLUMNS`` is set."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
@@ -86,7 +86,7 @@ json_option = click.option(
 
 
 def escaped(text: str) -> str:
-    """The text, with the characters spelled out that would steer a terminal."""
+    """Escapes the characters of a text that would control a terminal."""
     return "".join(
         character
         if character == "\n" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
@@ -96,13 +96,13 @@ def escaped(text: str) -> str:
 
 
 class _Console(Console):
-    """A console that escapes every text it is given, and cuts no table."""
+    """A console that escapes every text and cuts no table."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         tables = [one for one in objects if isinstance(one, _Rows)]
         needed = max((one.columns_min for one in tables), default=0)
         if needed > self.width:
-            # A terminal that is too narrow breaks lines by itself, and drops nothing.
+            # A terminal that is too narrow wraps lines by itself and drops nothing.
             console(stderr=self.stderr, width=needed).print(*objects, **options)
             return
         for one in tables:
@@ -114,9 +114,9 @@ class _Console(Console):
 
 
 class _Rows(Table):
-    """A table whose cells keep to their row, and none of whose columns goes.
+    """A table in which each cell stays in its row and no column disappears.
 
-    Where they have no room together, Rich takes from all, down to nothing: also from the numbers.
+    Without minimum widths, Rich shrinks all columns down to nothing, also those with numbers.
     """
 
     def add_row(self, *cells: Any, **options: Any) -> None:
@@ -129,10 +129,10 @@ class _Rows(Table):
             column.min_width = max(column.min_width or 0, needed)
 
     def fit(self, columns_max: int) -> None:
-        """Gives columns their widths where the terminal is too narrow for all that is in them.
+        """Sets the column widths for a terminal that is too narrow for the whole contents.
 
-        A word stays whole where there is room, so that sentences fold before names: first in the
-        columns to the left, which are what a table is about.
+        Words stay whole if possible, so that sentences fold before names do. The columns to the
+        left, which identify the rows, come first.
         """
         wanted = [_longest([str(column.header), *column.cells]) for column in self.columns]
         if sum(wanted) + _BETWEEN_COLUMNS * (len(wanted) - 1) <= columns_max:
@@ -146,7 +146,7 @@ class _Rows(Table):
                 widths[index] += more
                 room -= more
         while room > 0:
-            # What is left goes to who has least, column by column.
+            # The narrowest columns get the remaining room, one character at a time.
             index = min(
                 (at for at in range(len(widths)) if widths[at] < wanted[at]),
                 key=widths.__getitem__,
@@ -159,13 +159,13 @@ class _Rows(Table):
 
     @property
     def columns_min(self) -> int:
-        """How wide a terminal it takes for every column to be there."""
+        """The smallest terminal width that shows every column."""
         least = sum(column.min_width or 0 for column in self.columns)
         return least + _BETWEEN_COLUMNS * (len(self.columns) - 1)
 
 
 def _broken(text: str, columns: int) -> str:
-    """A text whose words of more columns are broken where their parts end, if they have any."""
+    """Breaks words that exceed a width, preferably after one of `_ENDS`."""
     words = []
     for word in text.split(" "):
         pieces = []
@@ -179,14 +179,15 @@ def _broken(text: str, columns: int) -> str:
 
 
 def _longest(cells: Iterable[Any]) -> int:
-    """How many columns the longest of some texts takes."""
+    """Returns the width of the widest of some texts."""
     return max((cell_len(escaped(str(cell or ""))) for cell in cells), default=0)
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Standard output, or standard error.
+    """Returns a console for standard output or standard error.
 
-    As wide as is asked for, else as the terminal, or as ``COLUMNS`` says; else as the content.
+    Its width is the given one, else that of the terminal or of ``COLUMNS``, else that of the
+    contents.
     """
     made = _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
     if width is None and not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
@@ -195,18 +196,17 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Prints one JSON object, and nothing else, to standard output."""
+    """Prints one JSON object to standard output."""
     click.echo(json.dumps(result, indent=2, allow_nan=False))
 
 
 def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] = ()) -> Table:
-    """A table of these columns.
+    """Creates a table.
 
     Args:
         columns: The headings.
-        numbers: Headings of columns that align to the right.
-        folded: Headings of columns that give way when the terminal is narrow; what is in the
-            others stays in one line.
+        numbers: Headings of right-aligned columns.
+        folded: Headings of columns that fold in a narrow terminal; other columns stay on one line.
     """
     made = _Rows(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
@@ -220,7 +220,7 @@ def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] 
 
 
 def summary_table(*rows: tuple[str, str]) -> Table:
-    """What there is to know of one thing: names and values, one below the other."""
+    """Creates a table of names and values, one row each."""
     made = table("what", "value", folded=["value"])
     made.show_header = False
     for what, value in rows:
@@ -229,35 +229,35 @@ def summary_table(*rows: tuple[str, str]) -> Table:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people, in powers of ten: ``22.3 MB``."""
+    """Formats bytes for people, in powers of ten: ``22.3 MB``."""
     return decimal(nbytes)
 
 
 def shape(dimensions: tuple[int, ...]) -> str:
-    """A shape as ``2 x 3``; that of a single number is empty."""
+    """Formats a shape as ``2 x 3``; that of a single number is empty."""
     return " x ".join(map(str, dimensions))
 
 
 def local_time(created: str) -> str:
-    """A manifest's time stamp (RFC 3339, UTC) in the local time zone, to the second."""
+    """Formats a manifest's time stamp (RFC 3339, UTC) in local time, to the second."""
     return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning where it would fill the screen."""
+    """Returns the text, or its beginning if it is too long for the screen."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}..."
 
 
 @contextmanager
 def progress_bar(label: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error that is gone when done; none where that is no terminal.
+    """Shows a temporary bar on standard error, if that is a terminal.
 
     Args:
-        label: What is being done.
-        hidden: Whether to show nothing, as when the output is for a program.
+        label: The name of the operation.
+        hidden: Whether to show nothing, as when a program reads the output.
 
     Yields:
-        What ``progress=`` takes: a function of the bytes done and the bytes in all.
+        The function for ``progress=``, called with the bytes done and the total bytes.
     """
     display = console(stderr=True)
     bar = Progress(

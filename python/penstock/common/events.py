@@ -1,7 +1,7 @@
-"""Who is told that a save, a load or a check has ended, and how.
+"""Reports ended saves, loads and checks to an observer.
 
-One observer at most, `penstock.metrics`. Without it a call looks at one variable, and a request at
-none.
+There is at most one observer, `penstock.metrics`. Without one, the cost is a look at one variable
+per call, and nothing per request.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ Call = Literal["save", "load", "verify", "scrub"]
 
 
 class Observer(Protocol):
-    """What wants to know of calls; its methods are called on any thread."""
+    """Receives events of calls; its methods are called on any thread."""
 
     def ended(self, call: Call, outcome: Any, seconds: float) -> None:
-        """A call ended.
+        """Handles the end of a call.
 
         Args:
-            call: What it was to do.
-            outcome: The report, `Loaded` of a load, the `PendingSave` of a save that goes on in the
-                background, None for one that was left out; or the exception.
-            seconds: How long its caller has waited; 0 at the end of a save in the background.
+            call: The kind of call.
+            outcome: The report; `Loaded` for a load; the `PendingSave` of a save that continues in
+                the background; None for a skipped save; or the exception.
+            seconds: How long the caller waited; 0 at the end of a background save.
         """
 
     def pending(self, change: int) -> None:
-        """So many more saves are under way in the background, or fewer."""
+        """Handles a change in the number of running background saves."""
 
     def mirrored(self, outcome: Any, seconds: float) -> None:
-        """The copying of a step to a mirror ended.
+        """Handles the end of copying a step to a mirror.
 
         Args:
             outcome: The `MirrorReport`, or the exception.
-            seconds: How long it took.
+            seconds: How long the copy took.
         """
 
     def passed_over(self, steps: int) -> None:
-        """A load has gone back over so many steps that are not good."""
+        """Handles a load that skipped this many bad steps."""
 
 
 class _Thread(threading.local):
     is_told: bool = False
-    """Whether a call of this thread is told of already: what it calls is part of it."""
+    """Whether an outer call of this thread is observed, so that inner calls are not."""
 
 
 _thread = _Thread()
@@ -62,16 +62,16 @@ _observer: Observer | None = None
 
 
 def observe(observer: Observer | None) -> None:
-    """Has an observer told of all calls from now on; None for nobody."""
+    """Sets the observer of all later calls; None for no observer."""
     global _observer
     _observer = observer
 
 
 def tell(say: Callable[[Observer], None]) -> bool:
-    """Tells the observer, if there is one; whatever it raises is a warning.
+    """Calls the observer, if there is one; its exceptions become warnings.
 
     Returns:
-        Whether it was told.
+        Whether the observer was called successfully.
     """
     observer = _observer
     if observer is None:
@@ -79,7 +79,7 @@ def tell(say: Callable[[Observer], None]) -> bool:
     try:
         say(observer)
     except Exception as error:
-        # A warning that is made an error must not undo what is done.
+        # A warning that is turned into an error must not undo a finished call.
         with contextlib.suppress(Exception):
             warnings.warn(f"a call was not counted: {error!r}", PenstockWarning, stacklevel=3)
         return False
@@ -87,19 +87,19 @@ def tell(say: Callable[[Observer], None]) -> bool:
 
 
 def told(call: Call, outcome: _T, seconds: float) -> _T:
-    """Tells how a call ended, and returns that."""
+    """Reports the outcome of a call to the observer, and returns the outcome."""
     tell(lambda observer: observer.ended(call, outcome, seconds))
     return outcome
 
 
 def observed(call: Call, *, ends: bool = True) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Has it told how a function ends.
+    """Returns a decorator that reports the outcome of a function to the observer.
 
-    Not for public ones: doctest finds no examples in what is decorated.
+    Not for public functions: doctest finds no examples in decorated ones.
 
     Args:
-        call: What it does.
-        ends: Whether its return ends the call; else only an exception does.
+        call: The kind of call.
+        ends: Whether a return ends the call; otherwise only an exception does.
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -1,7 +1,7 @@
-"""Names of a checkpoint's files for people: ``shard-00000-00`` and no more, where that is enough.
+"""Short names of a checkpoint's files for people: ``shard-00000-00`` if that is unique.
 
-Whole they are ``shard-00000-00.34b6ce68d52a42ed8d9d0f5510ce75ae.safetensors``. The part in the
-middle names the save that wrote the file, and is the same for all files of a checkpoint.
+The whole name is ``shard-00000-00.34b6ce68d52a42ed8d9d0f5510ce75ae.safetensors``. Its middle part
+names the save that wrote the file, and is the same for all files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 _NAME = re.compile(
     r"(?P<stem>(?:part|shard)-[0-9-]+)\.(?P<attempt>[0-9a-f]{32})\.(?:json|safetensors)\b"
 )
-"""A file of one save (`docs/format.md`)."""
+"""The name of a file of one save (`docs/format.md`)."""
 
 _ATTEMPT_CHARACTERS_MIN = 8
-"""Of an attempt, where it has to be there: what people compare at a glance."""
+"""Characters shown of an attempt's id where needed: as many as people compare at a glance."""
 
 
 def step_of(name: str) -> int | None:
-    """The step that a directory of a store is of, by its name; None for any other name."""
-    # Names that are no UTF-8, which the native module does not take, are of others.
+    """Returns the step of a store's directory by its name; None for any other name."""
+    # Penstock's names are ASCII. The native module does not take names that are not UTF-8.
     return _native.parse_step(name) if name.isascii() else None
 
 
 def rank_of(name: str) -> int | None:
-    """The rank whose part or shard a file is, by its name; None for any other name."""
+    """Returns the rank of a part or shard by its file name; None for any other name."""
     return _native.rank_of_file(name) if name.isascii() else None
 
 
 class FileNames:
-    """Short names of the files of a checkpoint, no two of which have the same one.
+    """Unique short names of the files of a checkpoint.
 
-    Where saves that were never finished have left files of the same rank and number, names keep as
-    much of the attempt as tells them apart.
+    If unfinished saves have left files of the same rank and number, short names keep as much of the
+    attempt's id as distinguishes them.
 
     Args:
         directory: The checkpoint.
-        texts: What will be shown, with whole names in it.
+        texts: All texts to be shown, with whole names in them.
     """
 
     def __init__(self, directory: Path | str, texts: Iterable[str | None]) -> None:
@@ -55,11 +55,11 @@ class FileNames:
 
     @classmethod
     def beside_all(cls, directory: Path | str, texts: Iterable[str | None]) -> FileNames:
-        """Names that are told apart from all that lies in the directory, though nobody shows it."""
+        """Returns names that are unique among all files of the directory, shown or not."""
         return cls(directory, [*_listed(directory), *texts])
 
     def short(self, text: str) -> str:
-        """The text with short names in place of whole ones, and of their paths."""
+        """Replaces whole names and their paths in a text by short names."""
         return _NAME.sub(self._shortened, text.replace(self._directory, ""))
 
     def _shortened(self, found: re.Match[str]) -> str:
@@ -76,5 +76,5 @@ def _listed(directory: Path | str) -> list[str]:
     try:
         return _native.list_names(str(directory))
     except OSError:
-        # Who may not look into it is told so elsewhere.
+        # The error is reported by the operation itself.
         return []

@@ -1,4 +1,4 @@
-"""What a path leads to, as the native module finds it, wherever that is kept."""
+"""Queries on local paths and bucket URLs: existence, kind, size, Git LFS pointers."""
 
 from __future__ import annotations
 
@@ -13,32 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
-"""How Git LFS begins the text that it leaves in the place of a file."""
+"""The first bytes of the text file that Git LFS leaves in place of a file."""
 POINTER_BYTES = len(_POINTER)
-"""The length of that beginning."""
+"""The length of that prefix."""
 
 
 def is_there(path: str) -> bool:
-    """Whether a path that is nothing or a file's leads to something.
-
-    Raises:
-        StorageError: The system does not let it be looked at.
-    """
+    """Whether a path that can only be a file exists."""
     return _native.has_file(path)
 
 
 def is_directory(path: str) -> bool:
-    """Whether a path leads to a directory.
-
-    Raises:
-        StorageError: The system does not let it be looked at.
-    """
+    """Whether a path is a directory."""
     found = _native.look(path)
     return found is not None and found[0] == "directory"
 
 
 def has_bytes(path: str, expected: int) -> bool:
-    """Whether a path leads to a file of so many bytes, as far as the system lets that be seen."""
+    """Whether a path is a file of this many bytes; False if it cannot be examined."""
     try:
         found = _native.look(path)
     except StorageError:
@@ -47,12 +39,12 @@ def has_bytes(path: str, expected: int) -> bool:
 
 
 def of_git_lfs(start: bytes) -> bool:
-    """Whether a file that begins so, with 64 bytes or more, is a pointer of Git LFS."""
+    """Whether a file's first 64 or more bytes are those of a Git LFS pointer."""
     return start.startswith(_POINTER)
 
 
 def unfetched(path: str) -> CheckpointNotFoundError:
-    """The error for a file of which there is a pointer of Git LFS only."""
+    """Returns the error for a file whose Git LFS contents were not fetched."""
     return CheckpointNotFoundError(
         f"{path} is a pointer of Git LFS, and the file that it stands for was not fetched: run"
         " `git lfs pull` in its repository",
@@ -61,23 +53,14 @@ def unfetched(path: str) -> CheckpointNotFoundError:
 
 
 def check_fetched(path: str) -> None:
-    """Refuses a file of which Git LFS has left a pointer only.
-
-    Raises:
-        CheckpointNotFoundError: It is one.
-        OSError: The file cannot be read.
-    """
+    """Refuses a file that is a Git LFS pointer."""
     if of_git_lfs(_native.read_start(path, POINTER_BYTES)):
         raise unfetched(path)
 
 
 @contextmanager
 def naming_pointers() -> Iterator[None]:
-    """Reports a damaged file as a Git LFS pointer if it is one.
-
-    Raises:
-        CheckpointNotFoundError: It is one.
-    """
+    """Reports a damaged file as a Git LFS pointer if it is one."""
     try:
         yield
     except CorruptCheckpointError as error:

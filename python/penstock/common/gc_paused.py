@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, paused while a state is walked, and during a load."""
+"""Pauses Python's cyclic garbage collector while a state is walked, and during a load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pauses collections inside the block.
+    """Pauses garbage collection inside the block.
 
-    Walking a state makes hundreds of thousands of containers, none of them garbage. The collector
-    would traverse all of them, and everything else in the process, again and again: measured, half
-    of the time of flattening 200,000 tensors, a third of that of loading them. A load pauses from
-    beginning to end, reading included: each return to collecting in between costs a whole pass.
-    Garbage without cycles is freed as ever. Threads that pause at the same time leave it as the
-    first one found it.
+    Walking a state creates hundreds of thousands of containers, none of them garbage. The collector
+    would traverse them, and all other objects, repeatedly: measured, half of the time of flattening
+    200,000 tensors, and a third of that of loading them. A load pauses collection from beginning to
+    end, reading included, because each resumption would cost a whole pass. Garbage without cycles
+    is still freed. Threads that pause at the same time restore the state that the first one found.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,15 +1,15 @@
-"""Native threads of PyTorch, which have to rest before the interpreter ends.
+"""Waits at exit for PyTorch's native threads, before the interpreter ends.
 
-The workers of gloo, through which ranks talk on CPUs, let go of a collective's tensors a little
-after whoever waited for it goes on, and need the GIL for that. CPython before 3.14 ends a thread
-that wants the GIL when the interpreter has begun to end, in the middle of C++, and the process
-with it: "terminate called without an active exception" (pytorch#190489). One that comes later still
-finds the interpreter gone, and the process ends with SIGSEGV. That a script destroys its group
-does not help where a mesh, and so any ``DTensor``, still holds it: its workers live on.
+The workers of gloo, which connects ranks on CPUs, release a collective's tensors shortly after the
+waiting thread continues, and need the GIL for it. If the interpreter has begun to end, CPython
+before 3.14 ends a thread that wants the GIL in the middle of C++ code, and the process with it:
+"terminate called without an active exception" (pytorch#190489). A thread that comes later finds no
+interpreter, and the process ends with SIGSEGV. Destroying the process group does not help if a
+mesh, and so any ``DTensor``, still holds it: its workers live on.
 
-At exit, while the interpreter is still whole, `rest_at_exit` therefore has them waited for until
-they have nothing left to do. Threads of Penstock need no such thing: each has ended when the call
-that started it returns, or is one that the interpreter itself waits for.
+`rest_at_exit` therefore registers a wait at exit, while the interpreter is still whole, until these
+threads have no work left. Penstock's threads need no wait: each ends before the call that started
+it returns, or the interpreter itself waits for it.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ import threading
 import time
 
 _GLOO = "pt_gloo_runloop"
-"""What PyTorch calls the workers. Those of versions before 2026 have no name of their own."""
+"""Thread name of gloo's workers. PyTorch versions before 2026 give them no name."""
 
 _OURS = "penstock-writer"
-"""What the native module calls the thread of a save in the background, and so those that it starts.
-None of them ever wants the GIL."""
+"""Thread name of a background save in the native module, inherited by its threads. They never take
+the GIL.
+"""
 
 _WORKING = frozenset("RDTt")
-"""States of a thread that has something to do: it runs or waits for a processor, waits for a disk,
-or is stopped. A worker without work sleeps (`proc_pid_stat(5)`)."""
+"""States of a thread with work to do: running or waiting for a processor, waiting for a disk, or
+stopped. A worker without work sleeps (`proc_pid_stat(5)`).
+"""
 
 _LOOKS = 3
-"""So many looks in a row have to find them resting."""
+"""Number of consecutive checks that must find all threads asleep."""
 
 _PAUSE_SECONDS = 0.002
-"""After each look. This thread does not hold the GIL meanwhile: whoever waits for it goes on."""
+"""Pause after each check. The GIL is released meanwhile, so threads that wait for it can run."""
 
 _REST_SECONDS_MAX = 5.0
-"""A collective that nobody has waited for may take longer than an exit should."""
+"""Longest wait: a collective that was never waited for may take longer than an exit should."""
 
 _REST_SECONDS_MAX_UNNAMED = 1.0
-"""The same where any thread may be a worker: one of another library need not rest ever."""
+"""Longest wait if any thread may be a worker: those of other libraries may never sleep."""
 
 
 def rest_at_exit() -> None:
-    """Has the end of this process wait until these threads rest.
+    """Registers a wait for these threads at the end of the process.
 
-    What is registered first is done last: the sooner this is called, the better.
+    Exit functions run in reverse order of registration, so call this as early as possible.
     """
     atexit.register(_wait_for_rest)
 
@@ -63,17 +65,17 @@ def _wait_for_rest() -> None:
 
 
 def _native_states() -> tuple[list[str], float]:
-    """The state of each worker of gloo; where none has the name, of all but Python's and ours.
+    """Returns the states of gloo's workers, or of all unknown native threads if none has the name.
 
     Returns:
-        The states, and for how long to wait for such threads.
+        The states, and the longest wait for such threads, in seconds.
     """
     python = {thread.native_id for thread in threading.enumerate()}
     gloo, native = [], []
     try:
         numbers = os.listdir("/proc/self/task")
     except OSError:
-        # Without /proc there is nothing to look at, and no use in raising at this time.
+        # Without /proc nothing can be checked, and an exception would be useless at exit.
         numbers = []
     for number in numbers:
         if int(number) in python:
@@ -82,9 +84,9 @@ def _native_states() -> tuple[list[str], float]:
             with open(f"/proc/self/task/{number}/stat", errors="replace") as file:
                 text = file.read()
         except OSError:
-            # It has ended.
+            # The thread has ended.
             continue
-        # The name stands in parentheses, and may have some itself.
+        # The name is in parentheses, and may contain some itself.
         name, _, fields = text.partition("(")[2].rpartition(")")
         if name == _OURS:
             continue

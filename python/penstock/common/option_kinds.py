@@ -1,4 +1,4 @@
-"""What an option may be, and how the environment spells it: a word, a number, or yes and no."""
+"""Kinds of option values, and their spelling in environment variables."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What an option may be: one of some words."""
+    """An option whose value is one of some words."""
 
     words: tuple[str, ...]
 
     def parse(self, text: str) -> str:
-        """The value that a variable of the environment gives."""
+        """Parses the text of an environment variable."""
         return text
 
     def check(self, name: str, value: object) -> None:
-        """Refuses what it may not be.
-
-        Raises:
-            TypeError: It is no text.
-            ValueError: It is none of the words.
-        """
+        """Refuses a value that is not one of the words."""
         if type(value) is not str:
             raise TypeError(f"{name}={value!r}: must be one of {', '.join(map(repr, self.words))}")
         if value not in self.words:
@@ -32,14 +27,14 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """What an option may be: a whole number.
+    """An option whose value is an integer.
 
     Attributes:
-        least: The smallest.
-        most: The largest.
-        unit: What it counts.
-        multiple_of: What has to divide it.
-        is_open: Whether it may be None, and so left to Penstock.
+        least: The smallest allowed value.
+        most: The largest allowed value.
+        unit: The unit of the value.
+        multiple_of: A required divisor.
+        is_open: Whether None is allowed, which lets Penstock choose.
     """
 
     least: int
@@ -49,19 +44,14 @@ class Number:
     is_open: bool = True
 
     def parse(self, text: str) -> int:
-        """The value that a variable of the environment gives."""
+        """Parses the text of an environment variable."""
         try:
             return int(text)
         except ValueError:
             raise ValueError("not a whole number") from None
 
     def check(self, name: str, value: object) -> None:
-        """Refuses what it may not be.
-
-        Raises:
-            TypeError: It is no int.
-            ValueError: It is out of range.
-        """
+        """Refuses a value that is not an int within the range."""
         if value is None and self.is_open:
             return
         if type(value) is not int:
@@ -72,12 +62,7 @@ class Number:
             raise ValueError(f"{name}={value}: must be a multiple of {self.multiple_of}")
 
     def whole(self, name: str, value: Any) -> int:
-        """The same of whatever stands for an integer, such as one of NumPy.
-
-        Raises:
-            TypeError: It is no integer.
-            ValueError: It is out of range.
-        """
+        """Converts an integer-like value, such as NumPy's, to an int and checks it."""
         try:
             number = operator.index(value)
         except TypeError:
@@ -88,10 +73,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What an option may be: yes or no."""
+    """An option whose value is True or False."""
 
     def parse(self, text: str) -> bool:
-        """The value that a variable of the environment gives."""
+        """Parses the text of an environment variable."""
         words = {"1": True, "true": True, "yes": True, "on": True}
         words |= {"0": False, "false": False, "no": False, "off": False}
         try:
@@ -100,10 +85,6 @@ class Flag:
             raise ValueError("not one of 1, true, yes, on, 0, false, no, off") from None
 
     def check(self, name: str, value: object) -> None:
-        """Refuses what it may not be.
-
-        Raises:
-            TypeError: It is no bool.
-        """
+        """Refuses a value that is not a bool."""
         if type(value) is not bool:
             raise TypeError(f"{name}={value!r}: must be True or False")

@@ -1,4 +1,4 @@
-"""Paths that callers give: of this machine, or URLs of buckets."""
+"""Paths given by callers: local paths, or URLs of buckets."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ import re
 from penstock.errors import UnsupportedPathError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*):(/+)(.*)", re.DOTALL)
-"""A URL (RFC 3986), several in one, or what `pathlib` leaves of it: one slash."""
+"""A URL (RFC 3986), a chained one, or the form that `pathlib` reduces it to, with one slash."""
 
 OBJECT_SCHEMES = ("s3", "gs", "az")
-"""As `_native` has them, which a list of commands does not import."""
+"""The same as in `_native`, which the list of commands does not import."""
 
 _BUCKETS = ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
 
 
 def of_bucket(path: str) -> bool:
-    """Whether this is a URL of a bucket, in the form that `tidy` gives it."""
+    """Whether a path is a bucket's URL, in the form that `tidy` returns."""
     scheme, _, rest = path.partition("://")
     return bool(rest) and scheme in OBJECT_SCHEMES
 
 
 def tidy(path: str) -> str:
-    """The path, ``~`` expanded, or the URL of a bucket in the one form that all below takes.
-
-    Raises:
-        UnsupportedPathError: It is a URL of something else, or says more than a bucket and a key.
-    """
+    """Returns a path with ``~`` expanded, or a bucket's URL in its canonical form."""
     found = _SCHEME.match(path)
     if found is None:
         return os.path.expanduser(path)
@@ -45,19 +41,18 @@ def tidy(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """The path from the root on, so that no later change of directory moves it; a URL as it is."""
+    """Returns the absolute path, which no later change of directory affects; a URL unchanged."""
     return path if of_bucket(path) else os.path.abspath(path)
 
 
 def local(path: str) -> str:
-    """The path of this machine, ``~`` expanded.
+    """Returns a local path with ``~`` expanded, and refuses URLs.
 
-    Raises:
-        UnsupportedPathError: It is a URL, which as a path would be a directory named ``s3:``.
+    A URL taken for a path would become a directory such as ``s3:``.
     """
     found = _SCHEME.match(path)
     if found is None:
-        # A directory that is really named so has an absolute path.
+        # A directory with such a name can be given by its absolute path.
         return os.path.expanduser(path)
     if found.group(1).lower() in OBJECT_SCHEMES:
         raise _refused(path, "this takes files of this machine only")
@@ -68,7 +63,7 @@ def _refused(path: str, what: str) -> UnsupportedPathError:
     found = _SCHEME.match(path)
     assert found is not None
     scheme, slashes, rest = found.groups()
-    # After two slashes comes a host; `pathlib` makes one slash of three.
+    # A host follows two slashes; `pathlib` reduces three slashes to one.
     host, _, below = rest.partition("/") if slashes == "//" else ("", "", rest)
     if scheme.lower() == "file" and host in ("", "localhost"):
         remedy = f"pass the plain path, {'/' + below!r}"

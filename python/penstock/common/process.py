@@ -1,4 +1,4 @@
-"""What whoever starts ranks tells each of them, in environment variables."""
+"""Ranks as given by launchers (torchrun, mpirun, srun) in environment variables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 
 
 class _Launcher(NamedTuple):
-    """The variables of a launcher.
+    """The environment variables of a launcher.
 
     Attributes:
-        rank: The number of the rank.
-        size: How many ranks there are.
-        here: How many of them this machine has; any of these.
+        rank: Holds the number of the rank.
+        size: Holds the number of ranks.
+        here: Each of these may hold the number of ranks on this machine.
     """
 
     rank: str
@@ -34,24 +34,24 @@ _LAUNCHERS = (
     _Launcher("RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE",)),
     # Open MPI's mpirun.
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
-    # That of MPICH and of Intel, and of Cray.
+    # Hydra of MPICH and Intel MPI, and Cray's launcher.
     _Launcher("PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
-    # srun. Those of the step: a batch script has the others, and is no rank.
+    # srun. Only variables of the step: a batch script, which is no rank, has the others.
     _Launcher("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", (_SLURM_TASKS,)),
 )
 
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
-"""Of srun's list of tasks on each machine, one entry: ``4``, or ``4(x16)`` for 16 machines."""
+"""One entry of srun's list of tasks per machine: ``4``, or ``4(x16)`` for 16 machines."""
 
 
 class Placement(NamedTuple):
-    """A process among those that were started with it.
+    """The place of this process among those that a launcher started together.
 
     Attributes:
-        rank: Its number.
-        ranks: How many there are, at least two.
-        ranks_here: How many of them this machine has; None where that is not said.
-        variable: Which variable says so.
+        rank: The number of this process.
+        ranks: The number of processes, at least two.
+        ranks_here: The number of processes on this machine; None if unknown.
+        variable: The variable that gave the rank.
     """
 
     rank: int
@@ -61,10 +61,10 @@ class Placement(NamedTuple):
 
 
 def placement(environment: Mapping[str, str] | None = None) -> Placement | None:
-    """This process as torchrun, mpirun or srun started it; None where it is alone.
+    """Returns the placement of this process by torchrun, mpirun or srun; None if it is alone.
 
     Args:
-        environment: Variables; None for those of this process.
+        environment: Environment variables; None for those of this process.
     """
     given = os.environ if environment is None else environment
     for launcher in _LAUNCHERS:
@@ -75,11 +75,11 @@ def placement(environment: Mapping[str, str] | None = None) -> Placement | None:
 
 
 def _ranks_here(given: Mapping[str, str], ranks: int) -> int | None:
-    """How many of so many ranks this machine has; None where nobody says it.
+    """Returns the number of ranks on this machine; None if no launcher gives it.
 
-    Whoever names the rank need not be the one who says that: scripts copy the numbers of `srun` and
-    `mpirun` to where PyTorch looks for them. A launcher of another number of processes started
-    something else, such as one `torchrun` for each machine.
+    Another launcher than the one that gave the rank may give it: scripts copy the numbers of `srun`
+    and `mpirun` to the variables that PyTorch reads. A launcher with another number of processes
+    started something else, such as one `torchrun` per machine.
     """
     for launcher in _LAUNCHERS:
         if _number(given.get(launcher.size)) != ranks:
@@ -93,7 +93,7 @@ def _ranks_here(given: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _tasks_here(given: Mapping[str, str], text: str | None) -> int | None:
-    """Of a list as srun has it, ``2(x3),1``, the number of the machine that this is."""
+    """Returns this machine's entry of a task list of srun such as ``2(x3),1``."""
     entries = [_TASKS.fullmatch(entry) for entry in (text or "").split(",")]
     node = _number(given.get("SLURM_NODEID"))
     if node is None and len(entries) > 1:
@@ -109,24 +109,24 @@ def _tasks_here(given: Mapping[str, str], text: str | None) -> int | None:
 
 
 def _number(text: str | None) -> int | None:
-    # Python refuses to read numbers of thousands of digits.
+    # Python refuses to parse numbers of thousands of digits.
     is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 10
     return int(text) if text is not None and is_number else None
 
 
 def own_rank() -> int | None:
-    """The number of this process in its job; None where it has none."""
+    """Returns the rank of this process in its job; None if it is alone."""
     dist = job()
     return None if dist is None else int(dist.get_rank())
 
 
 def own_size() -> int:
-    """How many processes the job of this one has; 1 where it is alone."""
+    """Returns the number of processes in the job; 1 if this process is alone."""
     dist = job()
     return 1 if dist is None else int(dist.get_world_size())
 
 
 def job() -> Any:
-    """`torch.distributed` where this process is one of a job; else None."""
+    """Returns `torch.distributed` if this process belongs to a job; else None."""
     dist = getattr(sys.modules.get("torch"), "distributed", None)
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -1,4 +1,4 @@
-"""A progress bar for long calls."""
+"""Progress reporting of long calls."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TypeAlias
 from penstock.errors import MissingDependencyError
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Called now and then with the bytes done and the bytes in all."""
+"""A function called from time to time with the bytes done and the total bytes."""
 
 _EXIT_SECONDS_MAX = 1.0
-"""For how long the end of the process waits for such a function."""
+"""Longest wait at exit for a running progress function."""
 
 _PAUSE_SECONDS = 0.002
-"""Between two looks whether it has returned."""
+"""Pause between two checks of whether it has returned."""
 
 
 @contextmanager
 def shown(progress: bool | Progress, title: str) -> Iterator[Progress | None]:
-    """What the native module calls while it works.
+    """Yields the function that the native module calls to report progress; None for no report.
 
     Args:
-        progress: True for a bar on standard error, False for nothing, or a function of one's own.
-        title: Stands before the bar.
+        progress: True for a bar on standard error, False for nothing, or a function.
+        title: The text before the bar.
     """
     if progress is False or progress is None:
         yield None
@@ -43,7 +43,7 @@ def shown(progress: bool | Progress, title: str) -> Iterator[Progress | None]:
 @contextmanager
 def _bar(title: str) -> Iterator[Progress]:
     try:
-        # A tenth of a second to import, and most calls show no bar.
+        # Importing rich takes a tenth of a second, and most calls show no bar.
         from rich import progress as bars
         from rich.console import Console
     except ImportError as error:
@@ -63,16 +63,18 @@ def _bar(title: str) -> Iterator[Progress]:
 
 
 def _ending_in_time(update: Progress) -> Progress:
-    """What does as told by a daemon thread until the process ends.
+    """Wraps a progress function for a daemon thread, so that it is not called at exit.
 
-    Nobody waits for such a thread. CPython before 3.14 ends it where it next wants the GIL; in a
-    function that the native module has called, that aborts the process.
+    The interpreter does not wait for daemon threads. CPython before 3.14 ends such a thread when it
+    next wants the GIL; inside a function that the native module has called, that aborts the
+    process.
     """
     if not threading.current_thread().daemon:
         return update
 
     def update_unless_ending(done: int, total: int) -> object:
-        # In this order: whoever finds nobody here has told those who come.
+        # The order matters: the exit function sees this thread in `_running`, or the thread sees
+        # `_is_ending`.
         _running.add(threading.get_ident())
         try:
             return None if _is_ending.is_set() else update(done, total)
@@ -83,7 +85,7 @@ def _ending_in_time(update: Progress) -> Progress:
 
 
 _running: set[int] = set()
-"""Daemon threads that are in such a function."""
+"""Daemon threads that are inside a progress function."""
 
 _is_ending = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The lines that a report is for people: names, and what there is to say of each."""
+"""Formats the lines of a report for people: names and their texts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[str, str]
 
 _ROWS_MAX = 10
-"""Of one kind: a report of a thousand problems is still one that can be read."""
+"""Largest number of rows of one kind, so that a report of a thousand problems stays readable."""
 
 
 def aligned(*rows: Row) -> str:
-    """A line of each row that says something, names in a column of their own.
+    """Formats the rows that have a text, one line each, with the names in an aligned column.
 
-    Nothing that stands in a checkpoint steers a terminal.
+    Control characters from a checkpoint are escaped, so they cannot control a terminal.
     """
     said = [(name, _printable(text)) for name, text in rows if text]
     width = max((len(name) for name, _ in said), default=0)
@@ -30,18 +30,18 @@ def _printable(text: str) -> str:
 
 
 def first_of(rows: Sequence[Row]) -> list[Row]:
-    """The first rows of one kind, and how many there are beside them."""
+    """Returns the first rows of one kind, and a row with the number of the others."""
     rest = len(rows) - _ROWS_MAX
     return [*rows[:_ROWS_MAX], *([("", f"and {rest:,} more")] if rest > 0 else [])]
 
 
 def counted(count: int, what: str) -> str:
-    """``1 file``, ``2 files``."""
+    """Formats a count with its noun: ``1 file``, ``2 files``."""
     return f"{count:,} {what}{'s'[: count != 1]}"
 
 
 def in_bytes(nbytes: int) -> str:
-    """Bytes in powers of ten: ``22.3 MB``."""
+    """Formats bytes in powers of ten: ``22.3 MB``."""
     if nbytes < 1000:
         return counted(nbytes, "byte")
     size, units = nbytes / 1000, ["kB", "MB", "GB", "TB"]
@@ -52,5 +52,5 @@ def in_bytes(nbytes: int) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Seconds, or milliseconds where those are few."""
+    """Formats seconds, below one second as milliseconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

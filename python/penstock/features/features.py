@@ -21,7 +21,8 @@ from penstock.features.lookahead import Coming
 from penstock.features.prefetch import ForeseenRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
-from penstock.io.own_io import for_rows
+from penstock.io.data_file import reach
+from penstock.io.own_io import claim_of, for_rows
 from penstock.reports import Fallback
 from penstock.tensors.devices import device_of
 
@@ -148,24 +149,24 @@ class Features:
         self._io: TensorIO | None = for_rows(io)
         self._files = FileWatch(source)
         paths = dict.fromkeys(segment.path for segment in source.segments)
-        opened = {path: self._io.open(path) for path in paths}
-        files = [file._opened for file in opened.values()]
+        claim = claim_of(self._io)
+        opened = {path: reach(path, "r", claim.direct) for path in paths}
+        files = list(opened.values())
         self._fallbacks = tuple(
             Fallback(reason, "buffered")
             for reason in sorted({file.fallback for file in files if file.fallback})
         )
         self._is_direct = all(file.direct for file in files)
         name = source.key or os.path.basename(source.path)
-        claim = self._io._claim_here()
         with claim.workers(files[0] if files else None) as (executor, _):
             self._engine = executor.engine
             other = ", or read them with TensorIO.read"
             check_length(name, source.row_bytes, claim.block_bytes, other)
             self._reader = _native.RowReader(
                 executor,
-                self._io._weight,
+                claim.weight,
                 [
-                    (opened[segment.path]._opened, segment.offset, segment.rows)
+                    (opened[segment.path], segment.offset, segment.rows)
                     for segment in source.segments
                 ],
                 row_bytes=source.row_bytes,

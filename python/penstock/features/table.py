@@ -27,7 +27,8 @@ from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.features.table_reports import FoldReport, TableStats
 from penstock.io.arguments import decode_local_path
-from penstock.io.own_io import for_rows
+from penstock.io.data_file import reach
+from penstock.io.own_io import claim_of, for_rows
 from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
 from penstock.tensors.memory import check_strided
@@ -131,15 +132,15 @@ class Table:
         self._folding: threading.Thread | None = None
         self._io: TensorIO | None = for_rows(io)
         name = os.path.basename(self.path)
-        head = self._io.open(os.path.join(self.path, _native.TABLE_HEAD))
-        claim = self._io._claim_here()
-        with claim.workers(head._opened) as (executor, _):
+        claim = claim_of(self._io)
+        head = reach(os.path.join(self.path, _native.TABLE_HEAD), "r", claim.direct)
+        with claim.workers(head) as (executor, _):
             check_length(name, row_bytes, claim.block_bytes)
             self._native = _native.RowTable(
                 executor,
-                self._io._weight,
+                claim.weight,
                 self.path,
-                direct=self._io._direct,
+                direct=claim.direct,
                 cache=native_cache(cache, value_bytes, name),
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(RUN_BYTES_MAX, row_bytes),
@@ -198,11 +199,11 @@ class Table:
         form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
         os.makedirs(os.path.dirname(where), exist_ok=True)
         with for_rows(io) as maker:
-            claim = maker._claim_here()
+            claim = claim_of(maker)
             with claim.workers(None) as (executor, _):
                 check_length(os.path.basename(where), row_bytes, claim.block_bytes)
                 note = json.dumps({"columns": made.to_json()})
-                new = _native.NewRowTable(executor, maker._weight, where, form, note, maker._direct)
+                new = _native.NewRowTable(executor, claim.weight, where, form, note, claim.direct)
             try:
                 _fill(new, made, count, init)
                 new.finish()

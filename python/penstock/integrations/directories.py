@@ -9,7 +9,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.saving.removal import remove_checkpoint
+from penstock.plugin import remove_checkpoint
 
 if TYPE_CHECKING:
     import re

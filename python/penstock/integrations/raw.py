@@ -7,9 +7,9 @@ import fnmatch
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.state.names import labels, matcher
 from penstock.errors import UnsupportedStateError
+from penstock.plugin import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,1 +1,1 @@
-"""Reads and writes of tensors at offsets of files, with digests: the I/O that every job uses."""
+"""Reads and writes tensors at offsets of files, with digests: the I/O layer of every job."""

@@ -1,4 +1,4 @@
-"""What callers pass to the public API, checked and brought into one form."""
+"""Checks and normalizes arguments of the public API."""
 
 from __future__ import annotations
 
@@ -20,26 +20,15 @@ _METADATA_INT_MAX = (1 << 63) - 1
 
 
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:
-    """A path of this machine, or a URL of a bucket, as text.
+    """Returns a local path or a bucket's URL as text.
 
-    Bytes are taken as the file system's encoding has them, and ``~`` as the home directory.
-
-    Raises:
-        TypeError: It is no path.
-        ValueError: It is empty, or holds a NUL, which no file name can.
-        UnsupportedPathError: It is a URL of something else; a `ValueError` too.
+    Bytes are decoded with the file system's encoding, and ``~`` is expanded to the home directory.
     """
     return tidy(_decoded(path))
 
 
 def decode_local_path(path: str | os.PathLike[str] | bytes) -> str:
-    """A path of this machine as text; bytes and ``~`` as `decode_path` takes them.
-
-    Raises:
-        TypeError: It is no path.
-        ValueError: It is empty, or holds a NUL, which no file name can.
-        UnsupportedPathError: It is a URL; a `ValueError` too.
-    """
+    """Returns a local path as text; bytes and ``~`` are handled as by `decode_path`."""
     return local(_decoded(path))
 
 
@@ -53,12 +42,7 @@ def _decoded(path: str | os.PathLike[str] | bytes) -> str:
 
 
 def check_step(step: Any) -> int:
-    """A training step: a whole number that is not negative.
-
-    Raises:
-        TypeError: It is no int.
-        ValueError: It is out of range.
-    """
+    """Checks a training step: an integer from 0 to `STEP_MAX`."""
     if isinstance(step, bool) or not hasattr(step, "__index__"):
         raise TypeError(f"step={step!r}: must be an int")
     number = step.__index__()
@@ -68,7 +52,7 @@ def check_step(step: Any) -> int:
 
 
 def to_native(options: Options | None) -> dict[str, Any]:
-    """The options of a call as the native module takes them."""
+    """Returns the options of a call in the form that the native module takes."""
     if options is None:
         options = Options()
     if not isinstance(options, Options):
@@ -77,12 +61,7 @@ def to_native(options: Options | None) -> dict[str, Any]:
 
 
 def check_patterns(keys: str | Iterable[str] | None) -> list[str] | None:
-    """The patterns of ``keys``; None for everything.
-
-    Raises:
-        TypeError: They are no text.
-        ValueError: There are none.
-    """
+    """Checks ``keys`` and returns its patterns; None selects every leaf."""
     if keys is None:
         return None
     patterns = [keys] if isinstance(keys, str) else list(keys)
@@ -95,12 +74,7 @@ def check_patterns(keys: str | Iterable[str] | None) -> list[str] | None:
 
 
 def check_rank(rank: Any) -> int:
-    """The number of a rank.
-
-    Raises:
-        TypeError: It is no int.
-        ValueError: It is negative.
-    """
+    """Checks the number of a rank: a non-negative int."""
     if type(rank) is not int:
         raise TypeError(f"rank={rank!r}: must be an int or None")
     if rank < 0:
@@ -109,12 +83,7 @@ def check_rank(rank: Any) -> int:
 
 
 def check_device(device: Any) -> Any:
-    """A device that tensors can be put on; None for the host.
-
-    Raises:
-        ValueError: It cannot be used.
-        DeviceError: This is a fork of a process that has used CUDA.
-    """
+    """Checks a device for new tensors and returns it with its index; None for the host."""
     if device is None or device == "cpu":
         return None
     torch = dtypes.import_torch()
@@ -122,7 +91,7 @@ def check_device(device: Any) -> Any:
         place = torch.device(device)
         if place.type == "cuda":
             check_fork()
-        # With its number, where it was the current one of its kind.
+        # An allocation resolves the current device of a kind to one with an index.
         place = torch.empty(0, device=place).device
     except DeviceError:
         raise
@@ -133,7 +102,7 @@ def check_device(device: Any) -> Any:
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
-    """A note as JSON text, refused if it would come back as something else."""
+    """Encodes a note as JSON text; refuses one that JSON would change."""
     if metadata is None:
         return "{}"
     try:

@@ -1,4 +1,4 @@
-"""Tensors, arrays and buffers as memory that the native module reads or fills."""
+"""Converts tensors, arrays and buffers to memory that the native module reads or fills."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ if TYPE_CHECKING:
 
 
 def to_read_into(value: Any, memory: Memory) -> _Array:
-    """What the native module fills.
+    """Returns an array that the native module may fill.
 
     Args:
-        value: What a caller has.
-        memory: Where its elements lie.
-
-    Raises:
-        UnsupportedStateError: It has no memory that may be written to.
+        value: The caller's tensor, array or buffer.
+        memory: The memory of its elements.
     """
     if memory.owner is not value and isinstance(memory.owner, type(value)):
-        # The values of a conjugate view are others than those in memory.
+        # The elements in memory of a conjugate view are not its values.
         raise refusal("a conjugate or negated view cannot be read into: use the plain tensor")
     if isinstance(memory.owner, np.ndarray) and not memory.owner.flags.writeable:
         raise refusal("it is read-only and cannot be read into: use a writable copy")
@@ -33,12 +30,7 @@ def to_read_into(value: Any, memory: Memory) -> _Array:
 
 
 def to_write_from(value: Any) -> _Array:
-    """What the native module writes.
-
-    Raises:
-        UnsupportedStateError: It has no plain memory of the host.
-        TypeError: It is neither a tensor nor an array nor a buffer.
-    """
+    """Returns an array that the native module writes to a file; its memory is on the host."""
     memory = memory_of(value)
     if memory.device != CPU:
         raise refusal(f"it is on {memory.device}: use a tensor of the host, as of .cpu()")
@@ -46,12 +38,7 @@ def to_write_from(value: Any) -> _Array:
 
 
 def memory_of(value: Any) -> Memory:
-    """Where the elements of a tensor of any device, of an array or a buffer lie.
-
-    Raises:
-        UnsupportedStateError: It has no plain memory.
-        TypeError: It is neither a tensor nor an array nor a buffer.
-    """
+    """Returns the memory of a tensor on any device, of an array or of a buffer."""
     if is_tensor(value):
         return of_tensor(value, "the tensor")
     if isinstance(value, np.ndarray):
@@ -66,10 +53,11 @@ def memory_of(value: Any) -> Memory:
 
 
 def native_of(memory: Memory) -> _Array:
-    """A memory as the native module takes it."""
+    """Converts a memory to the form that the native module takes."""
     owner = memory.owner
     if not isinstance(owner, np.ndarray):
-        # Another storage may be set on a tensor at any time (`tensor.data = …`).
+        # A tensor may get another storage at any time (`tensor.data = …`), so the storage is held
+        # too.
         owner = owner, owner.untyped_storage()
     if memory.strides is None:
         return memory.address, (memory.nbytes,), None, 1, owner
@@ -77,5 +65,5 @@ def native_of(memory: Memory) -> _Array:
 
 
 def refusal(problem: str) -> UnsupportedStateError:
-    """The error for a tensor that cannot be read or written, and why."""
+    """Returns the error for a tensor that cannot be read or written, with the reason."""
     return UnsupportedStateError(f"the tensor: {problem}", key="the tensor")

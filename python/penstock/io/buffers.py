@@ -1,4 +1,4 @@
-"""`Buffers`: memory for tensors that storage reads into and writes from without a copy."""
+"""`Buffers`: memory for tensors that storage reads into and writes from without copies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _BUDGET = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
 
 class Buffers:
-    """Memory for tensors: page-aligned, in huge pages, in place, and kept for the next tensor.
+    """Page-aligned memory in huge pages for tensors, reused from one tensor to the next.
 
-    Bytes go between such tensors and storage without a copy on the way, and without the page faults
-    that fresh memory costs. A tensor gives its memory back when the last view of it is gone.
+    Storage reads into such tensors and writes from them without intermediate copies and without the
+    page faults of fresh memory. The memory of a tensor is returned when its last view is gone.
 
     Args:
-        budget_bytes: How many bytes there may be in all, those kept included.
-        lock: Whether the system may never page them out (``mlock``), which ordinary users may have
-            of little memory only (``ulimit -l``).
+        budget_bytes: Upper bound of all allocated bytes, those kept for reuse included.
+        lock: Whether the pages are locked in memory (``mlock``). Ordinary users may lock little
+            memory (``ulimit -l``).
 
     Raises:
         ValueError: The budget is out of range.
@@ -50,16 +50,17 @@ class Buffers:
         self._native = _native.Stock(budget_bytes, bool(lock))
 
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Any:
-        """A tensor or array whose content is undefined.
+        """Returns a tensor or array with undefined contents.
 
         Args:
-            shape: Its sizes.
-            dtype: A `torch.dtype` for a tensor; what NumPy takes for an array.
+            shape: The sizes.
+            dtype: A `torch.dtype` for a tensor; any dtype that NumPy accepts for an array.
 
         Raises:
-            StorageError: There is no room in the budget, in the system or in what may be locked.
+            StorageError: The budget, the system's memory or the limit of locked memory is
+                exhausted.
             ValueError: A size is negative.
-            TypeError: The type has no plain elements.
+            TypeError: The dtype has no plain elements.
         """
         sizes = _sizes(shape)
         if any(size < 0 for size in sizes):
@@ -71,7 +72,8 @@ class Buffers:
                 return torch.empty(sizes, dtype=dtype, device="cpu")
             held = self._take(count * dtype.itemsize)
             flat = torch.frombuffer(held, dtype=dtype)
-            # Itself where it can be: views of a view keep alive what that is a view of, not that.
+            # The flat tensor is returned itself if possible: a view keeps alive the base of its
+            # base, not the flat tensor.
             return flat if len(sizes) == 1 else flat.view(sizes)
         kind = np.dtype(dtype)
         if kind.hasobject or kind.itemsize == 0:
@@ -81,34 +83,35 @@ class Buffers:
         return elements.reshape(sizes)
 
     def _take(self, nbytes: int) -> _native.HostBuffer:
-        # What is beyond any address is refused like what is beyond the budget.
+        # A size beyond the address range is refused like one beyond the budget.
         return self._native.take(min(nbytes, sys.maxsize))
 
     def empty_like(self, tensor: Any) -> Any:
-        """A contiguous tensor or array of the shape and type of another.
+        """Returns a contiguous tensor or array with the shape and dtype of another.
 
         Raises:
-            StorageError: There is no room in the budget, in the system or in what may be locked.
+            StorageError: The budget, the system's memory or the limit of locked memory is
+                exhausted.
         """
         return self.empty(tuple(tensor.shape), tensor.dtype)
 
     def release(self) -> None:
-        """Gives what no tensor has back to the system."""
+        """Returns unused memory to the system."""
         self._native.release()
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that tensors have, in whole pages."""
+        """Bytes in use by tensors, in whole pages."""
         return self._native.taken_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are kept for the next ones."""
+        """Bytes kept for later tensors."""
         return self._native.free_bytes
 
 
 def _sizes(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-    """As numbers of Python, whose product no number of bits limits."""
+    """Converts to Python's integers, whose product does not overflow."""
     try:
         return (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:

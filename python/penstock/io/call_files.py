@@ -1,4 +1,4 @@
-"""`CallFiles`: the files that one call names, as often as it names them."""
+"""`CallFiles`: opens each file of one call once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class CallFiles:
     """The files of one call, each opened once.
 
-    Requests may come one by one, and their files go as they come: what is known by its identity is
-    held, and a descriptor is known by what it is of as well.
+    Files arrive with their requests, one by one. A file object is kept alive while it is known by
+    its identity; a descriptor is known by the device and inode that it refers to as well.
     """
 
     def __init__(self, direct: str, mode: Literal["r", "w"]) -> None:
@@ -26,7 +26,7 @@ class CallFiles:
         self._known: dict[Any, tuple[_native.DataFile, AnyFile]] = {}
 
     def of(self, file: AnyFile) -> _native.DataFile:
-        """The native file of one."""
+        """Returns the native file of a caller's file."""
         key = _key(file)
         if key not in self._known:
             self._known[key] = reach(file, self._mode, self._direct), file
@@ -34,18 +34,18 @@ class CallFiles:
 
     @property
     def first(self) -> _native.DataFile | None:
-        """One of them, if there are any."""
+        """Any file of the call; None if there is none."""
         return next((native for native, _ in self._known.values()), None)
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Why the page cache is not bypassed, of whichever it is not."""
+        """Reasons why files of the call do not bypass the page cache."""
         reasons = {native.fallback for native, _ in self._known.values()} - {None}
         return tuple(Fallback(reason, "buffered") for reason in sorted(map(str, reasons)))
 
 
 def _key(file: AnyFile) -> Any:
-    """What tells a file from the others of a call."""
+    """Returns a key that distinguishes the files of one call."""
     if isinstance(file, str | os.PathLike):
         return os.fspath(file)
     if isinstance(file, int):

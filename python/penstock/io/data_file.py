@@ -1,4 +1,4 @@
-"""`DataFile`: an open file that tensors are read from or written to."""
+"""`DataFile`: an open file for reading or writing tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AnyFile: TypeAlias = Any
 
 
 class DataFile:
-    """A file that is open, for whoever comes back to it: opening takes longer than a small read.
+    """An open file for repeated transfers, as opening takes longer than a small read.
 
-    `penstock.offload.TensorIO.open` makes it. Closed, it lets transfers that are under way end.
+    Created by `penstock.offload.TensorIO.open`. Closing it does not interrupt running transfers.
 
     Attributes:
-        path: The file.
+        path: The path of the file.
     """
 
     def __init__(self, native: _native.DataFile) -> None:
@@ -31,10 +31,10 @@ class DataFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it has now.
+        """The current size of the file, in bytes.
 
         Raises:
-            ValueError: It is closed.
+            ValueError: The file is closed.
         """
         return self._opened.nbytes
 
@@ -43,27 +43,27 @@ class DataFile:
         """Whether the page cache is bypassed.
 
         Raises:
-            ValueError: It is closed.
+            ValueError: The file is closed.
         """
         return self._opened.direct
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the file is closed."""
         return self._native is None
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Why the page cache is not bypassed, where that was left open.
+        """Reasons why the page cache is not bypassed, if ``direct`` is ``"auto"``.
 
         Raises:
-            ValueError: It is closed.
+            ValueError: The file is closed.
         """
         reason = self._opened.fallback
         return () if reason is None else (Fallback(reason, "buffered"),)
 
     def close(self) -> None:
-        """Lets it go."""
+        """Closes the file."""
         self._native = None
 
     def __enter__(self) -> Self:
@@ -83,14 +83,7 @@ class DataFile:
 
 
 def reach(file: AnyFile, mode: Literal["r", "w"], direct: str) -> _native.DataFile:
-    """The native file of whatever names it.
-
-    Raises:
-        StorageError: The system does not open it.
-        UnsupportedPathError: It is a URL.
-        ValueError: It is closed, or open to be read only.
-        TypeError: It names no file.
-    """
+    """Returns the native file for a path, descriptor, file object or `DataFile`."""
     if isinstance(file, DataFile):
         native = file._opened
     elif isinstance(file, int) and not isinstance(file, bool):

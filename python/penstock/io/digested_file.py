@@ -1,4 +1,4 @@
-"""`DigestedFile`: a file of tensors with a digest for each chunk, checked by every read."""
+"""`DigestedFile`: a file of tensors with a digest of each chunk, checked by every read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _READ_BYTES = 16 << 20
 
 
 class ReservedFile:
-    """A file whose space is reserved; its owner writes it, and it is removed with this object.
+    """A file with reserved space; its owner writes it, and this object's end removes it.
 
     Attributes:
-        path: The file.
-        nbytes: Its size.
+        path: The path of the file.
+        nbytes: The size of the file.
     """
 
     def __init__(self, path: str, nbytes: int) -> None:
@@ -33,13 +33,13 @@ class ReservedFile:
 
 
 class DigestedFile(HeldFile):
-    """A file of tensors, complete and on stable storage.
+    """A complete file of tensors on stable storage.
 
     Args:
         room: The file.
-        chunks: The digest of each of its chunks.
-        io: Reads it.
-        target: Tells where a load puts what comes in the place of one of its tensors.
+        chunks: The digest of each chunk of the file.
+        io: The `TensorIO` that reads the file.
+        target: Returns the place where a load stores a replacement for one of its tensors.
     """
 
     def __init__(
@@ -58,12 +58,7 @@ class DigestedFile(HeldFile):
         self._last: tuple[int, int, Any] = (0, 0, None)
 
     def read(self, memory: Any, offset: int) -> None:
-        """Reads what fills a contiguous tensor, and compares it with the digests.
-
-        Raises:
-            TransferError: It cannot be read.
-            CorruptCheckpointError: It is damaged.
-        """
+        """Fills a contiguous tensor from the file and checks the digests of the bytes."""
         if not memory.numel():
             return
         flat = byte_view(memory)
@@ -77,10 +72,10 @@ class DigestedFile(HeldFile):
             first = last
 
     def _content(self, first: int, last: int) -> Any:
-        """Reads whole chunks and compares them with their digests."""
+        """Reads whole chunks and checks their digests."""
         import torch
 
-        # Of small tensors many lie in a chunk, and most are read one after the other.
+        # A chunk holds many small tensors, which are mostly read in order.
         begin, end, content = self._last
         if (begin, end) == (first, last):
             return content
@@ -95,16 +90,12 @@ class DigestedFile(HeldFile):
         return content
 
     def target(self, tensor: FileTensor) -> FileTarget:
-        """Where a load puts what comes in the place of one of its tensors."""
+        """Returns the place where a load stores a replacement for one of the file's tensors."""
         return self._target(tensor)
 
 
 def sync(path: str) -> None:
-    """Makes what was written to a file survive a power cut.
-
-    Raises:
-        StorageError: The system cannot.
-    """
+    """Makes the bytes written to a file survive a power cut."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Digests of what lies in memory, chunk by chunk, and what it means that they differ."""
+"""Chunk digests of bytes in memory, and the error for a mismatch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def chunk_digests(memory: Any) -> list[int]:
-    """CRC-64/NVME of each chunk of a contiguous tensor of bytes.
+    """Returns the CRC-64/NVME of each chunk of a contiguous tensor of bytes.
 
     Args:
-        memory: What begins where a chunk of a file does; the last one may be shorter.
+        memory: Bytes that begin at a chunk boundary of a file; the last chunk may be shorter.
     """
     count = memory.numel()
     source = ("memory", "uint8", (count,), memory.data_ptr(), None, 1, memory, None, None)
@@ -24,18 +24,18 @@ def chunk_digests(memory: Any) -> list[int]:
 
 
 def combined(first: int, second: int, second_bytes: int) -> int:
-    """The digest of some bytes and of those that follow them, from those of both."""
+    """Returns the digest of two adjacent byte ranges from the digests of each."""
     return _native.combine_digests(first, second, second_bytes)
 
 
 def differing(found: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Which chunks are not what they were."""
+    """Returns the indices of chunks whose digests differ."""
     pairs = enumerate(zip(found, wanted, strict=True))
     return [index for index, (one, other) in pairs if one != other]
 
 
 def damaged(path: str, name: str, offset: int) -> CorruptCheckpointError:
-    """The error that names what is damaged."""
+    """Returns the error that names the damaged bytes."""
     return CorruptCheckpointError(
         f"{path}: the bytes of {name!r} from {offset} on are not what was written there: load the"
         " last checkpoint, which has a copy of its own if it was made before",

@@ -1,4 +1,4 @@
-"""Small files and names in directories that survive a power cut, beside what checkpoints hold."""
+"""Crash-safe replacement of small files, and syncing of files and directories."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import os
 
 
 def replace(path: str, content: bytes, *, beside: str | None = None) -> None:
-    """Writes a file so that after a crash it is the old one or this one.
+    """Replaces a file atomically: after a crash it has its old contents or the new ones.
 
     Args:
-        path: The file.
-        content: Its bytes.
-        beside: Where it is written first, in the same directory. None for a name that whoever
-            writes the file next takes again, so that a kill leaves one at most: for files that
-            one process writes.
-
-    Raises:
-        OSError: The operating system failed it, and the old one is there.
+        path: The path of the file.
+        content: The new contents.
+        beside: Path of the temporary file, in the same directory. None for a fixed name that the
+            next write reuses, so that a killed process leaves at most one: for files that only one
+            process writes.
     """
     beside = beside or f"{path}.tmp"
     try:
@@ -34,11 +31,7 @@ def replace(path: str, content: bytes, *, beside: str | None = None) -> None:
 
 
 def sync(path: str) -> None:
-    """Makes a file durable, or the names in a directory.
-
-    Raises:
-        OSError: The operating system failed it.
-    """
+    """Makes the contents of a file, or the names in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

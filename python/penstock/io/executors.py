@@ -1,4 +1,4 @@
-"""The workers that move bytes: one set in a process for all who ask for the same settings."""
+"""Worker threads that move bytes, shared within a process by all users with equal settings."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _NUMBERS = {
 }
 _STAGING_BYTES = 64 * _MIB
 _SMALL_TIMES = 4
-"""So many times as many small requests are in flight as large ones: 128 of a worker keep a drive
-busy that answers 100,000 a second after a millisecond, and are no burden to one that is faster."""
+"""In-flight small requests per in-flight large one. 128 requests per worker saturate a drive with a
+latency of 1 ms and 100,000 requests a second, and do not overload a faster one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What workers are started with.
+    """Settings of an executor's workers.
 
     Attributes:
         engine: ``"auto"``, ``"uring"`` or ``"threads"``.
-        workers: Threads.
-        queue_depth: Operations in flight of each.
-        in_flight_bytes: What those move at most, all together.
-        block_bytes: What one operation moves at most.
-        staging_bytes: Memory for what cannot go straight.
+        workers: Number of threads.
+        queue_depth: Operations in flight per worker.
+        in_flight_bytes: Largest number of bytes in flight per worker.
+        block_bytes: Largest size of one operation, in bytes.
+        staging_bytes: Memory for transfers that need an intermediate copy, in bytes.
     """
 
     engine: str
@@ -50,11 +51,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What of the `Settings` is given; the rest is left to the device.
+    """Requested `Settings`; the device determines those that are None.
 
     Attributes:
-        is_for_rows: Whether it is for small reads that go straight to where they are needed, which
-            leave little to do for the processor: a caller has a core for each worker then.
+        is_for_rows: Whether the executor reads many small rows straight to their destination. This
+            needs little processor time for copies, and each worker is matched with a core of the
+            caller.
     """
 
     engine: str
@@ -66,12 +68,7 @@ class Choice:
 
     @classmethod
     def of(cls, engine: str | None, **numbers: int | None) -> Choice:
-        """What is given, else what the environment says.
-
-        Raises:
-            ValueError: A value is out of range.
-            TypeError: A value has the wrong type.
-        """
+        """Combines the given settings with those of the environment."""
         for name, value in numbers.items():
             _NUMBERS[name].check(name, value)
         options = Options() if engine is None else Options(engine=engine)
@@ -83,16 +80,16 @@ class Choice:
         }
         chosen: dict[str, Any] = {name: numbers.get(name) or said[name] for name in said}
         if chosen["block_bytes"] and numbers.get("staging_bytes"):
-            # A piece of each of two workers has to find room.
+            # The staging memory must hold a block of each of two workers.
             least = Number(2 * chosen["block_bytes"], 1 << 50, "bytes")
             least.check("staging_bytes", numbers["staging_bytes"])
         return cls(engine=options.engine, **chosen)
 
     def settings(self, file: _native.DataFile | None) -> Settings:
-        """All of them, as they suit the device that holds a file.
+        """Returns all settings, completed to suit the device that holds a file.
 
         Args:
-            file: None where there is none: a transfer of nothing.
+            file: The file; None for a transfer without any file.
         """
         block_bytes, blocks, workers = file.suited if file else (_MIB, 32, 1)
         staging_bytes = self.staging_bytes or _STAGING_BYTES
@@ -112,22 +109,18 @@ class Choice:
         )
 
 
-_lock = threading.RLock()  # Garbage may be collected while it is held, and release.
+_lock = threading.RLock()  # Re-entrant: garbage collection may call `release` meanwhile.
 _shared: dict[Settings, _native.Executor] = {}
 _users: Counter[Settings] = Counter()
 _process = os.getpid()
 
 
 def hold(settings: Settings) -> _native.Executor:
-    """The workers with these settings, which all in this process share who hold them.
-
-    Raises:
-        StorageError: The engine that was asked for cannot run here.
-    """
+    """Returns the executor with these settings, shared by all its holders in this process."""
     global _process
     with _lock:
         if _process != os.getpid():
-            # Those of the process that this one is a fork of.
+            # These executors belong to the parent of this fork.
             _shared.clear()
             _users.clear()
             _process = os.getpid()
@@ -146,12 +139,12 @@ def hold(settings: Settings) -> _native.Executor:
 
 
 def release(settings: Settings, *, is_idle: bool) -> None:
-    """Has workers go that nobody holds any more.
+    """Gives up a hold on an executor, and closes one without holders.
 
     Args:
-        settings: As they were held with.
-        is_idle: Whether nothing is under way of whoever releases; else they stay until the end of
-            the program, which waits for that.
+        settings: The settings passed to `hold`.
+        is_idle: Whether no transfer of the caller is running; otherwise the executor stays until
+            the end of the program, which waits for the transfer.
     """
     with _lock:
         _users[settings] -= 1
@@ -162,7 +155,7 @@ def release(settings: Settings, *, is_idle: bool) -> None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Finishes what was handed over: threads of ours end with the process, wherever they are."""
+    """Finishes running transfers: native threads are killed when the process ends."""
     if _process == os.getpid():
         for executor in list(_shared.values()):
             executor.close()

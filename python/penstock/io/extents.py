@@ -1,4 +1,4 @@
-"""Where in which file the bytes of each weight lie."""
+"""Byte ranges of weights in files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Bytes that lie together in a file.
+    """A contiguous byte range of a file.
 
     Attributes:
-        path: The file.
-        offset: Of the first byte.
-        nbytes: How many.
+        path: The path of the file.
+        offset: Offset of the first byte.
+        nbytes: Number of bytes.
     """
 
     path: str
@@ -27,11 +27,11 @@ class Run(NamedTuple):
 
 
 class Arrangement(NamedTuple):
-    """How a parameter has the elements of a stored tensor.
+    """A view and permutation that turn a stored tensor into a parameter.
 
     Attributes:
-        view: The sizes that the stored ones are looked at with, in the same order.
-        order: Of those dimensions, as the parameter has them.
+        view: Sizes of a view of the stored elements, in stored order.
+        order: The permutation of that view's dimensions.
         shape: The sizes of the parameter.
     """
 
@@ -42,14 +42,14 @@ class Arrangement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of one tensor, contiguous, in row-major order.
+    """One contiguous tensor in row-major order.
 
     Attributes:
-        path: The file.
-        offset: Of the first byte.
-        shape: Its sizes.
+        path: The path of the file.
+        offset: Offset of the first byte.
+        shape: The stored sizes.
         dtype: A `torch.dtype`.
-        arrangement: How the model has it, where that is not as it is stored.
+        arrangement: The conversion to the model's layout; None if the layouts are equal.
     """
 
     path: str
@@ -60,20 +60,20 @@ class Stored:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Where its bytes lie, in their order."""
+        """The byte ranges of the tensor, in order."""
         return (Run(self.path, self.offset, self.nbytes),)
 
     @property
     def shape_in_model(self) -> tuple[int, ...]:
-        """The sizes that the model has it with."""
+        """The sizes of the tensor in the model."""
         return self.shape if self.arrangement is None else self.arrangement.shape
 
     def fill(self, target: Any, values: Any) -> None:
-        """Has a tensor of the model hold what is stored.
+        """Copies stored elements into a tensor of the model.
 
         Args:
-            target: Of `shape_in_model`, contiguous.
-            values: The stored elements, of `shape`.
+            target: A contiguous tensor of shape `shape_in_model`.
+            values: The stored elements, of shape `shape`.
         """
         if self.arrangement is None:
             target.copy_(values)
@@ -83,42 +83,42 @@ class Stored:
         target.view(arranged.shape).copy_(arranged)
 
     def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
-        """What is stored from a byte of it on, as it is stored.
+        """Returns a part of the stored tensor, in stored layout.
 
         Args:
-            begin: The byte.
+            begin: Offset of the part within the tensor, in bytes.
             shape: The sizes of the part.
         """
         return Stored(self.path, self.offset + begin, shape, self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
+        """The size of the tensor, in bytes."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """Offset of the byte after the tensor."""
         return self.offset + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(Stored):
-    """A tensor whose bytes lie in several places, as of one that many ranks have saved.
+    """A tensor whose bytes are split over several places, such as one saved by many ranks.
 
     Attributes:
-        places: Where they lie, in their order; `path` and `offset` are of the first ones.
+        places: The byte ranges in order; `path` and `offset` are those of the first.
     """
 
     places: tuple[Run, ...] = ()
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Where its bytes lie, in their order."""
+        """The byte ranges of the tensor, in order."""
         return self.places
 
     def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
-        """What is stored from a byte of it on, as it is stored."""
+        """Returns a part of the stored tensor, in stored layout."""
         end = begin + math.prod(shape) * int(self.dtype.itemsize)
         found, passed = [], 0
         for run in self.places:
@@ -135,11 +135,11 @@ class Joined(Stored):
 
 
 class Piece(NamedTuple):
-    """A tensor of the files that is a part of a parameter.
+    """A stored tensor that forms a part of a parameter.
 
     Attributes:
-        name: In the files.
-        stored: Its bytes.
+        name: Its name in the files.
+        stored: Its byte range.
     """
 
     name: str
@@ -148,11 +148,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A parameter that several tensors of the files make up.
+    """A parameter that is composed of several stored tensors.
 
     Attributes:
-        shape_in_model: Its sizes.
-        slabs: What makes up each of its parts along the first dimension, one row behind the other.
+        shape_in_model: The sizes of the parameter.
+        slabs: The stored tensors of each part along the first dimension, in row order.
     """
 
     shape_in_model: tuple[int, ...]
@@ -160,18 +160,18 @@ class Composed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """The size of all stored parts, in bytes."""
         return sum(piece.stored.nbytes for slab in self.slabs for piece in slab)
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors that there are, and what was known of their files when they were looked at.
+    """All weights in a set of files, with the files' marks at that time.
 
     Attributes:
-        tensors: By name.
-        marks: Of each file by its path, what tells whether it has changed: see `FileMark`.
-        digests: Of the files' bytes, where there are any.
+        tensors: The weights by name.
+        marks: The mark of each file by path, to detect changes; see `FileMark`.
+        digests: Digests of the files' bytes; None if there are none.
     """
 
     tensors: Mapping[str, Stored | Composed]
@@ -180,23 +180,20 @@ class Weights:
 
 
 class Digests(Protocol):
-    """What bytes of files are compared with when they are read for the first time.
+    """Digests that file bytes are checked against at their first read.
 
     Attributes:
-        chunk_bytes: So many bytes of a file have one digest, from its beginning on.
+        chunk_bytes: Size of each digested chunk, counted from the file's beginning.
     """
 
     chunk_bytes: int
 
     def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
-        """Compares bytes of a file with their digests.
+        """Checks bytes of a file against their digests.
 
         Args:
-            path: The file.
-            start: Where in it they begin; a chunk does there.
-            pieces: Tensors of bytes that hold them one behind the other, up to the end of a chunk.
-            wanted: Of the bytes of the file those that are computed with.
-
-        Raises:
-            CorruptCheckpointError: They are not what was stored.
+            path: The path of the file.
+            start: Offset of the bytes, which begins a chunk.
+            pieces: Tensors of bytes with the contents, in order, up to the end of a chunk.
+            wanted: The byte range of the file that the caller uses.
         """

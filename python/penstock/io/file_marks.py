@@ -1,4 +1,4 @@
-"""`FileMark`: whether a file is still the one that was opened, and `FileMarks` for several."""
+"""`FileMark` detects whether a file has changed since it was opened; `FileMarks`, several files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 class FileMark:
     """Properties that change when a file is written to or replaced.
 
-    Two marks are equal where size, time of modification, file system and inode are.
+    Two marks are equal if size, modification time, file system and inode are equal.
 
     Attributes:
-        nbytes: The length of the file.
-        modified_ns: Its time of modification, nanoseconds since 1970. Programs can put it back.
-        device: Its file system.
+        nbytes: The size of the file.
+        modified_ns: Its modification time, nanoseconds since 1970. Programs can set it back.
+        device: Its file system's number.
         number: Its inode.
-        changed_ns: The time of its last change of any kind, which no program can put back. A new
-            name for the file, other permissions and another owner count.
+        changed_ns: The time of its last change of any kind, which programs cannot set back. A new
+            name, new permissions and a new owner also change it.
     """
 
     nbytes: int
@@ -34,7 +34,7 @@ class FileMark:
 
     @classmethod
     def of(cls, stat: os.stat_result) -> FileMark:
-        """The mark of a file."""
+        """Returns the mark of a file."""
         return cls(
             stat.st_size,
             stat.st_mtime_ns,
@@ -49,13 +49,14 @@ class Change(Enum):
 
     NONE = "none"
     TOUCHED = "touched"
-    """The system has noted a change that size and time of modification do not show.
+    """The change time differs, but size and modification time are equal.
 
-    Perhaps the file has only got or lost a name, as exports and retention give and take them. But
-    a hard link leaves the same trace as a link and a change of the bytes: only digests decide.
+    The file may only have gained or lost a name, as exports and retention add and remove hard
+    links. But changed bytes leave the same trace if the modification time is set back: only digests
+    can decide.
     """
     WRITTEN = "written"
-    """Another size, time of modification or inode."""
+    """The size, modification time or inode differs."""
     GONE = "gone"
 
 
@@ -70,7 +71,7 @@ class FileMarks:
         self._marks = dict(marks)
 
     def look(self, path: str) -> tuple[Change, FileMark]:
-        """The difference between a file and its mark, and the mark that the file has now."""
+        """Returns the difference between a file and its mark, and the file's current mark."""
         mark = self._marks[path]
         try:
             found = FileMark.of(os.stat(path))
@@ -82,11 +83,11 @@ class FileMarks:
         return (Change.NONE if is_same else Change.TOUCHED), found
 
     def accept(self, path: str, mark: FileMark) -> None:
-        """Takes a file for the one that was opened, since its bytes are compared with digests.
+        """Accepts a file whose bytes were checked against digests as unchanged.
 
         Args:
-            path: The file.
-            mark: Its mark from before they were compared.
+            path: The path of the file.
+            mark: The file's mark from before the check.
         """
         self._marks[path] = mark
 
@@ -100,4 +101,4 @@ REASONS = {
     Change.WRITTEN: "has changed",
     Change.GONE: "is gone",
 }
-"""The words of an error, behind the path of the file."""
+"""Text of an error for each change, after the path of the file."""

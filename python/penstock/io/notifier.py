@@ -1,7 +1,7 @@
-"""How event loops hear of transfers that end.
+"""Wakes asyncio event loops when transfers end.
 
-By a descriptor, so that no thread of ours has to come into Python, least of all while the
-interpreter ends.
+The native module signals a descriptor, so that no native thread has to enter Python, least of all
+while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Rings(Protocol):
-    """What has an end: a transfer, a batch of rows."""
+    """An operation that ends, such as a transfer or a batch of rows."""
 
     def ring(self, bell: _native.Bell, key: int) -> None:
-        """Has a bell rung then."""
+        """Signals the bell with this key when the operation ends."""
 
 
 class Bell:
@@ -33,11 +33,7 @@ class Bell:
         self._keys = itertools.count()
 
     async def wait(self, transfer: Rings, cancel: Callable[[], None]) -> None:
-        """Waits until a transfer has ended; ``cancel`` is called if the task is cancelled.
-
-        Raises:
-            PenstockError: This process is a fork of the one that moves the bytes.
-        """
+        """Waits until a transfer has ended; calls ``cancel`` if the task is cancelled."""
         loop = asyncio.get_running_loop()
         key = next(self._keys)
         future = loop.create_future()
@@ -66,11 +62,7 @@ _bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = weakref.Wea
 
 
 def bell_of_loop() -> Bell:
-    """That of the event loop that runs.
-
-    Raises:
-        RuntimeError: None runs.
-    """
+    """Returns the bell of the running event loop."""
     loop = asyncio.get_running_loop()
     bell = _bells.get(loop)
     if bell is None:

@@ -1,4 +1,4 @@
-"""What was handed over, as long as somebody has to hear of its end."""
+"""`Pending`: transfers whose outcome has not been reported yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SWEPT_MIN = 1024
 
 
 class Pending:
-    """Transfers of whose end somebody has to hear, in the order in which they were handed over.
+    """Transfers whose outcome has not been reported yet, in submission order.
 
-    Any thread adds and sweeps at any time: each step is one of a `dict`, which no thread sees half
-    done. There is no lock, which a fork could find taken.
+    Any thread may add and sweep at any time: each step is a single operation on a `dict`, which is
+    atomic. A lock could be held during a fork, so there is none.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Pending:
         self._sweep_at = _SWEPT_MIN
 
     def add(self, transfer: Transfer) -> None:
-        """Has it remembered, and the others forgotten now and then."""
+        """Adds a transfer, and now and then sweeps the others."""
         self._transfers[transfer] = None
         if len(self._transfers) > self._sweep_at:
             self.sweep()
@@ -33,12 +33,12 @@ class Pending:
         return iter(list(self._transfers))
 
     def sweep(self) -> None:
-        """Forgets those of which nobody has to hear any more."""
+        """Removes transfers whose outcome needs no report."""
         for transfer in self:
             if transfer.is_settled:
                 self._transfers.pop(transfer, None)
         self._sweep_at = max(_SWEPT_MIN, 2 * len(self._transfers))
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Removes all transfers."""
         self._transfers.clear()

@@ -1,4 +1,4 @@
-"""How buckets are reached: where they answer, by whose key, and with how many requests."""
+"""Access to buckets: endpoints, credentials and request limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     _Row = tuple[str, str, str | None, float | None]
-    """Of keys, as `_native` takes them."""
+    """A key in the form that `_native` takes."""
 
 _MIB = 1 << 20
 
@@ -29,13 +29,13 @@ _PATIENCE = Number(1, 86_400, "seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A key of S3, or the account and its key of Azure.
+    """An S3 access key, or the name and key of an Azure storage account.
 
     Attributes:
-        access_key_id: The key's name; on Azure the account's.
-        secret_access_key: The secret that requests are signed with; not shown by ``repr``.
-        session_token: What goes with a key of S3 that ends soon; not shown either.
-        expires: When it ends, a time with its zone; None if it does not.
+        access_key_id: The name of the key; on Azure, of the account.
+        secret_access_key: The secret that signs requests; not shown by ``repr``.
+        session_token: The session token of a temporary S3 key; not shown by ``repr``.
+        expires: The expiry time, with a time zone; None if the key does not expire.
 
     Raises:
         TypeError: A value has the wrong type.
@@ -56,7 +56,7 @@ class Credentials:
         for name in ("access_key_id", "secret_access_key", "session_token"):
             value = getattr(self, name)
             if type(value) is not str and not (name == "session_token" and value is None):
-                # What it is stays unsaid: it may be a secret in another form.
+                # The value is not shown: it may be a secret in another form.
                 raise TypeError(f"{name}: must be a str, not {type(value).__name__}")
         _check_zone(self.expires)
 
@@ -80,15 +80,15 @@ def _seconds(expires: datetime | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What goes with each request to Google (OAuth) or Azure (Entra ID) in the place of a key.
+    """A bearer token for Google (OAuth) or Azure (Entra ID), used instead of a key.
 
     Attributes:
-        token: The token, without ``Bearer`` before it; not shown by ``repr``.
-        expires: When it ends, a time with its zone; None if it does not.
+        token: The token, without the prefix ``Bearer``; not shown by ``repr``.
+        expires: The expiry time, with a time zone; None if the token does not expire.
 
     Raises:
-        TypeError: ``token`` is no `str`.
-        ValueError: It is empty, or ``expires`` has no time zone.
+        TypeError: ``token`` is not a `str`.
+        ValueError: ``token`` is empty, or ``expires`` has no time zone.
 
     Example:
         >>> import penstock
@@ -112,34 +112,35 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """How a bucket is reached, as far as its URL does not say; the defaults suit nearly everybody.
+    """Access to a bucket beyond its URL. The defaults suit almost every use.
 
-    What is not given comes from the environment and from files, as for the tools of the provider.
-    Of S3: ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID`` and its like, ``AWS_PROFILE``
-    in ``~/.aws/credentials`` and ``~/.aws/config``, a web identity, the role of a container or of
-    the instance. Of Google: ``GOOGLE_APPLICATION_CREDENTIALS``, the file of ``gcloud``, the
-    instance. Of Azure: ``AZURE_STORAGE_ACCOUNT_NAME`` and ``AZURE_STORAGE_ACCOUNT_KEY`` and its
-    like, ``AZURE_STORAGE_CONNECTION_STRING``, a workload's or managed identity.
+    Values that are not given come from the environment and from configuration files, as for the
+    provider's own tools. For S3: ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID`` and
+    related variables, ``AWS_PROFILE`` in ``~/.aws/credentials`` and ``~/.aws/config``, a web
+    identity, the role of a container or of the instance. For Google:
+    ``GOOGLE_APPLICATION_CREDENTIALS``, the file of ``gcloud``, the instance. For Azure:
+    ``AZURE_STORAGE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT_KEY`` and related variables,
+    ``AZURE_STORAGE_CONNECTION_STRING``, a workload's or managed identity.
 
     Attributes:
-        endpoint: Where the store answers, such as ``"http://127.0.0.1:7070"``. On Azure that of
-            the account.
-        region: The region of the bucket; of S3 only.
+        endpoint: The URL of the service, such as ``"http://127.0.0.1:7070"``; on Azure, of the
+            account.
+        region: The region of the bucket; S3 only.
         credentials: `Credentials` for S3 and Azure, a `Token` for Google and Azure, or a callable
-            without arguments that returns one. It is called from another thread, and again five
-            minutes before the key ends, also in the middle of a save. On Azure a callable's key
-            has to be of the account that the environment or the endpoint names.
-        part_bytes: Bytes of a request, and of a part of an upload: a multiple of 1 MiB, 8 MiB to
-            1 GiB; 8 MiB where it is left open. A file has at most 10,000 parts.
-        connections: Requests at a time, 1 to 256.
-        patience_seconds: For how long a request is repeated that gets no answer, or that of a
-            server which is busy or starting, 1 to 86400; 60 where it is left open.
-        checksums: Whether tensors are sent with a checksum that the store checks: CRC-64/NVME on
-            S3 and Azure, CRC-32C on Google. A store of S3's kin that does not know it is noticed
-            by itself; False is for one that fails on it.
+            without arguments that returns one. It is called in another thread, and again five
+            minutes before the key expires, even during a save. On Azure, a callable's key must
+            belong to the account that the environment or the endpoint names.
+        part_bytes: Bytes of a request and of a part of an upload: a multiple of 1 MiB, 8 MiB to 1
+            GiB; 8 MiB by default. A file has at most 10,000 parts.
+        connections: Number of concurrent requests, 1 to 256.
+        patience_seconds: How long a request is retried if it gets no answer, or the answer of a
+            busy or starting server, 1 to 86400 seconds; 60 by default.
+        checksums: Whether tensors are sent with a checksum that the service verifies: CRC-64/NVME
+            on S3 and Azure, CRC-32C on Google. An S3-compatible service that does not support it is
+            detected automatically; use False for one that fails on it.
 
     Raises:
-        TypeError: A value has the wrong type, or an option is not known.
+        TypeError: A value has the wrong type, or an option is unknown.
         ValueError: A value is out of range.
 
     Example:
@@ -164,7 +165,7 @@ class Remote:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"endpoint={self.endpoint!r}: must begin with http:// or https://")
         if self.endpoint is not None and any(mark in self.endpoint for mark in "@?#"):
-            # What it is stays unsaid: it may be a secret.
+            # The value is not shown: it may be a secret.
             raise ValueError("endpoint: must be no more than a host, a port and a path")
         given: object = self.credentials
         if not (given is None or isinstance(given, Credentials | Token) or callable(given)):
@@ -178,19 +179,19 @@ class Remote:
 
 
 def set_remote(url: str, remote: Remote | None) -> None:
-    """Says how this process, and what it forks, reaches a bucket from now on.
+    """Sets how this process and its future forks access a bucket.
 
-    Saves and loads under way go on as they began. What comes after them goes the new way, also of
-    a `CheckpointStore` that is open.
+    Running saves and loads continue unchanged. Later ones use the new settings, also those of an
+    open `CheckpointStore`.
 
     Args:
-        url: A URL of the bucket; what follows the bucket's name plays no part.
-        remote: How; None for what the environment says, which is read anew.
+        url: A URL of the bucket; anything after the bucket's name is ignored.
+        remote: The settings; None for those of the environment, which is read again.
 
     Raises:
-        UnsupportedPathError: It is no URL of a bucket; a `ValueError` too.
-        TypeError: ``remote`` is something else.
-        ValueError: It says what has no meaning with this provider.
+        UnsupportedPathError: ``url`` is not the URL of a bucket; a `ValueError` too.
+        TypeError: ``remote`` is not a `Remote`.
+        ValueError: A setting has no meaning with this provider.
 
     Example:
         >>> import penstock
@@ -227,7 +228,7 @@ def set_remote(url: str, remote: Remote | None) -> None:
 
 
 def _check(scheme: str, remote: Remote) -> None:
-    """Refuses what the provider of a scheme has no use for."""
+    """Refuses settings that the provider of a scheme does not support."""
     if scheme != "s3" and remote.region is not None:
         raise ValueError(f"region={remote.region!r}: {scheme}:// has none; leave it out")
     if scheme == "s3" and isinstance(remote.credentials, Token):
@@ -237,7 +238,7 @@ def _check(scheme: str, remote: Remote) -> None:
 
 
 class _Answering:
-    """A thread that asks a callable for keys, as no thread of the engine may enter Python."""
+    """A thread that calls the credentials callable, as native threads must not enter Python."""
 
     def __init__(self, credentials: Callable[[], Credentials | Token]) -> None:
         self._credentials = credentials
@@ -245,18 +246,18 @@ class _Answering:
         self.start()
 
     def start(self) -> None:
-        """Starts it, in a fork too, which has none of its parent's threads."""
+        """Starts the thread; also in a fork, which has none of its parent's threads."""
         threading.Thread(
             target=_answer,
             args=(self._credentials, self.questions.listen()),
             name="penstock-credentials",
-            # It waits for as long as anybody may ask.
+            # The thread waits as long as requests may come.
             daemon=True,
         ).start()
 
 
 _answering: dict[str, _Answering] = {}
-"""By the bucket."""
+"""The answering thread of each bucket."""
 
 
 def _start_in_fork() -> None:

@@ -1,4 +1,4 @@
-"""What one call of a `TensorIO` asks for: tensors of the host, and those of devices."""
+"""The transfers that one call of a `TensorIO` requests, for host and device tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Requests of one direction.
+    """The requested transfers of one call, all in one direction.
 
     Attributes:
-        of_host: File, offset and array of each whose memory the host has.
-        on_devices: The same of devices that a driver copies for, with where that is.
-        copies: Tensors of devices that PyTorch fills when all is read, and what from.
+        of_host: File, offset and array of each transfer from or to host memory.
+        on_devices: File, offset, array and place of each transfer whose device copies by its
+            driver.
+        copies: Device tensors that PyTorch fills after all reads, each with its source on the host.
     """
 
     def __init__(self) -> None:
@@ -32,13 +33,7 @@ class Requests:
         self._places = DirectPlaces()
 
     def read(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
-        """Adds one to be filled.
-
-        Raises:
-            UnsupportedStateError: It has no plain memory, or none that may be written to.
-            TypeError: It is neither a tensor nor an array nor a buffer.
-            DeviceError: The stream of its device is being captured.
-        """
+        """Adds a tensor to be filled."""
         memory = memory_of(tensor)
         array = to_read_into(tensor, memory)
         if memory.device == CPU:
@@ -58,13 +53,7 @@ class Requests:
         self.copies.append((tensor, host))
 
     def write(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
-        """Adds one to be written.
-
-        Raises:
-            UnsupportedStateError: It has no plain memory.
-            TypeError: It is neither a tensor nor an array nor a buffer.
-            DeviceError: The stream of its device is being captured.
-        """
+        """Adds a tensor to be written."""
         memory = memory_of(tensor)
         place = None
         if memory.device != CPU:
@@ -78,10 +67,10 @@ class Requests:
             self.on_devices.append((file, offset, array, place))
 
     def _place(self, memory: Memory) -> Place | None:
-        """Where a driver reaches a memory; None where PyTorch has to copy it."""
+        """Returns where a driver can copy a memory; None if PyTorch has to copy it."""
         place = self._places.of(memory)
         if place is None or not is_scattered(memory):
             return place
-        # PyTorch's copy would break the capture.
+        # PyTorch's copy would break a stream capture.
         _native.check_stream(place)
         return None

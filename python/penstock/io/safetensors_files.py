@@ -1,8 +1,8 @@
-"""Headers of safetensors files: which tensor lies where.
+"""Parses headers of safetensors files: dtype, shape and byte range of each tensor.
 
-The native module parses them, for shards of Penstock and for files of others, by the rules of the
+The native module parses them, for Penstock's shards and for other files, by the rules of the
 safetensors library (https://github.com/huggingface/safetensors). That library reads tensors, but
-does not say where they lie.
+does not expose their offsets.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from penstock.errors import UnsupportedStateError
 
 _LENGTH_BYTES = 8
 SNIFFED_BYTES = 64
-"""Bytes of a file's start that `begins_header` looks at."""
+"""Number of leading bytes of a file that `begins_header` examines."""
 _BLANKS = b" \t\r\n"
 
 
 class Described(NamedTuple):
-    """A tensor as a header describes it.
+    """A tensor as described by a header.
 
     Attributes:
-        kind: The header's name for the type of its elements.
-        dtype: The name that `docs/format.md` has for that; None where there is none, or where rows
-            end within an element.
-        shape: Its sizes in elements of ``dtype``; as the header has them where that is None.
-        begin: Its first byte in the file.
-        end: The byte after its last one.
+        kind: The header's name of the element type.
+        dtype: The name of that type in `docs/format.md`; None if it has none, or if rows end within
+            an element.
+        shape: The sizes in elements of ``dtype``; the header's sizes if ``dtype`` is None.
+        begin: Offset of the first byte in the file.
+        end: Offset of the byte after the last.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
     Attributes:
         tensors: By name, in the order of the header.
-        metadata: Notes of whoever wrote it.
+        metadata: The writer's notes.
     """
 
     tensors: dict[str, Described]
@@ -52,28 +52,22 @@ class Header(NamedTuple):
 
 
 def begins_header(start: bytes) -> bool:
-    """Whether the first bytes of a file are the length of a header and its beginning.
+    """Tells whether a file begins with a header's length and its first byte.
 
     Args:
         start: The first `SNIFFED_BYTES` of the file.
     """
-    # The library allows blanks before the header's object.
+    # The library allows blanks before the header's JSON object.
     return start[6:8] == b"\0\0" and start[8:].lstrip(_BLANKS)[:1] == b"{"
 
 
 def read_header(file: BinaryIO, path: str, start: int = 0) -> Header:
-    """The header of what begins somewhere in an open file and ends with it.
+    """Reads the header of safetensors data that starts at an offset and ends with the file.
 
     Args:
-        file: Opened to read bytes.
+        file: The file, opened to read bytes.
         path: Its path, for errors.
-        start: Where in it the header's length is, in bytes.
-
-    Raises:
-        CheckpointNotFoundError: It is a pointer of Git LFS.
-        CorruptCheckpointError: The safetensors library refuses it, too.
-        UnsupportedStateError: The library reads it, and Penstock does not.
-        OSError: It cannot be read.
+        start: Offset of the header's length field, in bytes.
     """
     nbytes = os.fstat(file.fileno()).st_size - start
     file.seek(start)
@@ -98,11 +92,7 @@ def read_header(file: BinaryIO, path: str, start: int = 0) -> Header:
 
 
 def dtype_of(path: str, name: str, tensor: Described) -> str:
-    """The type of a tensor's elements, as `docs/format.md` calls it.
-
-    Raises:
-        UnsupportedStateError: It has none.
-    """
+    """Returns the element type of a tensor by its name in `docs/format.md`."""
     if tensor.dtype is None:
         raise UnsupportedStateError(
             f"{path}: {name!r} has elements of the type {tensor.kind} in the shape"

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, as the bytes of a model's weights."""
+"""Finds the byte ranges of a model's weights in safetensors files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.tensors import dtypes
 
 
 class FileHeader(NamedTuple):
-    """The contents of a file's header, and the file's mark.
+    """The tensors of a file, and the file's mark.
 
     Attributes:
-        tensors: By name.
-        mark: What tells whether the file has changed.
-        metadata: Notes of whoever wrote it.
+        tensors: Byte ranges by name.
+        mark: The file's mark, to detect changes.
+        metadata: The writer's notes.
     """
 
     tensors: dict[str, Stored]
@@ -28,15 +28,7 @@ class FileHeader(NamedTuple):
 
 
 def weights_of(directory: str) -> Weights:
-    """All tensors of the safetensors files in a directory.
-
-    Raises:
-        CheckpointNotFoundError: There are none, or pointers of Git LFS in their place.
-        CorruptCheckpointError: A file is not what its header says, or a tensor is in two.
-        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
-        MissingDependencyError: This PyTorch lacks the type of one.
-        StorageError: A file cannot be read.
-    """
+    """Returns all tensors of the safetensors files in a directory."""
     paths = sorted(Path(directory).glob("*.safetensors"))
     if not paths:
         raise CheckpointNotFoundError(
@@ -62,15 +54,7 @@ def weights_of(directory: str) -> Weights:
 
 
 def header_of(path: Path) -> FileHeader:
-    """The tensors of one file.
-
-    Raises:
-        CheckpointNotFoundError: It is a pointer of Git LFS.
-        CorruptCheckpointError: It is not what its header says.
-        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
-        MissingDependencyError: This PyTorch lacks the type of one.
-        StorageError: It cannot be read.
-    """
+    """Returns the tensors of one safetensors file."""
     name = os.fspath(path)
     try:
         with path.open("rb") as file:

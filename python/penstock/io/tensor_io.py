@@ -1,4 +1,4 @@
-"""`TensorIO`: reads and writes tensors at offsets of files, many at a time."""
+"""`TensorIO`: asynchronous reads and writes of tensors at offsets of files."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ _OFFSET = Number(0, (1 << 63) - 1, "bytes", is_open=False)
 class TensorIO:
     """Reads and writes tensors at offsets of files, without blocking Python.
 
-    Any thread may hand over any number of transfers; each is whole or an error. Bytes go past the
-    page cache where the file system allows it, straight from and to the tensors' memory; what lies
-    across the device's alignment, and strided tensors, are copied on the way. Tensors of a GPU go
-    through pinned memory, and are copied by the GPU itself, once the work is done that its current
-    stream has at the call; a transfer is done when the copies are. Nothing is promised
-    of the order of transfers, so wait for a write before its bytes are read.
+    Any thread may submit any number of transfers; each succeeds completely or raises an error.
+    Bytes bypass the page cache where the file system allows it, directly from and to the tensors'
+    memory. Bytes that are not aligned for the device, and strided tensors, are copied on the way.
+    Tensors of a GPU pass through pinned memory and are copied by the GPU itself, after the work in
+    its current stream at the time of the call; a transfer is done when these copies are done.
+    Transfers may run in any order, so wait for a write before reading its bytes.
 
-    All with the same settings share one set of threads, which start with the first transfer; who
-    has much to move does not keep others from the device.
+    Instances with equal settings share one set of threads, which start with the first transfer. The
+    device is shared fairly: many transfers of one instance do not keep others from it.
 
     Args:
-        block_bytes: What one request to the device moves at most, a multiple of 4096.
-        queue_depth: Requests in flight of each worker, 1 to 4096.
-        workers: Threads, 1 to 1024.
-        staging_bytes: Memory for what is copied on the way, 4 MiB to 1 PiB; 64 MiB. As much again
-            is pinned where tensors of a GPU are moved.
+        block_bytes: Largest size of one request, in bytes; a multiple of 4096.
+        queue_depth: Requests in flight per worker, 1 to 4096.
+        workers: Number of threads, 1 to 1024.
+        staging_bytes: Memory for bytes that are copied on the way, 4 MiB to 1 PiB; 64 MiB by
+            default. Transfers of GPU tensors pin as much again.
         engine: ``"uring"``, ``"threads"`` or ``"auto"``.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"`` or ``"auto"``.
-        weight: The share of the device, beside those of others: twice the weight moves twice the
-            bytes while both have something to move, 1 to 1000.
+        weight: Share of the device relative to other instances, 1 to 1000: twice the weight moves
+            twice the bytes while both have transfers.
 
-    What is not given comes from the environment, as `penstock.Options` says (``PENSTOCK_ENGINE``,
-    ``PENSTOCK_DIRECT``, ``PENSTOCK_QUEUE_DEPTH``, ``PENSTOCK_IO_THREADS``,
-    ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block). Else it is chosen for the
-    device of the first file that something is read from or written to: blocks of 1 MiB, or whole
-    stripes of an array, 32 of them or 128 smaller requests in flight of each of up to four workers,
-    no more than there are cores; 4 MiB, 8, 32 and one on a rotating disk. Who uses devices of both
-    kinds makes one of these for each.
+    Values that are not given come from the environment, as for `penstock.Options`
+    (``PENSTOCK_ENGINE``, ``PENSTOCK_DIRECT``, ``PENSTOCK_QUEUE_DEPTH``, ``PENSTOCK_IO_THREADS``,
+    ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block). Otherwise they are chosen
+    for the device of the first file that is read or written: blocks of 1 MiB, or whole stripes of
+    an array, with 32 blocks or 128 smaller requests in flight per worker, and up to four workers
+    but no more than there are cores; on a rotating disk blocks of 4 MiB, 8 of them or 32 smaller
+    requests, and one worker. Use one `TensorIO` for each kind of device.
 
     Raises:
         ValueError: A value is out of range.
@@ -103,66 +103,65 @@ class TensorIO:
         )
         self._direct = (Options() if direct is None else Options(direct=direct)).direct
         self._weight = weight
-        self._claim: _Claim | None = _Claim(self._choice, weight)
+        self._claim: Claim | None = Claim(self._choice, self._direct, weight)
         _live.add(self)
 
     def open(self, file: AnyFile, mode: Literal["r", "w"] = "r") -> DataFile:
-        """Opens a file for more than one transfer.
+        """Opens a file for repeated transfers.
 
         Args:
-            file: A path, a descriptor, or an object with a ``fileno``. Of a descriptor the file is
+            file: A path, a descriptor, or an object with a ``fileno``. The file of a descriptor is
                 opened again; the descriptor itself is not kept.
-            mode: ``"r"`` to read; ``"w"`` to write and read: a path that is not there is made, and
-                nothing that is there is shortened.
+            mode: ``"r"`` to read; ``"w"`` to write and read: a missing file is created, and an
+                existing file is not truncated.
 
         Raises:
-            StorageError: The system does not open it, or it is no regular file.
-            UnsupportedPathError: It is a URL.
+            StorageError: The file cannot be opened, or is not a regular file.
+            UnsupportedPathError: ``file`` is a URL.
         """
         if mode not in ("r", "w"):
             raise ValueError(f"mode={mode!r}: must be 'r' or 'w'")
         return DataFile(reach(file, mode, self._direct))
 
     def read(self, tensor: Any, file: AnyFile, offset: int = 0) -> Transfer:
-        """Reads as many bytes as a tensor has, in row-major order, into it.
+        """Fills a tensor with bytes of a file, in row-major order.
 
         The tensor must not be used before the transfer is done.
 
         Args:
-            tensor: A tensor of the host or of a device, or an array, strided as it may be, or a
+            tensor: A tensor on the host or on a device, an array (either with any strides), or a
                 writable buffer.
             file: A path, a descriptor, an object with a ``fileno``, or an open `DataFile`.
-            offset: Where in the file its bytes begin.
+            offset: Offset of the bytes in the file.
 
         Raises:
-            StorageError: The file cannot be opened, or the engine that was asked for cannot run.
-            UnsupportedStateError: The tensor has no plain memory to be read into.
+            StorageError: The file cannot be opened, or the requested engine cannot run.
+            UnsupportedStateError: The tensor has no plain writable memory.
             DeviceError: The current stream of the tensor's device is being captured, the driver
-                fails, or this is a fork of a process that has used it.
-            ValueError: The offset is negative, or this is closed.
+                fails, or this process is a fork of one that has used the driver.
+            ValueError: The offset is negative, or this `TensorIO` is closed.
         """
         return self.read_all([(tensor, file, offset)])
 
     def write(self, tensor: Any, file: AnyFile, offset: int = 0, *, sync: bool = False) -> Transfer:
         """Writes the bytes of a tensor, in row-major order.
 
-        The tensor must not be changed before the transfer is done. A file that is not there is
-        made, one that is too short is extended, with its space reserved; none is shortened.
+        The tensor must not be changed before the transfer is done. A missing file is created, and a
+        file that is too short is extended, with its space reserved. No file is truncated.
 
         Args:
-            tensor: A tensor of the host or of a device, or an array, strided as it may be, or a
+            tensor: A tensor on the host or on a device, an array (either with any strides), or a
                 buffer.
             file: A path, a descriptor, an object with a ``fileno``, or a `DataFile` open to write.
-            offset: Where in the file its bytes begin.
-            sync: Whether the transfer is done only when its bytes survive a power cut.
+            offset: Offset of the bytes in the file.
+            sync: Whether the transfer is done only once its bytes survive a power cut.
 
         Raises:
-            StorageError: The file cannot be opened or extended, or the engine that was asked for
-                cannot run.
+            StorageError: The file cannot be opened or extended, or the requested engine cannot run.
             UnsupportedStateError: The tensor has no plain memory.
             DeviceError: The current stream of the tensor's device is being captured, the driver
-                fails, or this is a fork of a process that has used it.
-            ValueError: The offset is negative, the file is open to be read only, or this is closed.
+                fails, or this process is a fork of one that has used the driver.
+            ValueError: The offset is negative, the file is read-only, or this `TensorIO` is closed.
         """
         return self.write_all([(tensor, file, offset)], sync=sync)
 
@@ -170,8 +169,8 @@ class TensorIO:
         """Reads many tensors as one transfer; see `read`.
 
         Args:
-            requests: ``(tensor, file, offset)`` of each. Tensors that share memory are an error of
-                the caller: it is not said whose bytes they hold.
+            requests: ``(tensor, file, offset)`` of each. Tensors must not share memory: which bytes
+                it would hold is undefined.
         """
         wanted, files, tensors = Requests(), CallFiles(self._direct, "r"), []
         for tensor, file, offset in requests:
@@ -179,7 +178,7 @@ class TensorIO:
             wanted.read(tensor, files.of(file), offset)
             tensors.append(tensor)
         claim = self._claim_here()
-        # They change from now on, as autograd has to know.
+        # The contents change from now on, as autograd has to know.
         bump_versions(tensors)
         return self._started(
             claim, files, wanted, lambda share: share.read(wanted.of_host, wanted.on_devices)
@@ -191,10 +190,10 @@ class TensorIO:
         """Writes many tensors as one transfer; see `write`.
 
         Args:
-            requests: ``(tensor, file, offset)`` of each. Two that have a byte of a file in common
-                are an error of the caller: it is not said what the pages around it hold then, and
-                the system may call it an I/O error.
-            sync: Whether the transfer is done only when all its bytes survive a power cut.
+            requests: ``(tensor, file, offset)`` of each. Two writes must not overlap in a file: the
+                contents of the pages around the overlap are undefined, and the system may report an
+                I/O error.
+            sync: Whether the transfer is done only once all its bytes survive a power cut.
         """
         given, files = Requests(), CallFiles(self._direct, "w")
         for tensor, file, offset in requests:
@@ -209,28 +208,28 @@ class TensorIO:
         )
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for all that was handed over here.
+        """Waits for all transfers submitted to this `TensorIO`.
 
         Args:
-            timeout: For how many seconds at most; for ever without.
+            timeout: Longest wait, in seconds; None for no limit.
 
         Raises:
-            TransferError: One failed whose error nobody has seen.
-            TimeoutError: Not all have ended in time.
+            TransferError: A transfer failed and its error has not been raised yet.
+            TimeoutError: Some transfers have not ended in time.
         """
         self._claim_here().wait(timeout)
 
     @property
     def in_flight_max(self) -> int:
-        """Requests that the workers have under way at a time, at most; 0 before the first."""
+        """Largest number of requests in flight on all workers; 0 before the first transfer."""
         claim = self._claim
         return claim.in_flight_max if claim is not None else 0
 
     def close(self) -> None:
-        """Waits for all that was handed over, and lets the workers go.
+        """Waits for all submitted transfers, and releases the workers.
 
         Raises:
-            TransferError: One failed whose error nobody has seen.
+            TransferError: A transfer failed and its error has not been raised yet.
         """
         if (claim := self._claim) is None:
             return
@@ -247,7 +246,7 @@ class TensorIO:
         try:
             self.close()
         except PenstockError:
-            # What went wrong before is what the caller has to hear.
+            # The error that ended the block takes precedence.
             if kind is None:
                 raise
 
@@ -261,38 +260,38 @@ class TensorIO:
                 for transfer in claim.pending:
                     await transfer.ended()
             except BaseException:
-                # The task was cancelled meanwhile, which may not wait for what is under way.
+                # The task was cancelled meanwhile, so it must not wait for running transfers.
                 self._let_go()
                 raise
         self.__exit__(kind)
 
     def __del__(self) -> None:
-        # When the interpreter is taken apart, all has been finished.
+        # At the interpreter's end all transfers have already been finished.
         if hasattr(self, "_claim") and not sys.is_finalizing():
             self._let_go()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers are of a process: in another one it has others, with the same settings.
+        # Workers belong to one process: another process starts its own, with the same settings.
         return with_settings, (self._choice, self._direct, self._weight)
 
     def _another(self, *, direct: str | None = None) -> TensorIO:
-        """One with the same settings and a share of the device of its own."""
+        """Returns a `TensorIO` with the same settings and its own share of the device."""
         return with_settings(self._choice, direct or self._direct, self._weight)
 
-    def _claim_here(self) -> _Claim:
-        """The claim on the workers of this process, which may be a fork of another."""
+    def _claim_here(self) -> Claim:
+        """Returns the claim of this process, which may be a fork of the one that made it."""
         claim = self._claim
         if claim is not None and not claim.is_here:
             with _lock:
                 claim = self._claim
                 if claim is not None and not claim.is_here:
-                    claim = self._claim = _Claim(self._choice, self._weight)
+                    claim = self._claim = Claim(self._choice, self._direct, self._weight)
         if claim is None:
             raise ValueError(_CLOSED)
         return claim
 
     def _let_go(self) -> None:
-        """Gives the claim up, which one of several threads does."""
+        """Gives up the claim; only one of several threads does."""
         with _lock:
             claim, self._claim = self._claim, None
         if claim is not None and claim.is_here:
@@ -300,7 +299,7 @@ class TensorIO:
 
     def _started(
         self,
-        claim: _Claim,
+        claim: Claim,
         files: CallFiles,
         requests: Requests,
         start: Callable[[_native.Share], _native.Transfer],
@@ -318,42 +317,46 @@ class TensorIO:
             transfer = Transfer(native, executor, fallbacks, requests.copies)
             claim.pending.add(transfer)
             if self._claim is not claim:
-                # Another thread has closed this one meanwhile, and perhaps not waited for it.
+                # Another thread has closed this `TensorIO`, and may not have waited for the
+                # transfer.
                 _left.add(transfer)
             return transfer
 
     def _settle(self) -> None:
-        """Waits until nothing is under way, well or not; of failures others have to hear."""
+        """Waits until all transfers have ended; their errors are raised elsewhere."""
         for transfer in self._take_pending():
             transfer.ends_within(None)
 
     def _take_pending(self) -> list[Transfer]:
-        """What was handed over in this process, at the end of the program."""
+        """Returns this process's transfers, at the end of the program."""
         claim = self._claim
         return list(claim.pending) if claim is not None and claim.is_here else []
 
 
 def with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:
-    """One of settings that are complete already."""
+    """Creates a `TensorIO` from complete settings."""
     made = object.__new__(TensorIO)
     made._choice = choice
     made._direct = direct
     made._weight = weight
-    made._claim = _Claim(choice, weight)
+    made._claim = Claim(choice, direct, weight)
     _live.add(made)
     return made
 
 
-class _Claim:
-    """What one process has of a `TensorIO`.
+class Claim:
+    """The executor and transfers of a `TensorIO` in one process.
 
     Attributes:
-        pending: What was handed over.
+        pending: Transfers whose outcome has not been reported yet.
+        direct: Whether files are opened past the page cache, as `penstock.Options` says it.
+        weight: Shares of the device.
     """
 
-    def __init__(self, choice: Choice, weight: int) -> None:
+    def __init__(self, choice: Choice, direct: str, weight: int) -> None:
         self._choice = choice
-        self._weight = weight
+        self.direct = direct
+        self.weight = weight
         self._process = os.getpid()
         self._settings: Settings | None = None
         self._workers: tuple[_native.Executor, _native.Share] | None = None
@@ -365,14 +368,10 @@ class _Claim:
     def workers(
         self, file: _native.DataFile | None
     ) -> Generator[tuple[_native.Executor, _native.Share]]:
-        """The workers and the claim on them, which stay while something is handed over.
+        """Yields the executor and the share of it, held until the block ends.
 
         Args:
-            file: It decides, if it is the first, what suits its device.
-
-        Raises:
-            StorageError: The engine that was asked for cannot run here.
-            ValueError: They were let go.
+            file: The first file determines the settings that suit its device.
         """
         with _lock:
             if self._is_gone:
@@ -382,7 +381,7 @@ class _Claim:
                 settings = self._choice.settings(file)
                 executor = hold(settings)
                 self._settings = settings
-                self._workers = executor, executor.share(self._weight)
+                self._workers = executor, executor.share(self.weight)
             workers = self._workers
             self._callers += 1
         try:
@@ -398,30 +397,30 @@ class _Claim:
 
     @property
     def block_bytes(self) -> int:
-        """What one request moves at most; 0 before the first."""
+        """Largest size of one request, in bytes; 0 before the first transfer."""
         settings = self._settings
         return settings.block_bytes if settings is not None else 0
 
     @property
     def in_flight_max(self) -> int:
-        """Requests of all workers."""
+        """Largest number of requests in flight on all workers."""
         settings = self._settings
         return settings.workers * settings.queue_depth if settings is not None else 0
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this process."""
+        """Whether the claim belongs to this process."""
         return self._process == os.getpid()
 
     def wait(self, timeout: float | None) -> None:
-        """Waits for all that was handed over."""
+        """Waits for all submitted transfers."""
         try:
             wait_all([one for one in self.pending if not one.is_seen], timeout)
         finally:
             self.pending.sweep()
 
     def let_go(self) -> None:
-        """Has the workers go, if nobody else holds them."""
+        """Releases the workers, which stop if they have no other holder."""
         is_idle = True
         for transfer in self.pending:
             is_idle = is_idle and transfer.done()
@@ -440,20 +439,20 @@ class _Claim:
 
 _live: weakref.WeakSet[TensorIO] = weakref.WeakSet()
 _left = Pending()
-"""What was under way when its `TensorIO` was dropped or closed."""
-_lock = threading.RLock()  # Garbage may be collected while it is held.
+"""Transfers that were running when their `TensorIO` was dropped or closed."""
+_lock = threading.RLock()  # A re-entrant lock: the garbage collector may run while it is held.
 
 
 _FINISH_PRIORITY = -50
-"""Lower than what others want done at the exit, and higher than that of the end of a trace."""
+"""Lower than the priorities of other exit work, and higher than that of a trace's end."""
 
 _finisher: int | None = None
-"""The child of multiprocessing that finishes what is under way when it ends."""
+"""The multiprocessing child that finishes its transfers when it ends."""
 
 
 @atexit.register
 def _finish_at_exit() -> None:
-    """Finishes what is under way, and tells of what failed and nobody heard of."""
+    """Finishes running transfers, and warns of failures that were not raised yet."""
     pending = [transfer for one in list(_live) for transfer in one._take_pending()]
     for transfer in [*_left, *pending]:
         if transfer.is_settled:
@@ -466,7 +465,7 @@ def _finish_at_exit() -> None:
 
 
 def _finish_with_multiprocessing() -> None:
-    """Has a child of multiprocessing finish too: but for ``spawn``, they end without `atexit`."""
+    """Registers the finish in multiprocessing children, most of which skip `atexit`."""
     global _finisher
     module = sys.modules.get("multiprocessing.process")
     if module is None or module.parent_process() is None or _finisher == os.getpid():

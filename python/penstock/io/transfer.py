@@ -1,4 +1,4 @@
-"""`Transfer`: what becomes of reads and writes that were handed over together."""
+"""`Transfer`: a running group of reads or writes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 
 
 _COPYING = threading.Lock()
-"""Held by who has PyTorch copy what was read: a transfer may be waited for by several threads."""
+"""Held while PyTorch copies what was read: several threads may wait for one transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What was moved, and by which way.
+    """The bytes of a finished transfer and how they moved.
 
     Attributes:
         nbytes: Bytes of the tensors.
-        seconds: From the call to the end.
+        seconds: Time from the call to the end.
         engine: ``"uring"`` or ``"threads"``.
-        staged_bytes: Of the bytes, those that were copied on the way: of strided tensors, and what
-            lies across the alignment that direct I/O needs.
-        cached_bytes: Of the bytes, those that went through the page cache.
-        device_bytes: Of the bytes, those that GPUs copied to pinned memory or from there; 0 where
-            PyTorch copied them.
-        fallbacks: Ways that were left open and cannot be gone, each with its reason.
+        staged_bytes: Bytes that were copied on the way: those of strided tensors, and those that
+            direct I/O cannot move for lack of alignment.
+        cached_bytes: Bytes that went through the page cache.
+        device_bytes: Bytes that GPUs copied to or from pinned memory; 0 if PyTorch copied them.
+        fallbacks: Preferred methods that could not be used, each with its reason.
     """
 
     nbytes: int
@@ -48,22 +47,24 @@ class TransferReport:
 
     @property
     def direct(self) -> bool:
-        """Whether all bytes went past the page cache."""
+        """Whether all bytes bypassed the page cache."""
         return self.cached_bytes == 0
 
     @property
     def gb_per_second(self) -> float:
-        """GB (10**9 bytes) a second, waiting for others included."""
+        """Throughput in GB (10**9 bytes) per second, including time spent in queues."""
         return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
 class Transfer:
-    """Reads or writes under way. It may be dropped: they go on, and hold on to their memory.
+    """Running reads or writes; dropping this object does not stop them.
 
-    Where PyTorch has to copy to a device what was read, as without a driver of NVIDIA's, `result`
-    does it, and whatever else raises the errors of a transfer.
+    They keep the tensors' memory alive until they end.
 
-    It can be awaited too, which is `result`; a task that is cancelled while it awaits cancels the
+    Where PyTorch has to copy the bytes read to a device (devices without an NVIDIA driver),
+    `result` and the other methods that raise a transfer's errors make the copy.
+
+    A transfer can be awaited, with the result of `result`; cancelling the awaiting task cancels the
     transfer.
     """
 
@@ -83,35 +84,35 @@ class Transfer:
         self.is_seen = False
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; never so in a fork of the process that moves it."""
+        """Whether the transfer has ended or failed; always False in a fork of its process."""
         return self._native.done()
 
     def cancel(self) -> None:
-        """Gives up what has not begun.
+        """Cancels the requests that have not started.
 
-        `result` raises `TransferCancelledError` then, unless all was done before.
+        `result` then raises `TransferCancelledError`, unless the transfer had already completed.
 
         Raises:
-            PenstockError: This process is a fork of the one that moves the bytes.
+            PenstockError: This process is a fork of the one that runs the transfer.
         """
         if self.done():
             return
         self._native.cancel()
-        # Who gives it up need not be told of its end.
+        # The caller that cancels needs no report of the end.
         self.is_seen = True
 
     def result(self, timeout: float | None = None) -> TransferReport:
-        """Waits for the end.
+        """Waits until the transfer has ended and returns its report.
 
         Args:
-            timeout: For how many seconds at most; for ever without.
+            timeout: Longest wait, in seconds; None for no limit.
 
         Raises:
-            TransferError: Not every byte was moved. Of several failures it is the first.
-            TransferCancelledError: It was given up.
-            TimeoutError: It has not ended in time; it goes on.
-            ValueError: The time is no number (NaN).
-            PenstockError: This process is a fork of the one that moves the bytes.
+            TransferError: Not all bytes were moved; of several failures, the first.
+            TransferCancelledError: The transfer was cancelled.
+            TimeoutError: The transfer has not ended in time; it continues.
+            ValueError: ``timeout`` is NaN.
+            PenstockError: This process is a fork of the one that runs the transfer.
         """
         report = self._wait(timeout)
         if report is None:
@@ -124,13 +125,13 @@ class Transfer:
         return self.result()
 
     async def ended(self) -> None:
-        """Waits for the end, well or not."""
+        """Waits until the transfer has ended or failed, without raising its error."""
         if not self.done():
             await bell_of_loop().wait(self._native, lambda: None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody has to hear of it any more: it went well, or its error was raised."""
+        """Whether the outcome needs no report: success, or an error that was already raised."""
         if not self.done():
             return False
         try:
@@ -142,7 +143,7 @@ class Transfer:
         return f"<Transfer {'done' if self.done() else 'under way'}>"
 
     def ends_within(self, timeout: float | None) -> bool:
-        """Waits for the end, well or not; whoever asks has not heard which."""
+        """Waits until the transfer has ended or failed; its error remains to be raised."""
         try:
             return self._native.wait(timeout) is not None
         except PenstockError:
@@ -152,14 +153,14 @@ class Transfer:
         try:
             moved = self._native.wait(timeout)
         except PenstockError:
-            # Nothing else, as of a signal handler, is the transfer's own end.
+            # Other exceptions, such as a signal handler's, are not the outcome of the transfer.
             self.is_seen = True
             raise
         if moved is None:
             return None
         self.is_seen = True
         if self._copies:
-            # Whoever asks meanwhile must not go on before they are made.
+            # Another waiting thread must not continue before the copies are made.
             with _COPYING:
                 while self._copies:
                     copy_elements(*self._copies[-1])
@@ -173,24 +174,26 @@ class Transfer:
 
 
 def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> list[TransferReport]:
-    """Waits for transfers, whatever becomes of each.
+    """Waits for several transfers, even if some fail.
 
     Args:
-        transfers: Any number of them.
-        timeout: For how many seconds at most, for all together; for ever without.
+        transfers: The transfers.
+        timeout: Longest wait for all of them together, in seconds; None for no limit.
 
     Returns:
-        Their reports, in the same order.
+        The reports, in the same order.
 
     Raises:
-        TransferError: Of the transfers that failed it is the first in the order given; its notes
-            tell of the others.
-        TransferCancelledError: The first that did not end well was given up; likewise.
-        TimeoutError: Not all have ended in time; they go on.
+        TransferError: The error of the first failed transfer in the given order; its notes list the
+            others.
+        TransferCancelledError: The first transfer without success was cancelled; with the same
+            notes.
+        TimeoutError: Some transfers have not ended in time; they continue.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     transfers = list(transfers)
-    # No failure counts as heard of before all have ended: a time-out or a signal would swallow it.
+    # No error counts as raised before all transfers have ended: a time-out or a signal would
+    # swallow it.
     for transfer in transfers:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if not transfer.ends_within(left):

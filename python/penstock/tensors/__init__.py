@@ -1,1 +1,1 @@
-"""Tensors as values: dtypes, the memory they lie in, devices, marks on leaves of a state."""
+"""Tensors as values: dtypes, memory, devices, file tensors, marks on leaves of a state."""

@@ -1,4 +1,4 @@
-"""Memory of tensors: copies that autograd does not see, and version counters that tell it."""
+"""Copies tensor memory without autograd, and bumps version counters to notify it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
 
 
 def copy_elements(value: Any, source: Any) -> None:
-    """Fills a tensor from one of the same type and shape."""
+    """Copies the elements of a tensor of the same dtype and shape, without autograd."""
     if not value.numel():
         return
     torch = sys.modules["torch"]
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         if value.itemsize == 1:
-            # PyTorch copies no int4 and its like, but bytes.
+            # PyTorch cannot copy int4 and similar types, but it can copy their bytes.
             value, source = value.view(torch.uint8), source.view(torch.uint8)
         value.copy_(source)
 
 
 def byte_view(value: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, one behind the other, in its own memory."""
+    """Returns a view of a contiguous tensor as bytes."""
     uint8 = sys.modules["torch"].uint8
-    # Not a reshape: it would keep a stride other than one where there is a single element.
+    # A reshape would keep a stride other than one if there is a single element.
     return value.detach().as_strided((value.numel(),), (1,)).view(uint8)
 
 
 def bump_versions(values: list[Any]) -> None:
-    """Tells autograd of writes behind its back, so that a stale graph fails instead of lying."""
+    """Notifies autograd of writes behind its back, so that a stale graph raises an error."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -1,7 +1,7 @@
-"""Which memory of devices the native module reads where it is.
+"""Determines which device memory the native module accesses in place.
 
-That of CUDA devices, with the addresses and streams that PyTorch has. Other devices have no
-driver here: their tensors are copied to the host by PyTorch.
+This is CUDA memory, by PyTorch's addresses and streams. Tensors of other devices are copied to the
+host by PyTorch, because Penstock has no driver for them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 Place: TypeAlias = "_native._Device"
-"""Number of a device, and the handle of a stream on which its memory is what it should be."""
+"""Number of a device, and the handle of a stream on which its memory is up to date."""
 
 
 class _Addressed(Protocol):
-    """A `penstock.tensors.memory.Memory`, as far as its place matters."""
+    """The address and device of a `penstock.tensors.memory.Memory`."""
 
     @property
     def address(self) -> int: ...
@@ -35,7 +35,7 @@ class _Addressed(Protocol):
 
 
 class _Strided(Protocol):
-    """A `penstock.tensors.memory.Memory`, as far as its layout matters."""
+    """The layout of a `penstock.tensors.memory.Memory`."""
 
     @property
     def item_bytes(self) -> int: ...
@@ -48,31 +48,28 @@ class _Strided(Protocol):
 
 
 class DirectPlaces:
-    """Where the native module reads and fills memory of devices, in one call.
+    """Looks up the current stream of each device once per call.
 
-    A call has one thread, and that has one current stream of each device: PyTorch is asked once
-    for each, and not for every tensor.
+    A call runs in one thread, which has one current stream per device, so PyTorch need not be asked
+    for every tensor.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, Place | None] = {}
 
     def of(self, memory: _Addressed) -> Place | None:
-        """The place of a memory, on the stream that its user works on at the moment.
+        """Returns the place of a memory, on the stream that is current for its device.
 
         Args:
-            memory: One of a tensor or array.
+            memory: The memory of a tensor or array.
 
         Returns:
-            None for the host's, and where PyTorch has to copy it to or from there.
-
-        Raises:
-            DeviceError: This is a fork of a process that has used CUDA.
+            None for host memory, and if PyTorch has to copy it.
         """
         return self.on(memory.device) if memory.address else None
 
     def on(self, device: str) -> Place | None:
-        """The place of whatever memory a device has that shows its addresses; else as `of`."""
+        """Returns the place of memory with known addresses on a device; None as for `of`."""
         if device not in self._known:
             self._known[device] = _place(device)
         return self._known[device]
@@ -86,16 +83,12 @@ def _place(device: str) -> Place | None:
     torch = sys.modules["torch"]
     ordinal = int(number or torch.cuda.current_device())
     stream = torch.cuda.current_stream(ordinal).cuda_stream
-    # Each thread has another one by that handle, and others queue here.
+    # Each thread has another stream behind that handle, and other threads queue work here.
     return None if stream == _PER_THREAD else (ordinal, stream)
 
 
 def check_fork() -> None:
-    """Refuses to go on with devices where these cannot be used.
-
-    Raises:
-        DeviceError: This is a fork of a process that has used CUDA.
-    """
+    """Refuses the use of CUDA in a fork of a process that has used it."""
     if sys.modules["torch"].cuda._is_in_bad_fork():
         raise DeviceError(
             "CUDA was used before this process was forked: no fork of it can use it; start "
@@ -108,14 +101,14 @@ _PER_THREAD = 2
 """``CU_STREAM_PER_THREAD``."""
 
 _RUN_BYTES_MIN = 512
-"""What lies together in a tensor's rows, at the least, for a device to copy it row by row.
+"""Smallest contiguous run in a tensor's rows for which a device copies row by row.
 
-A copy of rows takes some microseconds, and a transposed matrix has a row for each element.
+Each copy of a row takes some microseconds, and a transposed matrix has one row per element.
 """
 
 
 def is_scattered(memory: _Strided) -> bool:
-    """Whether so little of it lies together that rows are too many to be copied one by one."""
+    """Whether the contiguous runs are too short and too many to be copied one by one."""
     if memory.strides is None:
         return False
     run_bytes = memory.item_bytes
@@ -129,14 +122,10 @@ def is_scattered(memory: _Strided) -> bool:
 
 
 def open_place(device: torch.device) -> Place | None:
-    """The place of a device's memory, of which work may be queued on the current stream.
+    """Returns the place of a device's memory; work may be queued on its current stream.
 
     Returns:
-        None where PyTorch has to copy, as `DirectPlaces`.
-
-    Raises:
-        DeviceError: The stream is being captured, the driver fails, or this is a fork of a process
-            that has used CUDA.
+        None if PyTorch has to copy, as for `DirectPlaces`.
     """
     place = DirectPlaces().on(str(device))
     if place is not None:
@@ -145,11 +134,7 @@ def open_place(device: torch.device) -> Place | None:
 
 
 def check_known(device: torch.device, place: Place | None) -> None:
-    """That the current stream of a device is one that the native module reaches, if it has one.
-
-    Raises:
-        DeviceError: It is the one that each thread has by the same handle.
-    """
+    """Checks that the native module can use the current stream of a device it drives."""
     if place is None and device.type == "cuda" and is_direct():
         raise DeviceError(
             "the current stream is the default one of each thread: use another, as by"
@@ -160,37 +145,33 @@ def check_known(device: torch.device, place: Place | None) -> None:
 
 @functools.cache
 def is_direct() -> bool:
-    """Whether memory of CUDA devices is read where it is: there is a driver of that kind."""
+    """Whether CUDA memory is accessed in place: an NVIDIA driver is usable."""
     torch = sys.modules["torch"]
-    # Devices of AMD have the same name.
+    # AMD devices are also called "cuda" by PyTorch.
     return torch.version.hip is None and _native.cuda_problem() is None
 
 
 def pinned(shape: Sequence[int], dtype: Any) -> torch.Tensor | None:
-    """Memory of the host that a device copies by itself, of PyTorch's; None if it has none.
+    """Allocates pinned host memory of PyTorch; None if this is not possible.
 
-    PyTorch gives it to nobody else before its own copies are done.
+    PyTorch reuses the memory only after its own copies are done.
     """
     with contextlib.suppress(RuntimeError):
         empty = dtypes.import_torch().empty
-        # Said, as tensors may be on a device by default.
+        # The device is named because the default device may not be the host.
         found = empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
         return cast("torch.Tensor", found)
     return None
 
 
 def current_streams(ordinals: Iterable[int]) -> list[Place]:
-    """The streams of devices that this thread works on at the moment."""
+    """Returns the current streams of this thread on the given devices."""
     torch = sys.modules["torch"]
     return [(number, torch.cuda.current_stream(number).cuda_stream) for number in sorted(ordinals)]
 
 
 def device_of(device: Any) -> torch.device | None:
-    """A device as callers name it.
-
-    Raises:
-        ValueError: PyTorch knows no such device.
-    """
+    """Converts a caller's device to a `torch.device`; None stays None."""
     if device is None:
         return None
     try:

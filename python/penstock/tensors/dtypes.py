@@ -1,8 +1,8 @@
-"""Element types: PyTorch's and NumPy's own objects on one side, the format's names on the other.
+"""Element types: translates between dtypes of PyTorch or NumPy and names of the format.
 
-Names come out of files, so they are only ever looked up in tables or matched against a strict
-pattern; nothing is evaluated. PyTorch is imported only when one of its types is asked for, and
-``ml_dtypes`` (bfloat16 and float8 for NumPy) likewise.
+Names come from files, so they are only looked up in tables or matched against a strict pattern;
+nothing is evaluated. PyTorch and ``ml_dtypes`` (bfloat16 and float8 for NumPy) are imported only
+when one of their types is needed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES: dict[str, int] = dict(_native.dtypes())
-"""Every name of the format except the open family ``numpy:…``, with the bytes of an element."""
+"""Bytes per element of every name of the format, except the open family ``numpy:…``."""
 
 HEADER_TYPES: dict[str, tuple[str, int]] = {
     name: (kind, count) for name, kind, count in _native.header_types()
 }
-"""The safetensors name of each type of the format that has one, and how many elements of that make
-one of the format's along the last dimension."""
+"""The safetensors name of each type of the format that has one, and how many elements of that
+safetensors type form one element of the format's along the last dimension.
+"""
 
 
 class UnknownTypeError(ValueError):
-    """A name that this version of Penstock has no type for; the one that wrote it had."""
+    """This version of Penstock does not know the named type, which a newer one wrote."""
 
 
 def _own_of_numpy(name: str) -> np.dtype[Any] | None:
-    """NumPy's type of a name; None for one that it has not, or has of another package."""
+    """Returns NumPy's own type of a name; None if it has none, or only of another package."""
     try:
         dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
@@ -49,7 +50,7 @@ def _own_of_numpy(name: str) -> np.dtype[Any] | None:
 _NUMPY_BY_NAME = {name: dtype for name in ITEM_BYTES if (dtype := _own_of_numpy(name)) is not None}
 _NUMPY_NAMES = {dtype: name for name, dtype in _NUMPY_BY_NAME.items()}
 
-# What `dtype.str` gives for a type that is one flat run of bytes: no objects, no fields.
+# `dtype.str` of types whose elements are plain bytes: no objects, no fields.
 _NUMPY_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")
 _NUMBERS = frozenset("bBhHiIlLqQefdgFDG")
 _TORCH_WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -57,10 +58,10 @@ _ML_DTYPES = re.compile(r"bfloat16|u?int[124]|float[468]_e[0-9]m[0-9](?:b11)?(?:
 
 
 def header_entry(name: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]] | None:
-    """The type and the sizes of a tensor in the header of a safetensors file.
+    """Returns the type and the sizes of a tensor in a safetensors header.
 
     Returns:
-        None where safetensors has no name for the type, or no shape for such a tensor.
+        None if safetensors has no name for the type, or no shape for such a tensor.
     """
     if name not in HEADER_TYPES:
         return None
@@ -72,9 +73,9 @@ def header_entry(name: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]
 
 @functools.cache
 def torch_names() -> dict[torch.dtype, tuple[str, int]]:
-    """The types a tensor may have, with name and bytes of an element.
+    """Returns the dtypes that a tensor may have, with name and bytes per element.
 
-    Quantized types are missing: their scale lies outside the bytes.
+    Quantized types are excluded: their scale is not part of the bytes.
     """
     known = torch_dtypes().items()
     return {dtype: (name, ITEM_BYTES[name]) for name, dtype in known if name in ITEM_BYTES}
@@ -82,23 +83,23 @@ def torch_names() -> dict[torch.dtype, tuple[str, int]]:
 
 @functools.cache
 def torch_dtypes() -> dict[str, torch.dtype]:
-    """Every `torch.dtype` of this PyTorch by its name, quantized ones included."""
+    """Returns every `torch.dtype` of this PyTorch by name, quantized ones included."""
     torch = import_torch()
     values = (value for value in vars(torch).values() if isinstance(value, torch.dtype))
     return {str(dtype).removeprefix("torch."): dtype for dtype in values}
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor of PyTorch, which is not imported to find out.
+    """Whether a value is a PyTorch tensor; does not import PyTorch.
 
-    While another thread imports it, it has no tensors yet.
+    While another thread is importing PyTorch, no tensor exists yet.
     """
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
 
 
 def import_torch() -> Any:
-    """PyTorch, or the error that says how to get it."""
+    """Imports PyTorch; if it is not installed, raises an error that says how to install it."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:
@@ -110,24 +111,14 @@ def import_torch() -> Any:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The tensor type of a name.
-
-    Raises:
-        ValueError: No tensor has a type of that name.
-        MissingDependencyError: PyTorch is not installed, or this version of it lacks the type.
-    """
+    """Returns the tensor dtype of a name."""
     if name not in ITEM_BYTES:
         raise ValueError(f"no tensor has dtype {name!r}")
     return any_torch_dtype(name)
 
 
 def any_torch_dtype(name: str) -> torch.dtype:
-    """The `torch.dtype` of a name, also one that no tensor here has.
-
-    Raises:
-        ValueError: No type is called like that.
-        MissingDependencyError: PyTorch is not installed, or this version of it lacks the type.
-    """
+    """Returns the `torch.dtype` of a name, even if no tensor here can have it."""
     if not _TORCH_WORD.fullmatch(name):
         raise ValueError(f"no torch.dtype is called {name!r:.80}")
     try:
@@ -141,7 +132,7 @@ def any_torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_name(dtype: np.dtype[Any]) -> str | None:
-    """The name of an array's type; None if its elements are not plain bytes."""
+    """Returns the name of an array's type; None if its elements are not plain bytes."""
     name = _NUMPY_NAMES.get(dtype)
     if name is not None:
         return name
@@ -152,13 +143,7 @@ def numpy_name(dtype: np.dtype[Any]) -> str | None:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The array type of a name.
-
-    Raises:
-        ValueError: There is no such type.
-        UnknownTypeError: This version of Penstock does not know it.
-        MissingDependencyError: NumPy alone, or this version of it, does not have it.
-    """
+    """Returns the array type of a name."""
     dtype = _NUMPY_BY_NAME.get(name)
     if dtype is not None:
         return dtype
@@ -174,7 +159,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def numpy_text(dtype: np.dtype[Any]) -> str | None:
-    """A text that `parse_numpy` turns back into the type; None for objects and structures."""
+    """Returns a text that `parse_numpy` understands; None for objects and structures."""
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         return None
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes":
@@ -183,10 +168,10 @@ def numpy_text(dtype: np.dtype[Any]) -> str | None:
 
 
 def twin(dtype: np.dtype[Any]) -> str | None:
-    """NumPy's type character, of a type that has another name than its `dtype.str` leads to.
+    """Returns NumPy's type character of a type that `dtype.str` does not identify; else None.
 
-    NumPy has a type for each of C's, also where two of those are the same: on Linux `longlong` is a
-    type beside `int64`. The two compare equal, but their scalars are of different classes.
+    NumPy has one type for each C type, even if two of those are the same: on Linux `longlong` is a
+    type beside `int64`. The two compare equal, but their scalars have different classes.
     """
     if dtype.char not in _NUMBERS or np.dtype(dtype.str).char == dtype.char:
         return None
@@ -194,14 +179,7 @@ def twin(dtype: np.dtype[Any]) -> str | None:
 
 
 def parse_numpy(text: str, char: Any = None) -> np.dtype[Any]:
-    """The type that `numpy_text`, and `twin`, described.
-
-    Raises:
-        ValueError: The text describes none.
-        UnknownTypeError: This version of Penstock does not know it.
-        MissingDependencyError: The type belongs to ``ml_dtypes``, which is not installed, or this
-            version of NumPy or ``ml_dtypes`` lacks it.
-    """
+    """Returns the type that `numpy_text` and `twin` described."""
     if _NUMPY_TEXT.fullmatch(text):
         try:
             dtype: np.dtype[Any] = np.dtype(text)
@@ -234,13 +212,9 @@ def parse_numpy(text: str, char: Any = None) -> np.dtype[Any]:
 
 
 def as_twin(dtype: np.dtype[Any], char: Any) -> np.dtype[Any]:
-    """The type of that character, where it is the same as another one here.
-
-    Raises:
-        ValueError: It is no character of a number's type.
-    """
+    """Returns the type with this character if it is equivalent to the given type."""
     if type(char) is not str or char not in _NUMBERS:
         raise ValueError(f"{char!r:.80} is no type character of NumPy")
-    # Where C's types are others it stands for something else.
+    # On platforms where C's types differ, the character means another type.
     found = np.dtype(char).newbyteorder(dtype.byteorder)
     return found if found == dtype else dtype

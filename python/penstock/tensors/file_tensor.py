@@ -1,9 +1,8 @@
-"""`FileTensor`: a leaf of a state whose elements lie in a file instead of in memory.
+"""`FileTensor`: a leaf of a state whose elements are in a file instead of in memory.
 
-An optimizer that keeps its moments on storage has such leaves in its ``state_dict``. A save does
-not read them: their file gets a second name in the checkpoint, by a hard link. So the file has to
-be what a shard of a checkpoint is (`docs/format.md`, 5), and never changes as long as somebody
-holds it.
+The ``state_dict`` of an optimizer that keeps its moments on storage has such leaves. A save does
+not read them, but hard-links their file into the checkpoint. The file must therefore have the form
+of a checkpoint's shard (`docs/format.md`, 5), and must not change while it is held.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ if TYPE_CHECKING:
     ReadBoxes: TypeAlias = "Callable[[Any, Sequence[FileBox]], None]"
 
 CHUNK_BYTES = 1 << 20
-"""What a digest of a file is of; `docs/format.md`, 2.2."""
+"""Bytes of a file that one digest covers; `docs/format.md`, 2.2."""
 
 
 class HeldFile(ABC):
-    """A safetensors file on stable storage, with header and padding as a shard has them.
+    """A safetensors file on stable storage, with the header and padding of a shard.
 
-    It is there under its path, and nobody changes it, as long as this object lives.
+    It exists at its path, unchanged, as long as this object lives.
 
     Attributes:
-        path: The file.
-        nbytes: Its size.
-        chunks: CRC-64/NVME of each `CHUNK_BYTES` of it; the last ones may be fewer.
+        path: The path of the file.
+        nbytes: The size of the file.
+        chunks: CRC-64/NVME of each `CHUNK_BYTES` of the file; the last chunk may be shorter.
     """
 
     path: str
@@ -37,30 +36,25 @@ class HeldFile(ABC):
 
     @abstractmethod
     def read(self, memory: Any, offset: int) -> None:
-        """Reads what fills a contiguous tensor, and compares it with the digests.
-
-        Raises:
-            TransferError: It cannot be read.
-            CorruptCheckpointError: It is damaged.
-        """
+        """Fills a contiguous tensor from the file and checks the digests of the bytes."""
 
     @abstractmethod
     def target(self, tensor: FileTensor) -> FileTarget:
-        """Where a load puts what comes in the place of one of its tensors."""
+        """Returns the place where a load stores a replacement for one of the file's tensors."""
 
 
 class FileTensor:
     """A tensor in a file: row-major, without gaps.
 
-    Pickled, as by `torch.save`, it is the tensor that `read` gives.
+    Pickled, for example by `torch.save`, it becomes the tensor that `read` returns.
 
     Attributes:
         file: The file.
-        offset: Of its first byte.
-        label: Its name in the file's header.
+        offset: Offset of the first byte.
+        label: The tensor's name in the file's header.
         dtype: A `torch.dtype`.
         shape: Its sizes, on this rank.
-        like: The `DTensor` whose local part it belongs to, if it is a part of something.
+        like: The `DTensor` of which this is the local part; None for a plain tensor.
     """
 
     __slots__ = ("dtype", "file", "label", "like", "offset", "shape")
@@ -82,12 +76,7 @@ class FileTensor:
         self.like = like
 
     def read(self) -> Any:
-        """The tensor, in memory of its own; of a `DTensor`, what this rank holds.
-
-        Raises:
-            TransferError: It cannot be read.
-            CorruptCheckpointError: It is damaged.
-        """
+        """Reads the tensor into new memory; of a `DTensor`, this rank's part."""
         import torch
 
         memory = torch.empty(self.shape, dtype=self.dtype, device="cpu")
@@ -102,13 +91,13 @@ class FileTensor:
 
 
 class FileTarget:
-    """Where a load puts a tensor that is to lie in a file.
+    """A place in a file where a load stores a tensor.
 
     Attributes:
-        filler: Whoever fills it, together with others of its own.
+        filler: Fills this target together with others of its own.
         dtype: A `torch.dtype`.
         shape: Its sizes, on this rank.
-        like: The `DTensor` whose local part it belongs to, if it is a part of something.
+        like: The `DTensor` of which this is the local part; None for a plain tensor.
     """
 
     filler: Filler
@@ -118,13 +107,13 @@ class FileTarget:
 
 
 class FileBox(NamedTuple):
-    """What of a tensor is read into memory at a time, row-major and without gaps.
+    """A box of a tensor that is read into memory at once, row-major and without gaps.
 
     Attributes:
-        target: Index of the tensor among those that are filled.
-        start: Index of the first element, counted within its `shape`.
-        shape: Sizes.
-        place: Where it begins in the memory, in bytes: where elements of its type may lie.
+        target: Index of the tensor among the targets.
+        start: Index of the first element within the tensor's `shape`.
+        shape: The sizes of the box.
+        place: Offset of the box in the memory, in bytes, aligned for its element type.
     """
 
     target: int
@@ -134,16 +123,16 @@ class FileBox(NamedTuple):
 
 
 class Filler(ABC):
-    """Fills targets of its own, of small ones many with one read."""
+    """Fills its targets, combining many small ones into one read."""
 
     @abstractmethod
     def fill(self, targets: Sequence[Any], read: ReadBoxes) -> list[FileTensor]:
-        """Writes tensors, a piece of memory at a time.
+        """Stores tensors, one block of memory at a time.
 
         Args:
-            targets: Each once; best in the order in which they are stored.
-            read: Reads and verifies boxes of them, all at once: into a flat tensor of bytes on the
-                CPU, where it changes nothing else.
+            targets: Each target once, preferably in stored order.
+            read: Reads and verifies boxes of the targets, all at once, into a flat tensor of bytes
+                on the CPU; it changes no other bytes of that tensor.
 
         Returns:
             The tensors, in the order of the targets.

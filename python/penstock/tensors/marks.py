@@ -1,4 +1,4 @@
-"""Marks on states and leaves: arrays in pieces, values of one rank, states that nobody changes."""
+"""Marks on states and leaves: arrays in pieces, per-rank values, immutable states."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boxes:
-    """An array that lies in pieces; it is loaded as one array.
+    """An array in pieces, which is loaded as one array.
 
-    The pieces are written from where they are: nothing puts them together first.
+    The pieces are written from their own memory; they are not assembled first.
 
     Attributes:
         shape: Sizes of the whole array, none of them 0.
-        dtype: Type of its elements.
-        pieces: Index of the first element of each, and its elements. Those of all who save it are
-            the whole array, without overlaps.
+        dtype: The element type.
+        pieces: Index of the first element, and the elements, of each piece. The pieces of all ranks
+            that save the array cover it without overlaps.
     """
 
     shape: tuple[int, ...]
@@ -31,10 +31,10 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """Marks a whole state of which nothing changes, and whose memory stays while it is referred to.
+    """Marks a state as immutable, with memory that stays valid while it is referenced.
 
-    Arrays of JAX are like that. A lazy save of such a state copies nothing at the call and has
-    nothing watched.
+    Arrays of JAX are immutable. A lazy save of such a state copies nothing at the call and watches
+    no memory.
 
     Attributes:
         value: The state.
@@ -45,12 +45,12 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """Marks a value of which each rank has its own, where many ranks save together.
+    """Marks a value that is stored for each rank when many ranks save together.
 
-    Only plain tensors may need it. Plain values, arrays and byte strings are kept for each rank in
-    any case, and so are tensors that differ; see `penstock.save`. The mark spares thousands of
-    ranks finding out that they do. What is loaded is the value itself. In a target of
-    ``load(into=…)`` it may be marked as well or not.
+    The mark is useful for plain tensors only: other plain values, arrays and byte strings are
+    stored for each rank in any case, as are tensors that differ between ranks; see `penstock.save`.
+    The mark saves thousands of ranks the comparison of such tensors. A load returns the value
+    without the mark. A target in ``load(into=…)`` may have the mark or not.
 
     Attributes:
         value: Any state, tensors included.

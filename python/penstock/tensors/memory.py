@@ -1,8 +1,8 @@
-"""`Memory`: where the elements of one tensor or array lie, and how to read them there.
+"""`Memory`: address, layout and device of a tensor's or array's elements.
 
-The native module copies straight out of this memory, so everything that would make an address
-lie is refused here: freed or too small storage, layouts without strides, elements that are not
-plain bytes.
+The native module copies directly from this memory, so every case in which an address would be wrong
+is refused here: freed or too small storage, layouts without strides, elements that are not plain
+bytes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from penstock import _native
 
 GlobalBox: TypeAlias = "_native._Box"
-"""Name and shape of a global tensor, and the index of the first element of a box of it."""
+"""Name and shape of a global tensor, and the index of the first element of a box in it."""
 
 TensorSource: TypeAlias = "_native._TensorSource"
-"""What the native module reads of a tensor; see `to_source`."""
+"""A tensor in the form that the native module reads; see `to_source`."""
 
 CPU = "cpu"
 
 
 @dataclass(slots=True)
 class Memory:
-    """One run of elements with a shape.
+    """The elements of one tensor or array.
 
     Attributes:
-        owner: Keeps the memory alive; the tensor or array itself.
+        owner: The tensor or array itself, which keeps the memory alive.
         dtype: Name of the element type.
         item_bytes: Bytes of an element.
         shape: Dimensions.
-        strides: Bytes between neighbours along each dimension; None where C-contiguous.
-        address: Of element 0.
-        low: First byte that an element occupies.
-        high: Byte after the last; equal to ``low`` where nothing can be tied by address.
-        device: The memory the addresses belong to.
+        strides: Bytes between neighbours along each dimension; None if C-contiguous.
+        address: Address of element 0.
+        low: Address of the first byte of any element.
+        high: Address after the last byte; equal to ``low`` if nothing can be tied by address.
+        device: The device of the addresses.
     """
 
     owner: Any
@@ -61,7 +61,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements, each counted as often as the shape says."""
+        """Size of all elements in bytes; elements that share memory count separately."""
         items = self.item_bytes
         for dim in self.shape:
             items *= dim
@@ -69,11 +69,7 @@ class Memory:
 
 
 def of_array(array: np.ndarray[Any, Any], name: str) -> Memory:
-    """The memory of an array.
-
-    Raises:
-        UnsupportedStateError: Its elements are not plain bytes.
-    """
+    """Returns the memory of an array."""
     dtype = dtypes.numpy_name(array.dtype)
     if dtype is None:
         raise UnsupportedStateError(
@@ -89,7 +85,7 @@ def of_array(array: np.ndarray[Any, Any], name: str) -> Memory:
 
 
 def of_bytes(data: bytes | bytearray, name: str) -> Memory:
-    """The memory of a byte string; never tied by address, for it is restored as a copy."""
+    """Returns the memory of a byte string; never tied by address, as it is restored as a copy."""
     memory = of_array(np.frombuffer(data, np.uint8), name)
     memory.high = memory.low
     return memory
@@ -104,11 +100,7 @@ def _array_remedy(array: np.ndarray[Any, Any]) -> str:
 
 
 def of_tensor(tensor: torch.Tensor, name: str) -> Memory:
-    """The memory of a tensor of any device.
-
-    Raises:
-        UnsupportedStateError: It has no strided memory to read.
-    """
+    """Returns the memory of a tensor on any device."""
     strided, dtype_names = _torch_facts()
     if tensor.layout is not strided:
         raise _refusal(tensor, name)
@@ -130,7 +122,7 @@ def of_tensor(tensor: torch.Tensor, name: str) -> Memory:
             key=name,
         ) from error
     if tensor.is_neg() or tensor.is_conj():
-        # The elements in memory are not the tensor's values, so it is nobody's view.
+        # The elements in memory are not the tensor's values, so it cannot be tied to a view.
         plain = of_tensor(tensor.detach().resolve_conj().resolve_neg(), name)
         plain.high = plain.low
         return plain
@@ -151,11 +143,7 @@ def of_tensor(tensor: torch.Tensor, name: str) -> Memory:
 
 
 def check_strided(tensor: torch.Tensor, name: str) -> None:
-    """Refuses a tensor whose elements do not lie in plain memory: sparse, nested, meta, quantized.
-
-    Raises:
-        UnsupportedStateError: It is one.
-    """
+    """Refuses a tensor without plain strided memory: sparse, nested, meta or quantized."""
     strided, dtype_names = _torch_facts()
     is_plain = tensor.layout is strided and not tensor.is_nested and not tensor.is_meta
     if not is_plain or tensor.dtype not in dtype_names:
@@ -163,19 +151,19 @@ def check_strided(tensor: torch.Tensor, name: str) -> None:
 
 
 def _without_address(tensor: torch.Tensor, dtype: str, item_bytes: int) -> Memory:
-    """Some devices show no addresses: their tensors are tied by identity alone."""
+    """Returns a memory without an address, which some devices hide; tied by identity alone."""
     device = str(tensor.device)
     return Memory(tensor, dtype, item_bytes, tensor.shape, None, 0, 0, 0, device)
 
 
 @functools.cache
 def _torch_facts() -> tuple[torch.layout, dict[torch.dtype, tuple[str, int]]]:
-    # Looked up once: an import statement per tensor would show.
+    # Cached: an import statement per tensor would be measurable.
     return dtypes.import_torch().strided, dtypes.torch_names()
 
 
 def _freed(name: str) -> UnsupportedStateError:
-    """A storage can be resized below its tensors (FSDP frees parameters so): never read there."""
+    """Returns the error for a storage that was resized below its tensor, as FSDP does."""
     return UnsupportedStateError(
         f"{name}: the tensor's storage holds less than its shape takes (freed or resized): "
         "gather or materialize it before saving",
@@ -201,7 +189,7 @@ def _refusal(tensor: torch.Tensor, name: str) -> UnsupportedStateError:
 def _span(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
 ) -> tuple[int, int]:
-    """First byte of any element and the byte after the last one's."""
+    """Returns the address of the first byte of any element and the address after the last byte."""
     if 0 in shape:
         return address, address
     low = high = address
@@ -215,12 +203,12 @@ def _span(
 
 
 def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
-    """A block of a memory that has an address.
+    """Returns a block of a memory that has an address.
 
     Args:
-        memory: Where the elements are.
+        memory: The whole memory.
         at: Index of the block's first element.
-        shape: The block's sizes.
+        shape: The sizes of the block.
     """
     if shape == memory.shape:
         return memory
@@ -250,13 +238,15 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
 def to_source(
     memory: Memory, name: str, box: GlobalBox | None = None, places: DirectPlaces | None = None
 ) -> TensorSource:
-    """What the native module reads; of a device that it has no driver for, copied to the host here.
+    """Returns a tensor in the form that the native module reads.
+
+    A tensor on a device without a driver is copied to the host here.
 
     Args:
-        memory: Where the elements are; on a device all of its owner, unless they lie together.
+        memory: The elements; on a device, all elements of its owner unless they are contiguous.
         name: The tensor's name in the part.
-        box: What it is of a global tensor, if it is a box.
-        places: Those of the call that this is for, where it has several tensors.
+        box: The global tensor and the position in it, if the tensor is a box.
+        places: Cached device streams of the call, if the call has several tensors.
     """
     place = None
     if memory.device != CPU:
@@ -278,7 +268,7 @@ def to_source(
 
 
 def contiguous_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Row-major strides, in the unit of ``item_bytes``."""
+    """Returns row-major strides, in the unit of ``item_bytes``."""
     strides = []
     for dim in reversed(shape):
         strides.append(item_bytes)

@@ -13,10 +13,8 @@ import torch
 from rich.table import Table
 
 import penstock
-from penstock.checkpoint.loading.opened import to_native
-from penstock.checkpoint.saving.rank_save import RankAttempt
 from penstock.common.machine.quiesce import settle
-from penstock.tensors.memory import of_tensor, to_source
+from penstock.plugin import RankAttempt, of_tensor, to_native, to_source
 from penstock_bench.harness import fio, machine
 from penstock_bench.harness.cache import drop_everything
 from penstock_bench.harness.machine import workplace

@@ -11,13 +11,12 @@ from functools import cache
 
 import click
 
+import penstock
 from conftest import REPOSITORY
 from penstock.cli import cli
 
-_PYTHON = [
-    *sorted((REPOSITORY / "python" / "penstock").rglob("*.py")),
-    *sorted((REPOSITORY / "python" / "penstock_bench").rglob("*.py")),
-]
+_PACKAGE = sorted((REPOSITORY / "python" / "penstock").rglob("*.py"))
+_PYTHON = [*_PACKAGE, *sorted((REPOSITORY / "python" / "penstock_bench").rglob("*.py"))]
 _RUST = [
     *sorted((REPOSITORY / "crates").glob("*/src/**/*.rs")),
     *sorted((REPOSITORY / "python" / "src").rglob("*.rs")),
@@ -39,6 +38,32 @@ _KEYWORD = re.compile(r"(?:^|, *)(\w+)=(?!=)")
 _COMMAND = re.compile(r"(?:`|\$ |^)(penstock [a-z][^`\n\\]*)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _EXTRA = re.compile(r"penstock\[([\w,-]+)\]")
+_METHOD = re.compile(r"(?<![\w./])(\w+)(?:\([^()]*\))?\.([a-z]\w*)\b(?:\(([^()]*)\))?")
+_VARIABLE = re.compile(r"(?<!\w)PENSTOCK_[A-Z][A-Z_]*[A-Z](?![\w*…])")
+_ARGUMENT = re.compile(r"(?<![\w{?&])([a-z_]{2,})=(?![=])")
+
+_OBJECTS = {
+    "CheckpointStore": penstock.CheckpointStore,
+    "Saver": penstock.Saver,
+    "TensorIO": penstock.offload.TensorIO,
+    "Training": penstock.Training,
+    "pending": penstock.PendingSave,
+    "store": penstock.CheckpointStore,
+    "training": penstock.Training,
+}
+"""The class behind a name by which messages call a method."""
+
+_ARGUMENTS_OF_OTHERS = {
+    *("check_invariants", "enable_plan_caching", "pickle_protocol", "use_collectives"),  # PyTorch.
+    *("batch_sampler", "num_workers", "sampler"),  # Its loaders.
+    *("ckpt_path", "log_model_checkpoints", "plugins", "strategy"),  # Lightning and its loggers.
+    *("experts_implementation", "resume_from_checkpoint", "save_only_model"),  # transformers.
+    *("save_on_each_node", "use_seedable_sampler"),  # Accelerate.
+    *("exclude_from_loading",),  # torchtitan.
+    *("storage_path",),  # Ray.
+    *("iommu", "io_uring_disabled", "memlock", "seccomp"),  # The kernel and its containers.
+    *("rbps", "riops", "wbps", "wiops"),  # The limits of a control group.
+}
 
 
 @cache
@@ -149,6 +174,80 @@ def test_commands_and_their_options_are_there():
                 options.update(parameter.opts, parameter.secondary_opts)
             wrong = set(_OPTION.findall(own)) - options
             unknown |= {f"{file.relative_to(REPOSITORY)}: {line}: {one}" for one in wrong}
+    assert unknown == set()
+
+
+def messages(file):
+    """The texts with spaces in the code of a module: what users read, and no docstrings."""
+    tree = ast.parse(file.read_text())
+    expressions = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    whole = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    left_out = {*expressions, *(part for node in whole for part in node.values)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", "") for part in node.values]
+            text = "".join(part if isinstance(part, str) else "{}" for part in parts)
+        elif isinstance(node, ast.Constant) and node not in left_out:
+            text = node.value
+        else:
+            continue
+        if isinstance(text, str) and " " in text:
+            yield text
+
+
+def accepts(function, keyword):
+    """Whether a function takes a keyword, by its name or with all others."""
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def test_methods_in_messages_are_there():
+    found, unknown = set(), set()
+    for file in _PACKAGE:
+        for text in messages(file):
+            for name, method, arguments in _METHOD.findall(text):
+                owner = _OBJECTS.get(name)
+                if owner is None:
+                    continue
+                function, call = getattr(owner, method, None), f"{name}.{method}({arguments})"
+                keywords = _KEYWORD.findall(arguments)
+                found.add(f"{name}.{method}")
+                if function is None or not all(accepts(function, one) for one in keywords):
+                    unknown.add(f"{file.relative_to(REPOSITORY)}: {call}")
+    assert {"store.resume", "store.load", "CheckpointStore.sweep", "pending.stage"} <= found
+    assert unknown == set()
+
+
+def test_arguments_in_messages_are_there():
+    """Each is an argument or a field of something; a message does not always say of which."""
+    known = set(_ARGUMENTS_OF_OTHERS)
+    for file in _PACKAGE:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.arguments):
+                known |= {one.arg for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)}
+            elif isinstance(node, ast.ClassDef):
+                fields = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+                known |= {one.id for one in fields}
+    used = {
+        name: file.relative_to(REPOSITORY)
+        for file in _PACKAGE
+        for text in messages(file)
+        for name in _ARGUMENT.findall(text)
+    }
+    assert {"into", "keys", "no_dist", "allow_partial"} <= set(used)
+    assert {name: file for name, file in used.items() if name not in known} == {}
+    assert set(used) >= _ARGUMENTS_OF_OTHERS
+
+
+def test_variables_are_read():
+    sources = "".join(map(text_of, [*_PACKAGE, *_RUST]))
+    read = set(re.findall(r"\"(PENSTOCK_[A-Z_]+)\"", sources))
+    unknown = {
+        f"{file.relative_to(REPOSITORY)}: {name}"
+        for file in [*_PACKAGE, *_RUST, *_PAGES]
+        for name in set(_VARIABLE.findall(text_of(file))) - read
+        if "_TORTURE_" not in name and name != "PENSTOCK_OK"  # Of tests; of C.
+    }
     assert unknown == set()
 
 

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
 from penstock.checkpoint.saving.groups import INDEX
-from penstock.checkpoint.saving.rank_save import Groups, PartVote, RankAttempt
-from penstock.tensors.memory import of_array, to_source
+from penstock.plugin import (
+    BoxRead,
+    Groups,
+    OpenCheckpoint,
+    PartVote,
+    RankAttempt,
+    of_array,
+    to_source,
+)
 
 OPTIONS = penstock.Options().to_native()
 TREE = {

@@ -1,4 +1,4 @@
-//! Copies that are given as one. All are made, or none.
+//! Batches of copies. A batch makes all of its copies, or none.
 
 use std::slice;
 
@@ -12,7 +12,7 @@ use crate::status::{Answer, Status};
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL`.
 const DURING_API_CALL: u32 = 2;
 
-/// `CUmemcpyAttributes`; the hints are about memory that moves, which there is none of.
+/// `CUmemcpyAttributes`; its hints concern managed memory, which does not exist here.
 #[repr(C)]
 struct CopyAttributes {
     source_access_order: u32,
@@ -21,7 +21,7 @@ struct CopyAttributes {
     flags: u32,
 }
 
-/// The arrays of a batch, as the caller gives them.
+/// The caller's arrays of a batch.
 struct Batch {
     destinations: *const u64,
     sources: *const u64,
@@ -95,7 +95,7 @@ extern "C" fn cuMemcpyBatchAsync_v2(
 }
 
 impl Batch {
-    /// Queues all copies as one operation, or none; names the copy that is wrong.
+    /// Queues all copies as one operation, or none; an error names the wrong copy.
     fn submit(&self, session: &mut Session, stream: u64) -> Result<(), (Status, Option<usize>)> {
         let whole = |status| (status, None);
         if stream == NULL || stream == 1 {
@@ -153,6 +153,6 @@ fn array<'a, T>(first: *const T, count: usize) -> Answer<&'a [T]> {
     if first.is_null() || count == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: the caller gives so many elements, which stay as they are for the call.
+    // SAFETY: the caller gives `count` elements, which do not change during the call.
     Ok(unsafe { slice::from_raw_parts(first, count) })
 }

@@ -1,4 +1,4 @@
-//! Stream capture, and the graphs that come of it, which can only be destroyed.
+//! Stream capture, and the captured graphs, which can only be destroyed.
 
 use super::{Out, put, wanted};
 use crate::capture::CaptureStatus;

@@ -1,4 +1,4 @@
-//! Primary contexts, and which one is current in a thread.
+//! Primary contexts, and each thread's current context.
 
 use super::device::existing;
 use super::{Out, put, wanted};

@@ -1,4 +1,4 @@
-//! Copies and fills, one a call.
+//! Single copies and fills.
 
 use super::rows::{End, Rows, copy, end_at, finish, kind_of};
 use super::stream::context_of;
@@ -141,7 +141,7 @@ extern "C" fn cuMemcpy2DAsync_v2(copied: Option<&Copy2D>, stream: u64) -> i32 {
     })
 }
 
-/// The first byte of one end of a copy of rows.
+/// The first byte of the rows on one side of a copy.
 fn corner(
     session: &Session,
     memory_type: u32,
@@ -151,7 +151,7 @@ fn corner(
     let (end, base) = match memory_type {
         1 => (End::Host, host),
         2 => (End::Device, device),
-        // With unified addresses, the device pointer holds either.
+        // With unified addressing, the device pointer holds host addresses as well.
         4 => (end_at(session, device), device),
         3 => return Err(Status::NOT_SUPPORTED),
         _ => return Err(Status::INVALID_VALUE),

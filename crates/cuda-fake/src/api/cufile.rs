@@ -1,4 +1,5 @@
-//! What there is of cuFile: files that are read and written at once, and counted by the way.
+//! The functions of cuFile that exist here: files are read and written at once, and requests
+//! counted by path.
 
 use std::ffi::{c_long, c_void};
 use std::fs::File;
@@ -33,7 +34,7 @@ struct Description {
     operations: *const c_void,
 }
 
-/// Requests past memory of the host and through it, reads first.
+/// Requests that bypass host memory, and those that use it; reads first.
 static COUNTS: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 
 #[unsafe(no_mangle)]
@@ -53,7 +54,7 @@ extern "C" fn cuFileHandleRegister(
         if description.kind != 1 {
             return Err(Status::INVALID_VALUE);
         }
-        // Zero is no handle.
+        // Zero is not a valid handle.
         *handle = description.fd + 1;
         Ok(())
     }))
@@ -98,7 +99,7 @@ extern "C" fn cuFileWrite(
     )
 }
 
-/// Moves bytes, counts, and answers as cuFile does.
+/// Moves bytes, counts the request, and returns cuFile's result.
 fn transfer(
     function: &'static str,
     handle: u64,
@@ -111,10 +112,10 @@ fn transfer(
         let to = session.memory.space().reach(address, bytes as u64);
         let to = to.ok_or(Status::INVALID_VALUE)?;
         let mut memory = vec![0_u8; bytes.next_multiple_of(4096) + 4096];
-        // Direct files want memory that is aligned.
+        // Direct I/O needs aligned memory.
         let skipped = memory.as_ptr().align_offset(4096);
         let memory = &mut memory[skipped..skipped + bytes];
-        // SAFETY: the device has so many bytes there, and the driver's lock keeps them.
+        // SAFETY: the device memory has these bytes, and the driver's lock keeps it allocated.
         unsafe { memory.as_mut_ptr().copy_from_nonoverlapping(to, bytes) };
         // SAFETY: the caller keeps the file open; it is not closed here.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd((handle - 1) as i32) });
@@ -126,7 +127,7 @@ fn transfer(
     });
     match status {
         0 => moved as isize,
-        // Errors of cuFile begin with 5000.
+        // Error codes of cuFile start at 5000.
         code => -(5000 + code as isize),
     }
 }
@@ -146,20 +147,21 @@ extern "C" fn cuFileStatsStart() -> FileStatus {
     FileStatus::of(0)
 }
 
-/// Fills in, of `CUfileStatsLevel3_t`, what tells the ways of one device.
+/// Fills in the counts by path of one device in a `CUfileStatsLevel3_t`.
 #[unsafe(no_mangle)]
 extern "C" fn cuFileGetStatsL3(statistics: *mut u8) -> FileStatus {
-    /// Behind level 2; devices begin eight bytes later, each with a name of 16 bytes.
+    /// Offset after level 2; devices begin eight bytes later, each with a name of 16 bytes.
     const GPUS_AT: usize = 1024;
     const NUMBERS_AT: usize = GPUS_AT + 8 + 16;
     let put = |at: usize, value: u64| {
         let to = statistics.wrapping_add(at).cast::<u64>();
-        // SAFETY: the caller has room for all of the structure.
+        // SAFETY: the caller has room for the whole structure.
         unsafe { to.write_unaligned(value) };
     };
     put(GPUS_AT, 1);
     for (kind, counts) in COUNTS.iter().enumerate() {
-        // Thirteen numbers of reads, then those of writes; the sixth is of peers, the eighth of the host.
+        // Thirteen numbers of reads, then those of writes; the sixth counts peers, the eighth the
+        // host.
         let numbers = NUMBERS_AT + kind * 13 * 8;
         for (way, place) in [(0, 5), (1, 7)] {
             put(numbers + place * 8, counts[way].load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! The driver itself, and what devices there are.
+//! The driver itself, and its devices.
 
 use std::ffi::c_char;
 
@@ -6,7 +6,7 @@ use super::{Out, put, put_text};
 use crate::driver::{Needs, Session, call, own};
 use crate::status::{Answer, Status};
 
-/// Above the attributes of `cuda.h` 13.2.
+/// Beyond the attributes of `cuda.h` 13.2.
 const ATTRIBUTES_END: i32 = 160;
 
 #[unsafe(no_mangle)]

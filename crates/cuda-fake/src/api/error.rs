@@ -1,4 +1,4 @@
-//! Names of codes. They are known in a forked child too, as there is nothing to look up.
+//! Names of codes. They work in a forked child too, as they need no state.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;

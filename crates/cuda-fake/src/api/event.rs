@@ -73,7 +73,7 @@ extern "C" fn cuEventSynchronize(event: u64) -> i32 {
     })
 }
 
-/// What an event waits for, if it was ever recorded, and in which context.
+/// The position that an event waits for, if it was ever recorded, and its context.
 fn moment(session: &mut Session, event: u64) -> Answer<(Option<Position>, u64)> {
     session.captures.refuse_unsafe_call()?;
     let known = session.events.get(&event).ok_or(Status::INVALID_HANDLE)?;
@@ -122,7 +122,7 @@ fn elapsed(session: &Session, milliseconds: Out<'_, f32>, start: u64, end: u64) 
     let (Some(start), Some(end)) = (start.reached, end.reached) else {
         return Err(Status::NOT_READY);
     };
-    // An end that was reached first is a negative time.
+    // If the end was reached first, the time is negative.
     let forward = end.saturating_duration_since(start).as_secs_f32();
     let backward = start.saturating_duration_since(end).as_secs_f32();
     put(milliseconds, (forward - backward) * 1e3)

@@ -11,7 +11,7 @@ use crate::kernel::{ARGUMENTS, Launch};
 use crate::operation::{Kind, Operation, Work};
 use crate::status::{Answer, Status};
 
-/// How the ELF of a cubin begins, and a fatbin: both hold code of a device, which nothing here can run.
+/// The first bytes of a cubin (ELF) and of a fatbin: both hold device code, which cannot run here.
 const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xED, 0x55, 0xBA]];
 
 #[unsafe(no_mangle)]
@@ -22,8 +22,8 @@ extern "C" fn cuModuleLoadData(module: Out<'_, u64>, image: *const c_void) -> i3
         if image.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the caller gives a text that ends with a zero, or a binary, which has more than four bytes;
-        // neither of the two kinds has a zero among these.
+        // SAFETY: the caller gives a text that ends with a zero, or a binary, which has more than
+        // four bytes; neither kind has a zero among the first four.
         let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
         if BINARIES
             .iter()
@@ -108,7 +108,7 @@ extern "C" fn cuLaunchKernel(
     })
 }
 
-/// The values behind the caller's pointers, which are only good for the call.
+/// Reads the argument values behind the caller's pointers, which are valid during the call only.
 fn arguments(parameters: *const *const c_void) -> Answer<[u64; ARGUMENTS]> {
     let mut values = [0; ARGUMENTS];
     for (index, value) in values.iter_mut().enumerate() {
@@ -117,7 +117,7 @@ fn arguments(parameters: *const *const c_void) -> Answer<[u64; ARGUMENTS]> {
         if pointer.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: it points to an argument, of eight bytes.
+        // SAFETY: it points to an argument of eight bytes.
         *value = unsafe { pointer.cast::<u64>().read_unaligned() };
     }
     Ok(values)

@@ -1,4 +1,4 @@
-//! Device memory, and what the driver knows of a pointer.
+//! Device memory, and the attributes of pointers.
 
 use std::ffi::c_void;
 
@@ -78,13 +78,13 @@ extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: i32, pointer: 
         match attribute {
             // CONTEXT.
             1 => write(data, range.context),
-            // MEMORY_TYPE: the host's or a device's.
+            // MEMORY_TYPE: host or device.
             2 => write(data, if range.is_device() { 2_u32 } else { 1 }),
             // DEVICE_POINTER.
             3 if range.is_mapped() => write(data, pointer),
             // HOST_POINTER.
             4 if !range.is_device() => write(data, pointer),
-            // BUFFER_ID: addresses of devices are not given twice.
+            // BUFFER_ID: device addresses are never reused.
             7 => write(data, range.start),
             // IS_MANAGED.
             8 => write(data, 0_u32),

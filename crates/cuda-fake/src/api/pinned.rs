@@ -1,4 +1,4 @@
-//! Pinned memory of the host: allocated, or registered.
+//! Pinned host memory: allocated, or registered.
 
 use std::ffi::c_void;
 
@@ -92,7 +92,7 @@ extern "C" fn cuMemHostUnregister(pointer: u64) -> i32 {
         let range = range.filter(|range| matches!(range.home, Home::Registered { .. }));
         let end = range.ok_or(Status::NOT_REGISTERED)?.end();
         session.memory.remove(pointer);
-        // What has begun has the memory as it was; what begins from now on fails.
+        // Running operations may still use the memory; those that begin later fail.
         session.wait_until(|state| !state.streams.run_on_host(pointer, end));
         Ok(())
     })

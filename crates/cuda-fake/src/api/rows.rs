@@ -1,6 +1,6 @@
-//! Copies of rows, from the caller's numbers to an operation in a stream.
+//! Copies of rows, from the caller's arguments to an operation in a stream.
 //!
-//! What the driver does for memory that is not pinned: a source is taken during the call, and a call with
+//! Unpinned memory is treated as by the driver: a source is read during the call, and a call with
 //! such a destination returns when the copy is done.
 
 use super::stream::context_of;
@@ -11,14 +11,14 @@ use crate::operation::{Kind, Operation, Work};
 use crate::status::{Answer, Status};
 use crate::transfer::{Piece, Place, Side};
 
-/// On which side of the link memory is.
+/// The side of the link that memory is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Host,
     Device,
 }
 
-/// On which side an address is, which may be either's.
+/// The side of an address that may be on either.
 pub(super) fn end_at(session: &Session, address: u64) -> End {
     let range = session.memory.space().find(address);
     if range.is_some_and(Range::is_device) {
@@ -37,7 +37,7 @@ pub(super) fn kind_of(source: End, destination: End) -> Kind {
     }
 }
 
-/// How the rows of a copy lie.
+/// The layout of the rows of a copy.
 pub(super) struct Rows {
     pub(super) width: u64,
     pub(super) count: u64,
@@ -56,7 +56,7 @@ impl Rows {
         }
     }
 
-    /// A copy of these rows, where all of them can be reached.
+    /// A copy of these rows, if both sides have all of them.
     pub(super) fn piece(
         &self,
         session: &Session,
@@ -123,7 +123,7 @@ pub(super) fn copy(
     queue(session, kind, vec![piece], id, context)
 }
 
-/// Gives copies to a stream, and waits for them if one ends in memory that is not pinned.
+/// Queues copies in a stream, and waits for them if one involves unpinned memory as a destination.
 pub(super) fn queue(
     session: &mut Session,
     kind: Kind,
@@ -140,7 +140,7 @@ pub(super) fn queue(
     Ok(())
 }
 
-/// Waits for all of a stream.
+/// Waits for all work of a stream.
 pub(super) fn finish(session: &mut Session, stream: u64) -> Answer {
     let id = session.stream(stream)?;
     let context = context_of(session, id)?;

@@ -1,4 +1,4 @@
-//! Streams, and what can be asked of them.
+//! Streams, and queries of their state.
 
 use std::ffi::c_void;
 
@@ -24,7 +24,7 @@ extern "C" fn cuStreamCreate(stream: Out<'_, u64>, flags: u32) -> i32 {
 extern "C" fn cuStreamCreateWithPriority(
     stream: Out<'_, u64>,
     flags: u32,
-    // Priorities order nothing here, and any number is brought into the range of what a device has.
+    // Priorities have no effect here, and any number is clamped to the device's range.
     _priority: i32,
 ) -> i32 {
     call("cuStreamCreateWithPriority", Needs::Context, |session| {
@@ -100,7 +100,7 @@ extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) -> i32 {
             Record::Never => None,
         };
         if session.captures.includes(id) {
-            // Work outside of a capture is nothing that a graph could wait for.
+            // A graph cannot wait for work outside of its capture.
             session.captures.spoil(id);
             return Err(Status::CAPTURE_ISOLATION);
         }
@@ -138,8 +138,8 @@ extern "C" fn cuLaunchHostFunc(
     })
 }
 
-/// A stream that may be asked how far it is. To ask one that is capturing spoils the capture, whatever the
-/// thread says.
+/// A stream that may be queried. Querying a capturing stream invalidates the capture, whatever the
+/// thread's capture mode.
 fn not_capturing(session: &mut Session, stream: u64) -> Answer<u64> {
     session.captures.refuse_unsafe_call()?;
     let id = session.stream(stream)?;

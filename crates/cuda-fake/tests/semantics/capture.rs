@@ -1,4 +1,4 @@
-//! Stream capture: what is recorded, what is refused, and by whom it is spoiled.
+//! Stream capture: captured work, refused calls, and invalidation.
 
 use std::thread;
 
@@ -13,7 +13,7 @@ fn begin(stream: u64, mode: i32) {
     assert_eq!((CUDA.cuStreamBeginCapture_v2)(stream, mode), 0);
 }
 
-/// Ends a capture, which gives a graph or a code.
+/// Ends a capture, which returns a graph or a code.
 fn end(stream: u64) -> i32 {
     let mut graph = 7;
     let status = (CUDA.cuStreamEndCapture)(stream, &mut graph);
@@ -30,7 +30,7 @@ fn capturing(stream: u64) -> i32 {
     made(|status| (CUDA.cuStreamIsCapturing)(stream, status))
 }
 
-/// In another thread, with the same context.
+/// Runs `body` in another thread, with the same context.
 fn elsewhere<T: Send>(device: &Device, body: impl FnOnce() -> T + Send) -> T {
     let context = device.context;
     let inside = move || {
@@ -71,10 +71,10 @@ fn end_of_none(stream: u64) -> i32 {
     (CUDA.cuStreamEndCapture)(stream, &mut 0)
 }
 
-/// A call that answers a code.
+/// A call that returns a code.
 type Call = Box<dyn Fn() -> i32 + Send>;
 
-/// Calls that a capture cannot record, with what they need.
+/// Calls that a capture cannot record, with their arguments.
 fn unsafe_calls(device: &Device) -> Vec<(&'static str, Call)> {
     let (stream, event) = (device.stream(), device.record(device.stream()));
     let address = device.memory(8, 0);
@@ -232,7 +232,7 @@ fn captured_and_other_work_do_not_mix() {
     assert_eq!((CUDA.cuEventRecord)(inside, first), 0);
     assert_eq!((CUDA.cuEventQuery)(inside), 907);
     assert_eq!(end(first), 901);
-    // The moment is in a graph, and none to wait for.
+    // The event's position is in a graph, so nothing can wait for it.
     assert_eq!((CUDA.cuEventSynchronize)(inside), 907);
     assert_eq!((CUDA.cuStreamWaitEvent)(second, inside, 0), 907);
 }

@@ -1,4 +1,4 @@
-//! Before `cuInit`, without a context, and after one is gone; what devices say of themselves.
+//! Calls before `cuInit`, without a context, and after its end; attributes of devices.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -139,7 +139,7 @@ fn a_reset_leaves_nothing() {
 }
 
 fn text(pointer: *const std::ffi::c_char) -> String {
-    // SAFETY: the driver gives texts that end with a zero.
+    // SAFETY: the driver returns texts that end with a zero.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().unwrap().to_owned()
 }

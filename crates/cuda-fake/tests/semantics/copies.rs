@@ -1,4 +1,4 @@
-//! Copies: when they read, what a destination holds meanwhile, and what is refused.
+//! Copies: when they read, the content of a destination meanwhile, and refused copies.
 
 use crate::device::{Device, NOT_READY, made};
 use crate::raw::{Attributes, CUDA, Copy2D};
@@ -118,7 +118,7 @@ fn what_no_device_has_cannot_be_copied() {
     assert_eq!(from(address + 1, 64), 1);
     assert_eq!(from(0x10, 8), 1);
     assert_eq!(from(address, 0), 0);
-    // A pinned range that the copy leaves.
+    // Beyond the end of a pinned range.
     assert_eq!(
         (CUDA.cuMemcpyHtoDAsync_v2)(address, pinned.pointer.wrapping_add(32), 64, stream),
         1
@@ -199,7 +199,7 @@ fn a_batch_is_one_operation() {
     assert_eq!(batch(2, stream), 801);
 }
 
-/// All copies of a batch have the first attributes.
+/// All copies of a batch use the first attributes.
 static FROM_FIRST: usize = 0;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Delays from a seed: they make wrong orders show, and right ones stay right.
+//! Delays from a seed: they reveal wrong orders, and do not affect right ones.
 
 use std::env;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn work_in_the_right_order_comes_out_right_under_every_seed() {
     }
 }
 
-/// How many of some seeds show that a copy lacks a wait.
+/// The number of seeds under which a copy without its wait is detected.
 fn shown(is_awaited: bool) -> usize {
     let shows = |seed: &u64| {
         let device = Device::new();

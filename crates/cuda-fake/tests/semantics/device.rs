@@ -1,4 +1,5 @@
-//! A device as the tests use it: its context current, and what they make freed by the reset of the next test.
+//! A device for the tests: its context is current, and the next test's reset frees everything they
+//! make.
 
 use penstock_cuda_fake::Control;
 
@@ -9,14 +10,14 @@ pub(crate) const NOT_READY: i32 = 600;
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT: u32 = 3;
 
-/// What a call gives that should not fail.
+/// The value that a successful call writes.
 pub(crate) fn made<T: Default>(call: impl FnOnce(&mut T) -> i32) -> T {
     let mut value = T::default();
     assert_eq!(call(&mut value), 0);
     value
 }
 
-/// A driver of its own, with one device, whose context is current in this thread.
+/// Exclusive control of the driver, with one device, whose context is current in this thread.
 pub(crate) struct Device {
     pub(crate) control: Control,
     pub(crate) context: u64,
@@ -43,14 +44,14 @@ impl Device {
         made(|event| (CUDA.cuEventCreate)(event, EVENT))
     }
 
-    /// An event, recorded in a stream.
+    /// Creates an event and records it in a stream.
     pub(crate) fn record(&self, stream: u64) -> u64 {
         let event = self.event();
         assert_eq!((CUDA.cuEventRecord)(event, stream), 0);
         event
     }
 
-    /// Device memory, full of a byte.
+    /// Allocates device memory, filled with a byte.
     pub(crate) fn memory(&self, bytes: usize, byte: u8) -> u64 {
         let address = made(|address| (CUDA.cuMemAlloc_v2)(address, bytes));
         self.control.poke(address, &vec![byte; bytes]);
@@ -63,7 +64,7 @@ impl Device {
         found
     }
 
-    /// Pinned host memory, full of a byte.
+    /// Allocates pinned host memory, filled with a byte.
     pub(crate) fn pinned(&self, bytes: usize, byte: u8) -> Pinned {
         let mut pointer = std::ptr::null_mut();
         assert_eq!((CUDA.cuMemHostAlloc)(&mut pointer, bytes, 0), 0);
@@ -84,7 +85,7 @@ impl Pinned {
         self.pointer as u64
     }
 
-    /// What is there at this moment.
+    /// The present content.
     pub(crate) fn read(&self, device: &Device) -> Vec<u8> {
         device.peek(self.address(), self.bytes)
     }

@@ -1,4 +1,4 @@
-//! Events: which moment they stand for, and who may use them.
+//! Events: the position that they represent, and the contexts that may use them.
 
 use crate::device::{Device, EVENT, NOT_READY, made};
 use crate::raw::CUDA;
@@ -52,7 +52,7 @@ fn a_wait_is_for_the_moment_that_was_recorded_when_it_was_queued() {
         (CUDA.cuMemcpyDtoHAsync_v2)(pinned.pointer, address, 64, second),
         0
     );
-    // A later record, and even the end of the event, change nothing for who waits already.
+    // A later record, and even the event's destruction, do not affect streams that already wait.
     assert_eq!((CUDA.cuMemsetD8Async)(address, 2, 64, first), 0);
     assert_eq!((CUDA.cuEventRecord)(event, first), 0);
     assert_eq!((CUDA.cuEventDestroy_v2)(event), 0);
@@ -115,7 +115,7 @@ fn timed_events_tell_the_time_between_them() {
     assert_eq!((CUDA.cuEventElapsedTime)(&mut elapsed, untimed, end), 400);
     assert_eq!((CUDA.cuEventRecord)(end, stream), 0);
     hold.step(stream, 2);
-    // The first record was reached, which is not the last.
+    // The first record was reached, but not the last.
     assert_eq!(
         (CUDA.cuEventElapsedTime)(&mut elapsed, start, end),
         NOT_READY
@@ -130,7 +130,7 @@ fn timed_events_tell_the_time_between_them() {
 fn events_are_made_with_known_flags() {
     let _device = Device::new();
     assert_eq!((CUDA.cuEventCreate)(&mut 0, 8), 1);
-    // One between processes may have no times.
+    // Interprocess events may not have timing.
     assert_eq!((CUDA.cuEventCreate)(&mut 0, 4), 1);
     assert_eq!((CUDA.cuEventCreate)(&mut 0, EVENT | 4), 0);
 }

@@ -1,4 +1,4 @@
-//! Faults on order, and what is left of a context after one.
+//! Planned failures, and the state of a context after one.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +138,7 @@ fn what_is_dropped_is_awaited_by_nobody() {
         .control
         .fail_operation(Some(Kind::EventRecord), 1, 700);
     device.record(failing);
-    // A host function is not waited for: it may wait for this thread.
+    // A host function is not waited for, as it may wait for this thread.
     assert_eq!((CUDA.cuStreamSynchronize)(failing), 700);
     RETURNS.store(true, Ordering::Release);
     assert_eq!((CUDA.cuMemFree_v2)(address), 700);

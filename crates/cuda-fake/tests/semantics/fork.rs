@@ -1,4 +1,4 @@
-//! Forks and exits: a child may call nothing, and no process waits for its streams.
+//! Forks and exits: a child may make no calls, and no process waits for its streams.
 
 use std::env;
 use std::process::{self, Command};
@@ -10,7 +10,7 @@ use crate::raw::CUDA;
 fn a_forked_child_is_refused() {
     let device = Device::new();
     let stream = device.stream();
-    // SAFETY: the child makes calls that only read a number before they return, and ends at once.
+    // SAFETY: the child makes calls that only read a number before they return, and exits at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = [
@@ -21,11 +21,11 @@ fn a_forked_child_is_refused() {
             (CUDA.cuCtxSynchronize)(),
         ];
         let code = i32::from(refused != [3; 5]);
-        // SAFETY: this ends the child, and runs nothing that the parent left for its own end.
+        // SAFETY: this ends the child, without running the parent's exit handlers.
         unsafe { libc::_exit(code) };
     }
     let mut status = -1;
-    // SAFETY: the child is ours, and `status` is there for its end.
+    // SAFETY: the child is this process's, and `status` has room for its status.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!((CUDA.cuStreamQuery)(stream), 0);

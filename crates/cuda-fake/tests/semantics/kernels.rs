@@ -44,7 +44,7 @@ fn rows_are_packed_by_their_ids() {
     let (_, function) = pack(&device);
     let (packed, table) = (device.memory(12, 0), device.memory(64, 0));
     device.control.poke(table, &(0..64).collect::<Vec<u8>>());
-    // Pinned memory is in reach too.
+    // Kernels access pinned memory too.
     let ids = device.pinned(24, 0);
     device.control.poke(
         ids.address(),

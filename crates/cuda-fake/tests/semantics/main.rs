@@ -1,4 +1,4 @@
-//! What the library promises, by the calls that code under test makes.
+//! Tests the library's promises through the calls that code under test makes.
 
 #![allow(unsafe_code)]
 

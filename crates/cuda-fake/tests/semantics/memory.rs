@@ -1,4 +1,4 @@
-//! Device memory: how much there is, who reaches it, and what a pointer says.
+//! Device memory: its amount, access to it, and the attributes of pointers.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Pinned memory of the host: what may be pinned, and who sees it as pinned.
+//! Pinned host memory: which memory may be pinned, and in which contexts it counts as pinned.
 
 use std::thread;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::raw::CUDA;
 
 const PAGE: usize = 4096;
 
-/// Pages of the test's own, from the beginning of one.
+/// Pages of the test, page aligned.
 struct Pages {
     bytes: Vec<u8>,
     skipped: usize,
@@ -125,7 +125,7 @@ fn what_has_begun_is_done_when_memory_is_no_longer_registered() {
             (CUDA.cuMemcpyDtoHAsync_v2)(pointer, address, PAGE, stream),
             0
         );
-        // Time for the copy to begin, which it need not take.
+        // Time for the copy to begin; the test also holds if it does not.
         thread::sleep(Duration::from_micros(200));
         assert_eq!((CUDA.cuMemHostUnregister)(pointer), 0);
         let skipped = pages.skipped;
@@ -191,7 +191,7 @@ fn portable_memory_is_pinned_in_every_context() {
     );
     assert_eq!(device.peek(portable as u64, PAGE), [0xA5; PAGE]);
     drop(hold);
-    // Not portable: written when the call returns.
+    // Not portable: already written when the call returns.
     let bound = pages.at(PAGE);
     assert_eq!((CUDA.cuMemcpyDtoHAsync_v2)(bound, address, PAGE, stream), 0);
     assert_eq!(device.peek(bound as u64, PAGE), [7; PAGE]);

@@ -1,4 +1,4 @@
-//! The functions that the tests call, loaded by path as code under test does, and no more of them than that.
+//! The functions that the tests call, loaded by path as code under test does, and no others.
 
 use std::ffi::{c_char, c_void};
 use std::sync::LazyLock;
@@ -130,7 +130,7 @@ pub(crate) struct Attributes {
 
 /// The functions; the library stays loaded.
 pub(crate) static CUDA: LazyLock<Raw> = LazyLock::new(|| {
-    // SAFETY: what runs when this library is loaded is Rust's own set-up.
+    // SAFETY: loading this library runs only Rust's own set-up.
     let library = unsafe { Library::new(library()) }.unwrap();
     let raw = Raw::load(&library);
     std::mem::forget(library);

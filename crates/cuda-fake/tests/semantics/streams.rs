@@ -1,4 +1,4 @@
-//! Streams: the order within one, the order between them, and what is left of one that is destroyed.
+//! Streams: the order within one, the order between them, and the work left in a destroyed one.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use penstock_cuda_fake::Kind;
 use crate::device::{Device, NOT_READY, made};
 use crate::raw::CUDA;
 
-/// Fills one byte, so that the journal tells the fill by its bytes.
+/// Fills memory of a distinct length, which identifies the fill in the journal.
 fn fill(device: &Device, bytes: usize, stream: u64) {
     let address = device.memory(bytes, 0);
     assert_eq!((CUDA.cuMemsetD8Async)(address, 1, bytes, stream), 0);
@@ -56,7 +56,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
     fill(&device, 2, 0);
     fill(&device, 3, blocking);
     fill(&device, 4, other);
-    // Each is let go of before its turn has come.
+    // Each is released before it may begin.
     hold.allow(0, 1);
     hold.step(other, 1);
     assert_eq!(order(&device), [4]);
@@ -126,7 +126,7 @@ fn a_stream_that_is_destroyed_finishes_its_work() {
     drop(hold);
     assert_eq!((CUDA.cuEventSynchronize)(event), 0);
     assert_eq!(pinned.read(&device), [7; 64]);
-    // Neither of those that have names can be destroyed.
+    // The default streams cannot be destroyed.
     assert_eq!((CUDA.cuStreamDestroy_v2)(0), 400);
     assert_eq!((CUDA.cuStreamDestroy_v2)(2), 400);
 }

@@ -1,9 +1,8 @@
-//! Strided memory that a caller lends to be filled: as a whole, box by box, or run by run of a file
-//! that holds such a box.
+//! Strided host memory that a caller lends for filling: as a whole, box by box, or from byte runs
+//! of a file that holds such a box.
 //!
-//! No Rust reference to the memory is formed but through [`HostRegionMut`], for what lies in one
-//! piece. Everything that is split off owns its items alone, so that workers fill one array side by
-//! side.
+//! Rust references to the memory are formed only through [`HostRegionMut`], for contiguous parts.
+//! Each part that is split off owns its items alone, so workers fill one array in parallel.
 
 #![allow(unsafe_code)]
 
@@ -33,13 +32,14 @@ unsafe impl Send for HostArrayMut {}
 unsafe impl Sync for HostArrayMut {}
 
 impl HostArrayMut {
-    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major
-    /// order without `strides_bytes`, which may be negative. `None` where two items share memory,
-    /// or lie too oddly to exclude it; slices and transposes of plain arrays do not.
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`. Without
+    /// `strides_bytes` the order is row-major; strides may be negative. Returns `None` where two
+    /// items share memory, or where the strides are too irregular to exclude it; slices and
+    /// transposes of plain arrays are accepted.
     ///
     /// # Safety
     /// The bytes of all items are initialised and stay readable and writable while `owner` lives,
-    /// and nothing else reads or writes them until this array and all that is made of it are
+    /// and nothing else reads or writes them until this array and everything made from it are
     /// dropped.
     pub unsafe fn new(
         address: usize,
@@ -76,7 +76,7 @@ impl HostArrayMut {
         &self.strides
     }
 
-    /// Where the first item lies.
+    /// Address of the first item.
     pub fn address(&self) -> usize {
         self.address as usize
     }
@@ -91,10 +91,10 @@ impl HostArrayMut {
         self.len() == 0
     }
 
-    /// Takes boxes out of it; what is in none is left alone.
+    /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    /// [`Tangled`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.
@@ -123,10 +123,10 @@ impl HostArrayMut {
         Ok(boxes.iter().map(part).collect())
     }
 
-    /// As plain memory, where all of it lies in one piece in row-major order.
+    /// Converts to contiguous memory, if the items are contiguous in row-major order.
     ///
     /// # Errors
-    /// The array itself where it does not.
+    /// The array itself where they are not.
     pub fn into_region(self) -> Result<HostRegionMut, HostArrayMut> {
         let plain = row_major(self.item_bytes, &self.shape);
         let sides = self.shape.iter().zip(self.strides.iter().zip(&plain));
@@ -143,11 +143,11 @@ impl HostArrayMut {
         Ok(unsafe { HostRegionMut::new(address, bytes, Box::new(self.owner)) })
     }
 
-    /// To be filled out of a run of bytes that holds its items at other strides.
+    /// Converts to a destination that is filled from a run of bytes, in which the items have other
+    /// strides.
     ///
     /// # Panics
-    /// If the array is empty, or the items do not come in row-major order in the run, one after the
-    /// other.
+    /// If the array is empty, or the items of the run are not in row-major order.
     pub fn into_scatter(self, source_strides_bytes: &[usize]) -> Scatter {
         assert!(!self.is_empty(), "there is something to fill");
         let source: Vec<isize> = source_strides_bytes
@@ -180,8 +180,8 @@ impl fmt::Debug for HostArrayMut {
     }
 }
 
-/// Whether no two items share memory, and all lie in one address space. Going from the closest
-/// dimension to the farthest, each has to step over all that the closer ones reach.
+/// Whether no two items share memory, and all fit into one address space: from the smallest stride
+/// to the largest, each has to step over everything that the smaller ones span.
 pub(super) fn is_apart(item_bytes: usize, shape: &[usize], strides: &[isize]) -> bool {
     assert_eq!(shape.len(), strides.len(), "a stride per dimension");
     let fits = |bytes: usize| isize::try_from(bytes).is_ok();
@@ -206,31 +206,33 @@ pub(super) fn is_apart(item_bytes: usize, shape: &[usize], strides: &[isize]) ->
 struct Destination {
     address: *mut u8,
     strided: Strided,
-    /// Held to be dropped last.
+    /// Dropped last.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is reached through scatters alone, each of which has the exclusive right to the
-// items that its range holds: the array that they were made of had it, and ranges never overlap. The
-// owner, itself `Send + Sync`, keeps it alive.
+// SAFETY: the memory is reached through scatters alone, each of which has the exclusive right to
+// the items that its range holds: the array that they were made of had it, and ranges never
+// overlap. The owner, itself `Send + Sync`, keeps it alive.
 unsafe impl Send for Destination {}
 // SAFETY: as above; a shared destination is written to in places that no two scatters share.
 unsafe impl Sync for Destination {}
 
-/// Items of a borrowed array that a run of bytes holds, with others or gaps between them perhaps.
+/// Items of a borrowed array that a run of bytes holds, possibly with other items or gaps between
+/// them.
 pub struct Scatter {
-    /// The bytes of the run that are to come.
+    /// The bytes of the run that have not been copied yet.
     range: Range<u64>,
     to: Arc<Destination>,
 }
 
 impl Scatter {
-    /// The bytes of the run that it takes, the first of the box being byte 0.
+    /// The range of bytes of the run that it takes; byte 0 is the first of the box.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result the others.
+    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result those from `at`
+    /// on.
     ///
     /// # Panics
     /// If `at` lies outside the range.
@@ -248,8 +250,8 @@ impl Scatter {
         }
     }
 
-    /// Puts the items in `bytes`, which are those of the run from byte `at` on, in their places;
-    /// returns how many bytes that were.
+    /// Copies the items out of `bytes`, which are the run's bytes from `at` on, to their places;
+    /// returns how many bytes it copied.
     ///
     /// # Panics
     /// If the bytes reach beyond the range.

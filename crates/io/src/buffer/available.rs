@@ -1,13 +1,13 @@
-//! How much memory the system could give to this process now.
+//! Memory that the system can still give to this process.
 //!
-//! An estimate to size a cache by, not a promise: others take memory as well. Only the control
-//! groups of version 2 are looked at.
+//! This estimate sizes a cache; it is no promise, as other processes allocate too. Only control
+//! groups of version 2 are read.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes that could be taken without swapping, as far as the kernel and the control groups of this
-/// process say; `None` where nothing says anything.
+/// Bytes available without swapping, by the kernel's and the control groups' figures; `None` where
+/// neither gives one.
 pub fn available_bytes() -> Option<usize> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok();
     let system = meminfo.and_then(|text| in_meminfo(&text));
@@ -31,17 +31,17 @@ fn group_path(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
-/// What is left to a group; `None` where it has no limit.
+/// Bytes that a group's limit leaves; `None` where it has no limit.
 fn in_group(directory: &Path) -> Option<usize> {
     let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
     let limit: usize = read("memory.max")?.trim().parse().ok()?;
     let used: usize = read("memory.current")?.trim().parse().ok()?;
-    // Pages of files count as used, and make room when asked.
+    // Page cache counts as used, but the kernel reclaims it on demand.
     let cached = read("memory.stat").and_then(|text| field(&text, "inactive_file"));
     Some(limit.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
 }
 
-/// The number behind a name.
+/// The number after a name.
 fn field(text: &str, name: &str) -> Option<usize> {
     let mut lines = text.lines().map(str::split_ascii_whitespace);
     lines.find_map(|mut words| (words.next() == Some(name)).then(|| words.next()?.parse().ok())?)

@@ -1,5 +1,5 @@
-//! Boxes of an array, and whether two of many overlap: memory can be split into boxes, and a stored
-//! tensor be put together from them, only where none does.
+//! Boxes of an array, and a test for overlaps: memory can be split into boxes, and a stored tensor
+//! be put together from them, only where no two overlap.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ pub struct Bounds {
     pub shape: Vec<u64>,
 }
 
-/// The boxes are in no order that allows to tell in bounded time.
+/// The boxes are too irregular for an overlap test in bounded time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many boxes, and in no order that would let them be told apart")]
 pub struct Tangled;
 
-/// What looking for overlaps may cost: above all the comparisons of 16,384 boxes, each with each,
-/// which take about a second.
+/// Steps that a search for overlaps may take: mostly the pairwise comparisons of 16,384 boxes,
+/// about a second.
 const STEPS_MAX: u64 = 3 << 26;
 
-/// What it may cost for each box beside: far more than it takes to sort a grid of any size.
+/// Steps allowed for each box in addition: far more than sorting a grid of any size takes.
 const STEPS_PER_BOX_MAX: u64 = 1 << 10;
 
 impl Bounds {
@@ -33,12 +33,12 @@ impl Bounds {
         }
     }
 
-    /// The indices along a dimension.
+    /// The range of indices along a dimension.
     pub fn along(&self, dim: usize) -> Range<u64> {
         self.start[dim]..self.start[dim] + self.shape[dim]
     }
 
-    /// Whether there is no item in it.
+    /// Whether it has no item.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
@@ -48,7 +48,7 @@ impl Bounds {
         self.shape.iter().product()
     }
 
-    /// Whether it lies in an array of this shape, no sum in it overflowing.
+    /// Whether it is within an array of this shape, without overflow in any sum.
     pub fn fits(&self, shape: &[u64]) -> bool {
         let dims = self.start.iter().zip(&self.shape);
         self.start.len() == shape.len()
@@ -58,7 +58,7 @@ impl Bounds {
                 .all(|((start, size), dim)| start.checked_add(*size).is_some_and(|end| end <= *dim))
     }
 
-    /// What two boxes of one array have in common, if anything.
+    /// The common part of two boxes of one array, if there is one.
     pub fn intersection(&self, other: &Bounds) -> Option<Bounds> {
         let mut common = Bounds::default();
         for dim in 0..self.start.len() {
@@ -82,13 +82,13 @@ impl Bounds {
     }
 }
 
-/// Two of some boxes of one array that overlap, if there are any.
+/// Finds two overlapping boxes among boxes of one array.
 ///
-/// Boxes are cut into clusters where no box lies across the cut, along each dimension in turn: a
-/// grid falls apart into single boxes. What cannot be cut is swept.
+/// Boxes are cut into clusters at planes that no box crosses, along each dimension in turn: a grid
+/// is cut into single boxes. A cluster that cannot be cut is swept.
 ///
 /// # Errors
-/// [`Tangled`] where that takes too long: no layout of a training run comes near.
+/// [`Tangled`] where the search takes too long; no layout of a training run comes near that.
 pub fn find_overlap(boxes: &[Bounds]) -> Result<Option<(usize, usize)>, Tangled> {
     let filled = (0..boxes.len()).filter(|&index| !boxes[index].is_empty());
     let mut clusters = vec![filled.collect::<Vec<usize>>()];
@@ -117,13 +117,13 @@ pub fn find_overlap(boxes: &[Bounds]) -> Result<Option<(usize, usize)>, Tangled>
     Ok(None)
 }
 
-/// Takes something off the steps that are left.
+/// Subtracts `spent` from the steps left.
 fn spend(steps: &mut u64, spent: u64) -> Result<(), Tangled> {
     *steps = steps.checked_sub(spent).ok_or(Tangled)?;
     Ok(())
 }
 
-/// Runs of a cluster, sorted along the dimension, that no box lies across the borders of.
+/// Splits a cluster, sorted along the dimension, into runs whose borders no box crosses.
 fn cuts(boxes: &[Bounds], cluster: &[usize], dim: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut end = 0;
@@ -138,7 +138,7 @@ fn cuts(boxes: &[Bounds], cluster: &[usize], dim: usize) -> Vec<Range<usize>> {
     runs
 }
 
-/// Compares those that share an index along the dimension that tells most of them apart.
+/// Compares boxes that share an index along the dimension that separates the most of them.
 fn sweep(
     boxes: &[Bounds],
     mut cluster: Vec<usize>,

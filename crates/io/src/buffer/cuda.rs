@@ -1,15 +1,15 @@
-//! Memory of devices, as far as it is copied to the host and from it.
+//! Device memory, as a source and a destination of copies.
 //!
-//! All copies of one direction go through one stream of a device ([`Lane`]): a device copies one way at a
-//! time anyway, and what was queued first is done first. The stream waits for what a caller's stream has
-//! queued when the caller hands its memory over, so that nobody waits on the host.
+//! All copies of one direction use one stream of a device ([`Lane`]): a device copies one way at a
+//! time anyway, in queue order. That stream waits for the work that a caller's stream has queued
+//! when the caller hands its memory over, so no host thread waits.
 //!
-//! A [`DeviceRegion`] stands for memory to copy from; dropped, it waits for the copies. A buffer that a
-//! device copies to is an [`Arriving`], which nobody reaches before it is there.
+//! A [`DeviceRegion`] is memory to copy from; its drop waits for the copies. [`Arriving`] holds a
+//! buffer that a device copies to, and gives it out only once the copies are done.
 //!
-//! A [`DeviceArrayMut`] stands for memory to copy to. It goes into the copies, and with them into a
-//! [`Departing`], which has the buffers that devices copy from too: dropped, that waits, so neither side is
-//! let go of before the last copy is done.
+//! A [`DeviceArrayMut`] is memory to copy to. Its copies end up in a [`Departing`], together with
+//! the buffers that devices copy from. Dropping that waits, so neither side is freed before the
+//! last copy is done.
 
 mod array;
 mod arriving;

@@ -1,4 +1,4 @@
-//! Windows on memory that come back to whoever has lent them.
+//! Windows that return to their lender.
 
 #![allow(unsafe_code)]
 
@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use super::{IoBuf, Owner};
 
-/// The claim on a window that is lent.
+/// The lender's claim on a window.
 #[derive(Debug)]
 pub struct Lease {
     lent: Arc<IoBuf>,
 }
 
 impl Lease {
-    /// Lends what is in use of a window. The claim gets it back once every window is gone that was made of
-    /// what comes beside it.
+    /// Lends the bytes in use of a window. The claim gets the window back once the returned buffer
+    /// and all windows split off it are dropped.
     pub fn of(window: IoBuf) -> (Lease, IoBuf) {
         let (address, len) = (window.address, window.len);
         let lent = Arc::new(window);
         let owner: Owner = Arc::clone(&lent) as Owner;
-        // SAFETY: the bytes are the window's, which lives as long as `owner`, and is reached by nobody
-        // before `owner`, and with it every window on them, is gone.
+        // SAFETY: the bytes are the window's, which lives as long as `owner`; nobody reaches it
+        // before `owner`, and with it every window on the bytes, is dropped.
         let buf = unsafe { IoBuf::new(address, len, owner) };
         (Lease { lent }, buf)
     }
 
-    /// The window, once everything made of what was lent was dropped.
+    /// The window, if every buffer on it was dropped.
     ///
     /// # Errors
-    /// The claim itself, as long as there is some left.
+    /// The claim itself while a buffer is left.
     pub fn reclaim(self) -> Result<IoBuf, Lease> {
         Arc::try_unwrap(self.lent).map_err(|lent| Lease { lent })
     }

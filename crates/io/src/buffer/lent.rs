@@ -1,20 +1,20 @@
-//! Memory that a caller lends, of the host or of a device.
+//! Memory of the host or a device that a caller lends for reading.
 
 use super::{DeviceRegion, HostRegion, Snapshot};
 
-/// Borrowed memory to copy from, wherever it is.
+/// Borrowed memory to copy from.
 #[derive(Debug)]
 pub enum Region {
-    /// The host's.
+    /// Host memory.
     Host(HostRegion),
-    /// A device's.
+    /// Device memory.
     Device(DeviceRegion),
-    /// A device's, as it was at one moment.
+    /// Device memory as it was at one moment.
     Snapshot(Snapshot),
 }
 
 impl Region {
-    /// The length of the content: items times their size, wherever they lie.
+    /// Bytes of the content: the number of items times their size.
     pub fn len(&self) -> u64 {
         match self {
             Region::Host(region) => region.len(),
@@ -28,7 +28,7 @@ impl Region {
         self.len() == 0
     }
 
-    /// The region, if the host has it.
+    /// The region, if it is host memory.
     pub fn host(&self) -> Option<&HostRegion> {
         match self {
             Region::Host(region) => Some(region),
@@ -36,7 +36,7 @@ impl Region {
         }
     }
 
-    /// The region, if a device has it.
+    /// The region, if it is device memory.
     pub fn device(&self) -> Option<&DeviceRegion> {
         match self {
             Region::Device(region) => Some(region),

@@ -1,13 +1,13 @@
-//! Memory that a caller lends to be filled, of the host or of a device.
+//! Memory of the host or a device that a caller lends for filling.
 
 use super::{Bounds, DeviceArrayMut, HostArrayMut, HostRegionMut, Tangled};
 
-/// Borrowed memory to fill with one content, wherever it is.
+/// Borrowed memory to fill with one content.
 #[derive(Debug)]
 pub enum RegionMut {
-    /// The host's, in one piece.
+    /// Contiguous host memory.
     Host(HostRegionMut),
-    /// A device's, whatever its strides.
+    /// Device memory, of any strides.
     Device(DeviceArrayMut),
 }
 
@@ -38,12 +38,12 @@ impl From<DeviceArrayMut> for RegionMut {
     }
 }
 
-/// A borrowed array to fill, wherever it is.
+/// A borrowed array to fill.
 #[derive(Debug)]
 pub enum ArrayMut {
-    /// The host's.
+    /// Host memory.
     Host(HostArrayMut),
-    /// A device's.
+    /// Device memory.
     Device(DeviceArrayMut),
 }
 
@@ -85,10 +85,10 @@ impl ArrayMut {
         self.len() == 0
     }
 
-    /// Takes boxes out of it; what is in none is left alone.
+    /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    /// [`Tangled`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.

@@ -24,7 +24,7 @@ pub struct Memory {
     address: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
-    /// Who has it, where forks of that process do not.
+    /// The process that has the memory, if forks do not inherit it.
     only: OnceLock<u32>,
 }
 
@@ -43,9 +43,9 @@ impl Memory {
         Ok(memory.pop().expect("one was asked for"))
     }
 
-    /// Maps zeroed bytes of each of the lengths, side by side in one mapping: memory in huge pages
-    /// even where each alone would be too small for one or end in part of one. Each is unmapped on
-    /// its own.
+    /// Maps zeroed bytes of each of the lengths, next to each other in one mapping: huge pages back
+    /// them even where each alone would be too small for one or end in part of one. Each is
+    /// unmapped on its own.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the kernel refuses the mapping.
@@ -72,7 +72,7 @@ impl Memory {
         let start = map_aligned(total_bytes, align, page_bytes)
             .map_err(|errno| out_of_memory(total_bytes, errno))?;
         if huge {
-            // A kernel without transparent huge pages says EINVAL; small pages work as well.
+            // A kernel without transparent huge pages returns EINVAL; small pages work as well.
             // SAFETY: the range is the mapping made just now; the advice changes no content.
             let _ = unsafe {
                 rustix::mm::madvise(start.as_ptr().cast(), total_bytes, Advice::LinuxHugepage)
@@ -88,7 +88,7 @@ impl Memory {
         Ok(runs.into_iter().map(memory).collect())
     }
 
-    /// Bytes in the mapping that may be used.
+    /// Bytes that may be used.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -98,7 +98,7 @@ impl Memory {
         self.len == 0
     }
 
-    /// Where the mapping starts.
+    /// Address of the first byte.
     pub fn address(&self) -> usize {
         self.address.as_ptr() as usize
     }
@@ -110,13 +110,13 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 
-    /// All bytes, to be changed.
+    /// All bytes, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, with an exclusive borrow.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
     }
 
-    /// Lends all of it to I/O. The handle gets the memory back once every window is gone.
+    /// Lends all of it to I/O. The handle returns the memory once every window is dropped.
     pub fn share(self) -> (MemoryHandle, IoBuf) {
         let (address, len) = (self.address, self.len);
         let memory = Arc::new(self);
@@ -127,9 +127,9 @@ impl Memory {
         (MemoryHandle { memory }, buf)
     }
 
-    /// Has the kernel put pages behind the bytes of `range` now, so that a transfer finds them in
-    /// place. What the memory holds does not change. A kernel that does not know the request (before
-    /// 5.14) gives each page when it is touched, as always.
+    /// Asks the kernel to back `range` with pages now, so that a transfer causes no page faults.
+    /// The content does not change. A kernel without the request (before 5.14) backs each page on
+    /// its first use, as usual.
     ///
     /// # Panics
     /// If the range is not within the memory.
@@ -155,10 +155,10 @@ impl Memory {
         };
     }
 
-    /// Keeps the kernel from ever paging it out. It stays so until it is unmapped.
+    /// Locks the memory, so that the kernel never pages it out, until it is unmapped.
     ///
     /// # Errors
-    /// The system's, notably where the process may lock no more (`ulimit -l`).
+    /// The system's error, notably where the process may lock no more (`ulimit -l`).
     pub fn lock(&self) -> std::io::Result<()> {
         if cfg!(miri) {
             return Ok(());
@@ -168,16 +168,17 @@ impl Memory {
         Ok(locked?)
     }
 
-    /// Keeps it from forks: what is pinned for a device cannot be shared with one until somebody writes,
-    /// and is copied for each. A fork must not touch it.
+    /// Keeps the pages out of forks: pinned memory cannot be shared copy-on-write, so a fork would
+    /// copy all of it. A fork must not touch the memory.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub(in crate::buffer) fn keep_from_forks(&self) -> std::io::Result<()> {
-        // Before: a fork between the two has pages that it does not use, and not the other way round.
+        // Set first: a fork between the two calls then has pages that it does not use, rather than
+        // using missing ones.
         self.only.get_or_init(std::process::id);
-        // SAFETY: the range is the mapping of this value; what it holds does not change, and the pages are
-        // missing in forks alone.
+        // SAFETY: the range is the mapping of this value; what it holds does not change, and the
+        // pages are missing in forks alone.
         unsafe {
             rustix::mm::madvise(
                 self.address.as_ptr().cast(),
@@ -188,7 +189,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether this process has it.
+    /// Whether this process has the memory; a fork may not.
     pub(in crate::buffer) fn is_ours(&self) -> bool {
         let only = self.only.get();
         only.is_none_or(|&process| process == std::process::id())
@@ -203,11 +204,11 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if !self.is_ours() {
-            // Something else may lie there by now.
+            // Another mapping may have this address by now.
             return;
         }
-        // Unmapping part of a merged mapping can fail for want of kernel memory. The bytes are then
-        // leaked, which is safe, and there is nobody to tell.
+        // Unmapping part of a merged mapping can fail for lack of kernel memory. The bytes then
+        // leak, which is safe, and no caller could react to the error.
         // SAFETY: the range is exactly the pages that this value owns, and no borrow of them can
         // be left.
         let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
@@ -223,7 +224,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The claim on memory that is lent to I/O.
+/// The lender's claim on memory that I/O uses.
 #[derive(Debug)]
 pub struct MemoryHandle {
     memory: Arc<Memory>,
@@ -240,12 +241,12 @@ impl MemoryHandle {
         self.memory.is_empty()
     }
 
-    /// Where the memory starts.
+    /// Address of the first byte.
     pub fn address(&self) -> usize {
         self.memory.address()
     }
 
-    /// As [`Memory::populate`]; whoever has the windows may go on meanwhile.
+    /// As [`Memory::populate`]; I/O on the windows may continue meanwhile.
     ///
     /// # Panics
     /// If the range is not within the memory.
@@ -253,17 +254,17 @@ impl MemoryHandle {
         self.memory.populate(range);
     }
 
-    /// The memory, once every [`IoBuf`] on it was dropped.
+    /// The memory, if every [`IoBuf`] on it was dropped.
     ///
     /// # Errors
-    /// The handle itself while any window is left.
+    /// The handle itself while a window is left.
     pub fn reclaim(self) -> std::result::Result<Memory, MemoryHandle> {
         Arc::try_unwrap(self.memory).map_err(|memory| MemoryHandle { memory })
     }
 }
 
-/// Maps `bytes` at a multiple of `align`, which is one of `page_bytes`: maps more and cuts off
-/// what sticks out on either side.
+/// Maps `bytes` at a multiple of `align`, itself a multiple of `page_bytes`: maps more and unmaps
+/// the excess at both ends.
 fn map_aligned(
     bytes: usize,
     align: usize,

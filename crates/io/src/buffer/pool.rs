@@ -1,10 +1,10 @@
 //! A bounded pool of equal, page-aligned buffers.
 //!
-//! Buffers are cut from slabs, each one mapping in huge pages, which are allocated when a buffer is
-//! first wanted and kept until the pool and its last buffer are gone, or the pool is told to release
-//! what is free: a page fault is paid once per page, not once per use. The buffer returned last is handed out first, so a pipeline that needs
-//! few buffers touches few pages. When the budget is out, taking waits: the budget is the bound on
-//! memory and the waiting is the back-pressure.
+//! Buffers are cut from slabs, each one mapping in huge pages. A slab is allocated when a buffer is
+//! first needed, and kept until the pool and its last buffer are dropped or the free slabs are
+//! released: a page fault is paid once per page, not once per use. The buffer returned last is
+//! handed out first, so a pipeline that needs few buffers touches few pages. When the budget is
+//! spent, taking waits: the budget bounds memory, and the wait is the back-pressure.
 
 #![allow(unsafe_code)]
 
@@ -32,7 +32,7 @@ struct Shared {
     buffer_bytes: usize,
     /// Distance between buffers of a slab: `buffer_bytes` rounded up to whole pages.
     stride_bytes: usize,
-    /// Whose devices copy to the buffers and from them, if any do.
+    /// The device that buffers are pinned for, if they are.
     pinned: Option<Pinned>,
     state: Mutex<State>,
     returned: Condvar,
@@ -41,9 +41,9 @@ struct Shared {
 /// How buffers are pinned.
 struct Pinned {
     device: Arc<Device>,
-    /// Who has them: a fork does not.
+    /// The process that has them; forks do not inherit them.
     process: u32,
-    /// Whether slabs outlive the pool.
+    /// Whether slabs outlive the pool, for later pools.
     is_kept: bool,
 }
 
@@ -51,26 +51,26 @@ struct State {
     /// The budget in buffers.
     buffers_max: usize,
     slabs: Vec<Slab>,
-    /// Why one of them is not pinned that should be.
+    /// Why a slab could not be pinned, if one could not.
     unpinned: Option<String>,
-    /// Buffers cut from slabs already.
+    /// Buffers cut from slabs so far.
     buffers: usize,
-    /// Whether somebody makes a slab, which takes long where it is pinned: without the lock.
+    /// Whether a thread is making a slab, which it does without the lock: pinning takes long.
     is_growing: bool,
     free: Vec<FreeBuffer>,
     taken: usize,
     taken_max: usize,
 }
 
-/// The start of a buffer that nobody holds.
+/// The address of a buffer that nobody holds.
 struct FreeBuffer(NonNull<u8>);
 
-// SAFETY: the address alone gives no access; whoever turns it into an `IoBuf` owns the buffer.
+// SAFETY: the address alone gives no access; the `IoBuf` made from it owns the buffer.
 unsafe impl Send for FreeBuffer {}
 
 impl Pool {
-    /// A pool of buffers of `buffer_bytes` that never hold more than `budget_bytes` together; but
-    /// there is always room for one, or nothing would ever move.
+    /// A pool of buffers of `buffer_bytes` that together never exceed `budget_bytes`, except that
+    /// one buffer is always allowed, so that work can proceed.
     ///
     /// # Panics
     /// If `buffer_bytes` is zero or beyond half the address space.
@@ -78,9 +78,9 @@ impl Pool {
         Pool::made(buffer_bytes, budget_bytes, None)
     }
 
-    /// A pool as from [`new`](Pool::new) whose buffers are pinned, so that devices copy to them and from
-    /// them by themselves. Where the system lets no more be pinned they are not, and copies are slower; see
-    /// [`unpinned`](Pool::unpinned). It is of use to this process alone, and to no fork of it.
+    /// A pool as from [`new`](Pool::new) whose buffers are pinned, so that devices access them
+    /// directly. Where the system refuses to pin more, buffers stay unpinned and copies are slower;
+    /// see [`unpinned`](Pool::unpinned). Only this process can use the pool, and no fork of it.
     ///
     /// # Panics
     /// As [`new`](Pool::new).
@@ -88,8 +88,8 @@ impl Pool {
         Pool::of(buffer_bytes, budget_bytes, device, false)
     }
 
-    /// A pool as from [`pinned`](Pool::pinned) that leaves its memory to the next one of this process: what
-    /// is pinned once is kept.
+    /// A pool as from [`pinned`](Pool::pinned) that leaves its pinned memory to later pools of this
+    /// process.
     ///
     /// # Panics
     /// As [`new`](Pool::new).
@@ -135,13 +135,13 @@ impl Pool {
         }
     }
 
-    /// A buffer with `len` and capacity `buffer_bytes`, waiting for one to return if all are out.
-    /// Its content is whatever it last held. A thread that waits while it holds every buffer itself
-    /// waits forever.
+    /// Takes a buffer with `len` and capacity `buffer_bytes`; waits for a return where all are
+    /// taken. The content is undefined: whatever the buffer last held. A thread that holds all
+    /// buffers itself waits forever.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the system has no memory for a slab, [`Error::Forked`] in a fork of the
-    /// process that pinned it.
+    /// [`Error::OutOfMemory`] when the system has no memory for a slab, [`Error::Forked`] in a fork
+    /// of the process that pinned it.
     pub fn take(&self) -> Result<IoBuf> {
         self.check_process()?;
         let mut state = self.shared.lock();
@@ -163,8 +163,8 @@ impl Pool {
         self.take_timeout(Duration::ZERO)
     }
 
-    /// A buffer as from [`take`](Pool::take), or `None` where the budget is spent: memory that somebody else is
-    /// getting at the moment is waited for.
+    /// A buffer as from [`take`](Pool::take), or `None` where the budget is spent. It does wait for
+    /// a slab that another thread is making.
     ///
     /// # Errors
     /// As [`take`](Pool::take).
@@ -180,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// A buffer as from [`take`](Pool::take), or `None` where none has returned in time.
+    /// A buffer as from [`take`](Pool::take), or `None` where none is returned within `timeout`.
     ///
     /// # Errors
     /// As [`take`](Pool::take).
@@ -207,29 +207,29 @@ impl Pool {
         self.shared.returned.notify_all();
     }
 
-    /// Gives slabs that no buffer is out of back to the system.
+    /// Returns slabs whose buffers are all free to the system.
     pub fn release_free(&self) {
         let released = self.shared.lock().split_off_free(self.shared.stride_bytes);
-        // Unmapping takes its time; nobody has to wait for it.
+        // Dropped outside of the lock, as unmapping takes long.
         drop(released);
     }
 
-    /// Gives pinned memory that pools of this process have left for others back to the system.
+    /// Returns the pinned memory that earlier pools of this process left to the system.
     pub fn release_kept() {
         slab::release_kept();
     }
 
-    /// Whether its buffers are to be pinned.
+    /// Whether the pool pins its buffers.
     pub fn is_pinned(&self) -> bool {
         self.shared.pinned.is_some()
     }
 
-    /// Why some of its buffers are not pinned that were to be.
+    /// Why some buffers are not pinned, if the pool pins and some are not.
     pub fn unpinned(&self) -> Option<String> {
         self.shared.lock().unpinned.clone()
     }
 
-    /// Whether this process has the buffers, and is not a fork of the one that has.
+    /// Whether this process may use the buffers: it is not a fork of the one that pinned them.
     pub fn is_ours(&self) -> bool {
         self.check_process().is_ok()
     }
@@ -243,27 +243,27 @@ impl Pool {
         }
     }
 
-    /// The size of each buffer.
+    /// Bytes of each buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.shared.buffer_bytes
     }
 
-    /// The most that buffers can hold together: the budget, cut down to whole buffers.
+    /// The most bytes that buffers can have together: the budget, rounded down to whole buffers.
     pub fn budget_bytes(&self) -> usize {
         self.shared.lock().buffers_max * self.shared.stride_bytes
     }
 
-    /// The memory of all slabs, whether their buffers are out or not.
+    /// Bytes of all slabs, whether their buffers are taken or not.
     pub fn held_bytes(&self) -> usize {
         self.shared.lock().buffers * self.shared.stride_bytes
     }
 
-    /// What the buffers that are out hold.
+    /// Bytes of the buffers that are taken.
     pub fn taken_bytes(&self) -> usize {
         self.shared.lock().taken * self.shared.stride_bytes
     }
 
-    /// The most that buffers ever held together.
+    /// The most bytes of buffers ever taken at once.
     pub fn peak_bytes(&self) -> usize {
         self.shared.lock().taken_max * self.shared.stride_bytes
     }
@@ -281,20 +281,20 @@ impl Pool {
             address,
         });
         // SAFETY: the buffer is `buffer_bytes` of a zeroed mapping that lives as long as `shared`,
-        // which the slot holds. It was in the free list, where it returns only when the slot, and
-        // with it every window on the buffer, is gone: nobody else reaches it.
+        // which the slot holds. It was on the free list, where it returns only once the slot, and
+        // with it every window on the buffer, is dropped: nobody else reaches it.
         Ok(unsafe { IoBuf::new(address, self.shared.buffer_bytes, owner) })
     }
 }
 
 impl Shared {
-    /// Whether its memory is another process's, of which this one is a fork.
+    /// Whether the memory belongs to another process, of which this one is a fork.
     fn is_foreign(&self) -> bool {
         let pinned = self.pinned.as_ref();
         pinned.is_some_and(|pinned| pinned.process != std::process::id())
     }
 
-    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    /// No panic leaves the state half changed, so a poisoned lock is used as it is.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -310,7 +310,7 @@ impl Shared {
         let mut state = self.lock();
         state.is_growing = false;
         std::mem::forget(growing);
-        // There is more than one buffer for those who wait, or somebody else has to try.
+        // Several waiters may take a buffer now; after a failure another one has to try.
         self.returned.notify_all();
         let (slab, unpinned) = made?;
         state.unpinned = unpinned.or(state.unpinned.take());
@@ -324,7 +324,7 @@ impl Shared {
         Ok(state)
     }
 
-    /// A slab, with why it is not pinned that should be.
+    /// Makes a slab; also returns why it is not pinned where it should be.
     fn make_slab(&self, bytes: usize) -> Result<(Slab, Option<String>)> {
         let Some(pinned) = &self.pinned else {
             return Ok((Slab::plain(bytes)?, None));
@@ -340,7 +340,7 @@ impl Shared {
     }
 }
 
-/// Lets others make a slab where making one has panicked.
+/// Allows the next thread to make a slab, even after a panic while making one.
 struct Growing<'a>(&'a Shared);
 
 impl Drop for Growing<'_> {
@@ -360,18 +360,18 @@ impl Drop for Shared {
 }
 
 impl State {
-    /// Whether a buffer can be had at once, or made.
+    /// Whether a buffer is free, or one can be made.
     fn has_room(&self) -> bool {
         let is_waiting = self.free.is_empty() && self.is_growing;
         !is_waiting && !self.is_spent()
     }
 
-    /// Whether all buffers are taken that there may be.
+    /// Whether the budget is spent.
     fn is_spent(&self) -> bool {
         self.taken >= self.buffers_max
     }
 
-    /// Takes out the slabs whose buffers are all free.
+    /// Removes and returns the slabs whose buffers are all free.
     fn split_off_free(&mut self, stride_bytes: usize) -> Vec<Slab> {
         self.slabs.sort_unstable_by_key(Slab::address);
         let starts: Vec<usize> = self.slabs.iter().map(Slab::address).collect();
@@ -409,7 +409,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A buffer that is out; gives it back when the last window on it is dropped.
+/// A taken buffer; it returns to the pool when the last window on it is dropped.
 struct Slot {
     shared: Arc<Shared>,
     address: NonNull<u8>,
@@ -422,7 +422,7 @@ unsafe impl Sync for Slot {}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // A fork does not have the memory, and whoever held the lock is not there to let it go.
+        // A fork does not have the memory, and no thread of it would ever release the lock.
         if self.shared.is_foreign() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Memory that a caller owns and lends: a tensor to save, a tensor to load into.
 //!
-//! The two types are made at the boundary where raw addresses come in (that is the unsafe step) and
-//! are safe to use above it. An owner travels with each and keeps the memory alive.
+//! The two types are made at the boundary where raw addresses come in (the unsafe step) and are
+//! safe to use above it. Each carries an owner that keeps the memory alive.
 //!
 //! [`HostRegion`] copies out any byte range of the *row-major* content of a strided array. It never
 //! forms a Rust reference to the caller's memory: another thread of the caller may be writing to
@@ -24,9 +24,9 @@ pub struct HostRegion {
     len: u64,
     /// `None` for contiguous memory.
     strided: Option<Strided>,
-    /// Addresses from the first byte of an item to the last.
+    /// Addresses from the first byte of any item to the last.
     span: Range<usize>,
-    /// Held to be dropped last.
+    /// Dropped last.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -73,7 +73,7 @@ impl HostRegion {
         }
     }
 
-    /// `len` bytes at `address`.
+    /// A region of `len` bytes at `address`.
     ///
     /// # Safety
     /// The bytes stay readable while `owner` lives.
@@ -91,7 +91,7 @@ impl HostRegion {
         }
     }
 
-    /// The length of the content: items times their size, wherever they lie.
+    /// Bytes of the content: the number of items times their size.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -101,12 +101,13 @@ impl HostRegion {
         self.len == 0
     }
 
-    /// The addresses between which its items lie, those of others among them if it is strided.
+    /// The range of addresses that its items span; in a strided region, other memory may be in
+    /// between.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// Whether the content lies in one piece, in order.
+    /// Whether the content is contiguous and in order.
     pub fn is_contiguous(&self) -> bool {
         self.strided.is_none()
     }
@@ -119,8 +120,8 @@ impl HostRegion {
         self.copy_with(start, dst, ptr::copy_nonoverlapping);
     }
 
-    /// As [`copy_to`](HostRegion::copy_to), for a `dst` that is not read again soon: where the
-    /// content is contiguous it goes past the caches, nearly twice as fast.
+    /// As [`copy_to`](HostRegion::copy_to), for a `dst` that is not read again soon: contiguous
+    /// content is copied past the caches, nearly twice as fast.
     ///
     /// # Panics
     /// As [`copy_to`](HostRegion::copy_to).
@@ -128,8 +129,8 @@ impl HostRegion {
         self.copy_with(start, dst, streaming::copy);
     }
 
-    /// Replaces in `dst`, which is the content from byte `start` on, what lies from `address` on by
-    /// `bytes`.
+    /// Replaces, in a copy `dst` of the content from byte `start` on, the bytes whose source is at
+    /// `address` and after with `bytes`.
     pub(super) fn overlay(&self, start: u64, dst: &mut [u8], address: usize, bytes: &[u8]) {
         let range = start..start + dst.len() as u64;
         let first = address.wrapping_sub(self.address.addr()).cast_signed();
@@ -150,8 +151,8 @@ impl HostRegion {
         }
     }
 
-    /// Has contiguous content copied by `copy`, which is `memcpy` in effect: from, to, and how many
-    /// bytes, which are readable there and writable here, and apart.
+    /// Copies content into `dst`, contiguous content by `copy`, which is equivalent to `memcpy`:
+    /// source, destination and length, with both sides valid and apart.
     fn copy_with(&self, start: u64, dst: &mut [u8], copy: unsafe fn(*const u8, *mut u8, usize)) {
         let end = start.checked_add(dst.len() as u64);
         assert!(
@@ -192,7 +193,7 @@ impl fmt::Debug for HostRegion {
     }
 }
 
-/// Where the items of an array that is not empty lie.
+/// The addresses that the items of a non-empty array span.
 fn span(address: usize, item_bytes: usize, shape: &[usize], strides: &[isize]) -> Range<usize> {
     let (mut low, mut high) = (address, address);
     for (&size, &stride) in shape.iter().zip(strides) {
@@ -219,7 +220,7 @@ pub(super) fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
 }
 
 impl HostRegion {
-    /// Some bytes of memory that several regions may share.
+    /// A range of memory that several regions may share.
     ///
     /// # Panics
     /// If the range is not within the memory.
@@ -237,10 +238,10 @@ impl HostRegion {
 impl From<Vec<u8>> for HostRegion {
     /// Bytes that the region itself owns.
     fn from(bytes: Vec<u8>) -> HostRegion {
-        // Moving the vector into the box moves only its header: the bytes stay where they are.
+        // Moving the vector into the box moves only its header: the bytes stay in place.
         let (address, len) = (bytes.as_ptr().expose_provenance(), bytes.len());
         // SAFETY: the bytes are initialised and live, unchanged, as long as the vector, which the
-        // region owns and nobody else can reach.
+        // region owns and nothing else reaches.
         unsafe { HostRegion::contiguous(address, len, Box::new(bytes)) }
     }
 }
@@ -259,15 +260,15 @@ unsafe impl Send for HostRegionMut {}
 unsafe impl Sync for HostRegionMut {}
 
 impl HostRegionMut {
-    /// `len` bytes at `address`.
+    /// A region of `len` bytes at `address`.
     ///
     /// # Panics
     /// If `address` is null and `len` is not zero.
     ///
     /// # Safety
-    /// The bytes are initialised and stay readable and writable while `owner` lives, and until this
-    /// region, the [`IoBuf`] made of it and all that is split off are dropped, nothing else reads
-    /// or writes them.
+    /// The bytes are initialised and stay readable and writable while `owner` lives, and nothing
+    /// else reads or writes them until this region, the [`IoBuf`] made of it and all windows split
+    /// off are dropped.
     pub unsafe fn new(address: usize, len: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
         let address = NonNull::new(ptr::with_exposed_provenance_mut(address));
         assert!(
@@ -291,12 +292,12 @@ impl HostRegionMut {
         self.len == 0
     }
 
-    /// Where the memory starts, for deciding whether a device can reach it directly.
+    /// Address of the first byte, for deciding whether a device can reach the memory directly.
     pub fn address(&self) -> usize {
         self.address.as_ptr() as usize
     }
 
-    /// The memory as a buffer for I/O; its last window drops the owner.
+    /// Converts the memory to a buffer for I/O; its last window drops the owner.
     pub fn into_buf(self) -> IoBuf {
         // SAFETY: the caller of `new` promised initialised, exclusive memory for as long as `owner`
         // lives; the buffer takes the owner along and the region is gone.

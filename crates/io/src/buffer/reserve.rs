@@ -1,4 +1,4 @@
-//! Memory that is put in place while its owner does something else.
+//! Memory that a thread backs with pages while its owner does something else.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -6,11 +6,11 @@ use std::thread;
 use super::Memory;
 use crate::Result;
 
-/// What is put in place at a time; the memory may be given up in between.
+/// Bytes backed by one call; in between, the thread notices whether the memory was dropped.
 const STEP_BYTES: usize = 16 << 20;
 
-/// Maps `len` bytes, and has a thread put pages behind the first `early_bytes` of them, in order.
-/// The others come when they are touched; so do all where there can be no thread.
+/// Maps `len` bytes, and starts a thread that backs the first `early_bytes` of them with pages, in
+/// order. The others get their pages on first use; so do all where no thread can be started.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when the kernel refuses the mapping.
@@ -25,7 +25,7 @@ pub fn reserve(len: usize, early_bytes: usize) -> Result<Arc<Memory>> {
     Ok(memory)
 }
 
-/// Ends when all is done, or when nobody has the memory any more.
+/// Ends when all pages are in place, or when the memory was dropped.
 fn populate(held: &Weak<Memory>, early_bytes: usize) {
     for start in (0..early_bytes).step_by(STEP_BYTES) {
         let Some(memory) = held.upgrade() else {

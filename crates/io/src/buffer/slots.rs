@@ -1,4 +1,4 @@
-//! Memory in equal slots, each of which has one writer, or is read.
+//! Memory in equal slots; each slot has one writer or any number of readers.
 
 #![allow(unsafe_code)]
 
@@ -13,22 +13,22 @@ use super::cuda::{Mapped, Mapping};
 use super::{IoBuf, Memory};
 use crate::Result;
 
-/// Equal slots of memory: what is in them stays until somebody claims one to write to it.
+/// Equal slots of memory: each keeps its bytes until somebody claims it for writing.
 ///
-/// Reading costs no more than a look at a flag of each slot. For that nobody claims a slot while
-/// anybody reads, of whichever: reading is for copies, and short.
+/// A read costs one check of the slot's flag. In return no slot can be claimed while anybody reads
+/// any slot: reads are for copies, and short.
 ///
-/// Kernels of a device read them as well, once they are [mapped](Slots::map): a slot that is [lent](Lent) to
-/// a device is not claimed.
+/// Kernels of a device read slots as well, once they are [mapped](Slots::map): a slot that is
+/// [lent](Lent) to a device cannot be claimed.
 pub struct Slots {
-    /// For a device to read; given up before the memory is.
+    /// For a device to read; dropped before the memory is.
     mapping: OnceLock<std::result::Result<Mapping, String>>,
     memory: Backing,
     start: NonNull<u8>,
     stride_bytes: usize,
-    /// Of each, whether somebody writes to it.
+    /// For each slot, whether it has a writer.
     claimed: Box<[AtomicBool]>,
-    /// Read by who reads, written by who claims.
+    /// Readers hold it shared, claims take it exclusively.
     gate: RwLock<()>,
 }
 
@@ -52,7 +52,7 @@ impl Backing {
         }
     }
 
-    /// Whether this process has it.
+    /// Whether this process has the memory; a fork may not.
     fn is_ours(&self) -> bool {
         match self {
             Backing::Plain(memory) => memory.is_ours(),
@@ -61,15 +61,15 @@ impl Backing {
     }
 }
 
-// SAFETY: the bytes of a slot are reached through the one `IoBuf` of its claim, and through
-// `Reading` while it is not claimed; it does not become so as long as a `Reading` holds the gate, or it
-// is lent to a device.
+// SAFETY: the bytes of a slot are accessed through the one `IoBuf` of its claim, and through
+// `Reading` while it is not claimed; nobody can claim it while a `Reading` holds the gate, or it is
+// lent to a device.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    /// So many slots of so many bytes, all zero, the first one at a page.
+    /// Allocates `count` slots of `stride_bytes`, all zero, the first one page aligned.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -79,12 +79,12 @@ impl Slots {
         Ok(Slots::of(Backing::Plain(memory), count, stride_bytes))
     }
 
-    /// As [`allocate`](Slots::allocate), in pinned memory that kernels of a device read as well: those that
-    /// nobody has claimed. No fork has it.
+    /// As [`allocate`](Slots::allocate), in pinned memory whose slots kernels of a device may read
+    /// while they are not claimed. Forks do not inherit it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda) where it
-    /// cannot be pinned.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda)
+    /// where it cannot be pinned.
     pub fn mapped(device: &Arc<Device>, count: u32, stride_bytes: usize) -> Result<Arc<Slots>> {
         let bytes = (count as usize).saturating_mul(stride_bytes);
         let memory = Mapped::allocate(device, bytes)?;
@@ -102,7 +102,8 @@ impl Slots {
         })
     }
 
-    /// Where kernels find the first slot, if they do.
+    /// The first slot's address for kernels; `None` unless the memory was allocated by
+    /// [`mapped`](Slots::mapped).
     pub fn device_address(&self) -> Option<u64> {
         match &self.memory {
             Backing::Plain(_) => None,
@@ -110,11 +111,11 @@ impl Slots {
         }
     }
 
-    /// Has kernels of a device find the first `slots` of them, and some more: what is not found yet is touched
-    /// and pinned by this. One device does.
+    /// Maps at least the first `slots` for kernels of a device; memory not mapped before is touched
+    /// and pinned in the process. Only one device can have them.
     ///
     /// # Errors
-    /// Why not, in words. What was found before is found still.
+    /// The reason, in words. Slots mapped before stay mapped.
     pub fn map(&self, device: &Arc<Device>, slots: u32) -> std::result::Result<(), String> {
         let Backing::Plain(memory) = &self.memory else {
             return Err("they are another kernel's".to_owned());
@@ -143,23 +144,23 @@ impl Slots {
         self.mapping().is_some_and(|mapping| mapping.is_lent(slot))
     }
 
-    /// How many there are.
+    /// The number of slots.
     pub fn count(&self) -> u32 {
         self.claimed.len() as u32
     }
 
-    /// Bytes of each.
+    /// Bytes of each slot.
     pub fn stride_bytes(&self) -> usize {
         self.stride_bytes
     }
 
-    /// Bytes of all.
+    /// Bytes of all slots.
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// Takes a slot to write to it, until the last window on it is dropped; `None` where somebody
-    /// writes to it or a device reads it, and in a fork that does not have it. Waits for whoever reads.
+    /// Takes a slot for writing, until the last window on it is dropped; `None` where it has a
+    /// writer or a device reads it, and in a fork that does not have the memory. Waits for readers.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -178,11 +179,12 @@ impl Slots {
         });
         let address = self.address(slot);
         // SAFETY: the slot is within the memory, which is initialised, writable, and lives as long
-        // as the owner; it is claimed until the owner goes, which keeps all others out of it.
+        // as the owner; it stays claimed until the owner is dropped, which keeps all others out of
+        // it.
         Some(unsafe { IoBuf::new(address, self.stride_bytes, owner) })
     }
 
-    /// Keeps everybody from claiming slots, to read any that is not claimed.
+    /// Blocks claims, so that any slot that is not claimed can be read.
     pub fn read(&self) -> Reading<'_> {
         Reading {
             slots: self,
@@ -190,7 +192,7 @@ impl Slots {
         }
     }
 
-    /// As [`read`](Slots::read), where nobody is about to claim a slot.
+    /// As [`read`](Slots::read), unless somebody is about to claim a slot.
     pub fn try_read(&self) -> Option<Reading<'_>> {
         let gate = match self.gate.try_read() {
             Ok(gate) => gate,
@@ -204,7 +206,7 @@ impl Slots {
     }
 
     fn address(&self, slot: u32) -> NonNull<u8> {
-        // SAFETY: `slot < count`, as its flag was looked at, so this is within the memory.
+        // SAFETY: `slot < count`, as its flag was checked, so this is within the memory.
         unsafe { self.start.add(slot as usize * self.stride_bytes) }
     }
 }
@@ -218,17 +220,17 @@ impl fmt::Debug for Slots {
     }
 }
 
-/// Slots that kernels of a device read, each for a position of a result; given back when this is dropped.
+/// Slots that kernels of a device read, each for one row of a result; dropping it gives them back.
 #[derive(Debug)]
 pub struct Lent {
     slots: Arc<Slots>,
-    /// Positions, and where kernels find their slots.
+    /// Positions in the result, and the slots' addresses for kernels.
     places: Vec<(usize, u64)>,
     numbers: Vec<u32>,
 }
 
 impl Lent {
-    /// None, of slots that are mapped for a device.
+    /// An empty list for slots that are mapped for a device.
     pub fn of(slots: &Arc<Slots>) -> Lent {
         Lent {
             slots: Arc::clone(slots),
@@ -237,11 +239,11 @@ impl Lent {
         }
     }
 
-    /// Adds one for a position behind those that there are; false where somebody writes to it, or the slots
-    /// are not mapped.
+    /// Adds a slot for a position after those already added; returns false where the slot has a
+    /// writer or is not mapped.
     ///
     /// # Panics
-    /// If there is no such slot, or `reading` is of others.
+    /// If there is no such slot, or `reading` is of other slots.
     pub fn take(&mut self, reading: &Reading<'_>, position: usize, slot: u32) -> bool {
         assert!(
             std::ptr::eq(reading.slots, &raw const *self.slots),
@@ -255,34 +257,34 @@ impl Lent {
         let (Some(address), Some(_)) = (found, reading.slot(slot)) else {
             return false;
         };
-        // Nobody claims it before the gate is let go of, and then it is seen.
+        // Nobody can claim it before the gate is released, and after that its mark is visible.
         mapping.lend(slot);
         self.places.push((position, address));
         self.numbers.push(slot);
         true
     }
 
-    /// Bytes of each, at most.
+    /// The most bytes of each slot.
     pub fn stride_bytes(&self) -> usize {
         self.slots.stride_bytes
     }
 
-    /// How many there are.
+    /// The number of slots.
     pub fn len(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no slot.
     pub fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// Positions, ascending, and where kernels find their slots.
+    /// Positions in ascending order, and the slots' addresses for kernels.
     pub(super) fn places(&self) -> &[(usize, u64)] {
         &self.places
     }
 
-    /// The device whose kernels find them.
+    /// The device that the slots are mapped for.
     pub(super) fn device(&self) -> Option<&Arc<Device>> {
         self.slots.mapping().map(Mapping::device)
     }
@@ -298,7 +300,7 @@ impl Drop for Lent {
     }
 }
 
-/// The right to write to a slot, given back when it is dropped.
+/// The right to write to a slot, given back on drop.
 struct Claim {
     slots: Arc<Slots>,
     slot: u32,
@@ -317,7 +319,8 @@ pub struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The bytes of a slot; `None` where somebody writes to it, and in a fork that does not have it.
+    /// The bytes of a slot; `None` where it has a writer, and in a fork that does not have the
+    /// memory.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -328,7 +331,7 @@ impl Reading<'_> {
         }
         let address = self.slots.address(slot).as_ptr();
         // SAFETY: the slot is within the memory, which is initialised and lives as long as the
-        // borrow of `slots`. Nobody has it claimed, and nobody claims it before `self` goes.
+        // borrow of `slots`. It is not claimed, and nobody claims it before `self` is dropped.
         Some(unsafe { std::slice::from_raw_parts(address, self.slots.stride_bytes) })
     }
 }
@@ -383,7 +386,7 @@ mod tests {
         let lends = |slot| Lent::of(&slots).take(&slots.read(), 0, slot);
         assert!(!lends(0), "it is not mapped");
         slots.map(&device, 10).unwrap();
-        // As far as whole steps go.
+        // Slots are mapped in whole steps.
         assert!(lends(9) && lends(12) && !lends(13));
         slots.map(&device, 14).unwrap();
         assert!(lends(13) && lends(25) && !lends(26));

@@ -1,8 +1,8 @@
-//! Memory of any size that is kept for whoever needs some next.
+//! A cache of freed memory of any size, for the next allocation.
 //!
 //! Fresh memory costs a page fault for each page, more than it takes to fill it from a fast device.
-//! A [`Pool`](super::Pool) has buffers of one size and lends them to operations; a [`Stock`] gives
-//! whole [`Memory`] of the size that is asked for, and gets it back when that is dropped.
+//! A [`Pool`](super::Pool) lends buffers of one size to operations; a [`Stock`] hands out whole
+//! [`Memory`] of the requested size, and gets it back on drop.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use super::Memory;
 use crate::{Error, Result};
 
-/// Whole huge pages from here on; below, whole pages.
+/// Sizes from here on are whole huge pages, smaller ones whole pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// See the module's description.
+/// A cache of freed memory, bounded by a byte budget; clones share it.
 #[derive(Clone, Debug)]
 pub struct Stock {
     shared: Arc<Shared>,
@@ -30,13 +30,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What nobody has, by size.
+    /// Memory that nobody has, by size.
     free: BTreeMap<usize, Vec<Memory>>,
     free_bytes: usize,
     taken_bytes: usize,
 }
 
-/// Memory of a stock, which gets it back.
+/// Memory that returns to its cache on drop.
 #[derive(Debug)]
 pub struct Stocked {
     memory: Option<Memory>,
@@ -45,7 +45,7 @@ pub struct Stocked {
 }
 
 impl Stock {
-    /// Memory of at most so many bytes in all, locked in place or not.
+    /// A cache whose memory, taken and free, never exceeds `budget_bytes`; locked in RAM or not.
     pub fn new(budget_bytes: usize, is_locked: bool) -> Stock {
         let state = Mutex::default();
         Stock {
@@ -57,12 +57,13 @@ impl Stock {
         }
     }
 
-    /// Memory of `len` bytes, whose content is undefined. What is free goes first: the smallest that
-    /// is large enough and not a quarter too large; else new memory, for which free memory that does
-    /// not fit is given up where the budget needs it.
+    /// Takes memory of `len` bytes with undefined content. It uses the smallest free memory that is
+    /// large enough and at most a quarter too large; else it allocates, and drops free memory that
+    /// does not fit where the budget needs that.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where the budget, the system, or what may be locked has no room.
+    /// [`Error::OutOfMemory`] where the budget, the system, or the limit on locked memory has no
+    /// room.
     pub fn take(&self, len: usize) -> Result<Stocked> {
         let bytes = whole_bytes(len).ok_or_else(|| out_of_memory(len, Errno::NOMEM.into()))?;
         let found = self.shared.lock().take_free(bytes);
@@ -77,7 +78,7 @@ impl Stock {
         })
     }
 
-    /// Gives what nobody has back to the system.
+    /// Returns all free memory to the system.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         let free = std::mem::take(&mut state.free);
@@ -86,12 +87,12 @@ impl Stock {
         drop(free);
     }
 
-    /// Bytes that somebody has.
+    /// Bytes that are taken.
     pub fn taken_bytes(&self) -> usize {
         self.shared.lock().taken_bytes
     }
 
-    /// Bytes that nobody has.
+    /// Bytes that are free.
     pub fn free_bytes(&self) -> usize {
         self.shared.lock().free_bytes
     }
@@ -141,7 +142,7 @@ impl State {
         Some(memory)
     }
 
-    /// Takes free memory off until so many bytes of it are left at most; the largest go first.
+    /// Removes free memory, the largest first, until at most `left_bytes` of it are left.
     fn give_up(&mut self, left_bytes: usize) -> Vec<Memory> {
         let mut given_up = Vec::new();
         while self.free_bytes > left_bytes
@@ -160,17 +161,17 @@ impl State {
 }
 
 impl Stocked {
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none were.
+    /// Whether zero bytes were requested.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where they start, at a page.
+    /// Address of the first byte, page aligned.
     pub fn address(&self) -> usize {
         self.memory.as_ref().map_or(0, Memory::address)
     }
@@ -230,7 +231,7 @@ mod tests {
         let stock = Stock::new(16 * MIB, false);
         let held = stock.take(8 * MIB).unwrap();
         drop(stock.take(6 * MIB).unwrap());
-        // It takes what is free and does not fit.
+        // A new allocation drops free memory that does not fit.
         let small: Vec<_> = (0..4).map(|_| stock.take(2 * MIB).unwrap()).collect();
         assert_eq!((stock.taken_bytes(), stock.free_bytes()), (16 * MIB, 0));
         assert!(matches!(stock.take(1), Err(Error::OutOfMemory { .. })));
@@ -243,7 +244,7 @@ mod tests {
         stock.release();
         assert_eq!((stock.taken_bytes(), stock.free_bytes()), (8 * MIB, 0));
         drop(held);
-        // Without a stock there is nobody to give it to.
+        // After the cache is gone, its memory is unmapped on drop.
         let left = stock.take(MIB).unwrap();
         drop(stock);
         drop(left);

@@ -1,29 +1,29 @@
 //! Copies whose destination is not read again soon.
 //!
-//! An ordinary store first brings the line that it changes into the cache, so a copy moves every
-//! byte three times: the source in, the destination in, the destination out. Non-temporal stores
-//! leave out the second, and leave to the caches what others work on.
+//! An ordinary store first loads the cache line that it changes, so a copy moves every byte three
+//! times: the source in, the destination in, the destination out. Non-temporal stores skip the
+//! second, and leave the caches to other threads' data.
 
 #![allow(unsafe_code)]
 
 use std::ptr;
 
-/// Below this the destination may well be in a cache, and the fence costs more than it saves.
+/// A shorter destination may well be in a cache, and the fence costs more than it saves.
 #[cfg(target_arch = "x86_64")]
 const STREAMED_BYTES_MIN: usize = 4 << 10;
 
 /// Copies bytes to a `dst` that is not read again soon, past the caches where that pays and the
-/// processor has a way to.
+/// processor supports it.
 ///
 /// # Panics
-/// If there are not as many of both.
+/// If the lengths differ.
 pub fn stream_copy(src: &[u8], dst: &mut [u8]) {
     assert_eq!(src.len(), dst.len(), "as many bytes");
-    // SAFETY: both are as long, and nobody else has what can be written to.
+    // SAFETY: both have the same length, and nothing else reaches `dst`.
     unsafe { copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) }
 }
 
-/// Copies `len` bytes past the caches, where the processor has a way to.
+/// Copies `len` bytes past the caches, where the processor supports it.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and the two are apart.
@@ -46,7 +46,7 @@ unsafe fn stream(mut src: *const u8, mut dst: *mut u8, len: usize) {
 
     const WORD_BYTES: usize = size_of::<__m128i>();
 
-    // A streamed word is aligned.
+    // Streaming stores need aligned words.
     let head = dst.align_offset(WORD_BYTES).min(len);
     // SAFETY: the first bytes of the caller's range.
     unsafe { ptr::copy_nonoverlapping(src, dst, head) };
@@ -63,7 +63,7 @@ unsafe fn stream(mut src: *const u8, mut dst: *mut u8, len: usize) {
     let tail = (len - head) % WORD_BYTES;
     // SAFETY: the last bytes of the caller's range.
     unsafe { ptr::copy_nonoverlapping(src, dst, tail) };
-    // All of it is visible to whoever hears of the copy, as after other stores.
+    // Orders the stores before everything that follows, as ordinary stores are.
     _mm_sfence();
 }
 

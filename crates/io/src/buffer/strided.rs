@@ -1,11 +1,11 @@
-//! Copying an array whose items lie at other strides in the source than in the destination. The
-//! *content* is its items in row-major order; any byte range of it can be copied. It is the
-//! destination of what is copied out of an array; it, or rows of it, is the source of what is
-//! scattered into one.
+//! Copies of an array whose items have different strides in the source and the destination. The
+//! *content* is its items in row-major order; any byte range of it can be copied. When copying out
+//! of an array, the content is the destination; when scattering into one, the content, or rows of
+//! it, is the source.
 //!
-//! Dimensions that lie together on both sides are merged first, so that most arrays become one
-//! block, or rows of large blocks, and `memcpy` does the work. What is left, transposes above all,
-//! is copied in planes of two dimensions.
+//! Dimensions that are contiguous on both sides are merged first, so that most arrays become one
+//! block, or rows of large blocks, and `memcpy` does the work. The remaining arrays, mostly
+//! transposes, are copied in planes of two dimensions.
 
 #![allow(unsafe_code)]
 
@@ -16,12 +16,12 @@ use std::ptr;
 
 use plane::{Side, copy_planes, take_plane};
 
-/// An array and where its items lie on both sides.
+/// An array and its strides on both sides.
 #[derive(Debug)]
 pub(super) struct Strided {
-    /// Bytes that lie together at each index.
+    /// Contiguous bytes at each index.
     block_bytes: usize,
-    /// From the outermost to the innermost; none where everything lies together.
+    /// From the outermost to the innermost; empty where everything is contiguous.
     dims: Vec<Dim>,
 }
 
@@ -35,22 +35,22 @@ struct Dim {
     blocks: u64,
 }
 
-/// Rows of the content, each as long as the next.
+/// Rows of the content, of equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
-    /// Where the first begins in the source, in bytes from the first item.
+    /// Offset of the first row in the source, in bytes from the first item.
     pub(super) src_offset: isize,
-    /// And where in the destination.
+    /// The same in the destination.
     pub(super) dst_offset: isize,
     pub(super) row_bytes: usize,
     pub(super) count: usize,
-    /// From one to the next in the source.
+    /// Distance between rows in the source.
     pub(super) src_stride: isize,
-    /// And in the destination.
+    /// The same in the destination.
     pub(super) dst_stride: isize,
 }
 
-/// Strides of an array whose items lie together in row-major order.
+/// Strides of a contiguous array in row-major order.
 pub(super) fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
     let mut stride = item_bytes;
     let mut strides: Vec<isize> = vec![0; shape.len()];
@@ -62,7 +62,7 @@ pub(super) fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
 }
 
 impl Strided {
-    /// Merges what lies together on both sides. No dimension may be empty.
+    /// Merges dimensions that are contiguous on both sides. No dimension may be empty.
     pub(super) fn new(
         item_bytes: usize,
         shape: &[usize],
@@ -108,13 +108,13 @@ impl Strided {
         Strided::new(item_bytes, shape, strides, &row_major(item_bytes, shape))
     }
 
-    /// Whether everything lies together on both sides.
+    /// Whether everything is contiguous on both sides.
     pub(super) fn is_contiguous(&self) -> bool {
         self.dims.is_empty()
     }
 
-    /// Whether the source comes in the order of the content: each index of a dimension ends before
-    /// the next one begins.
+    /// Whether the source is in the order of the content: each index of a dimension ends before the
+    /// next one begins.
     pub(super) fn is_in_order(&self) -> bool {
         let mut span = self.block_bytes as i128;
         self.dims.iter().rev().all(|dim| {
@@ -125,7 +125,7 @@ impl Strided {
         })
     }
 
-    /// How much of the content lies before byte `offset` of a source that is in order.
+    /// How many bytes of the content precede byte `offset` of a source that is in order.
     pub(super) fn content_before(&self, mut offset: u64) -> u64 {
         let block_bytes = self.block_bytes as u64;
         let mut content = 0;
@@ -144,8 +144,9 @@ impl Strided {
     /// Copies the content from byte `range.start` up to `range.end`.
     ///
     /// # Safety
-    /// `src` and `dst` are where the array's first item lies, or would lie, on either side; all
-    /// bytes of the range are readable there and writable here, and the two are apart.
+    /// `src` and `dst` are the addresses, real or nominal, of the array's first item on either
+    /// side; all bytes of the range are readable in the source and writable in the destination, and
+    /// the two are apart.
     pub(super) unsafe fn copy(&self, src: *const u8, dst: *mut u8, range: Range<u64>) {
         let block_bytes = self.block_bytes as u64;
         let (mut block, skipped) = (range.start / block_bytes, range.start % block_bytes);
@@ -154,7 +155,7 @@ impl Strided {
             let (src, dst) = self.block(src, dst, block);
             let skipped = skipped as usize;
             let (src, dst) = (src.wrapping_add(skipped), dst.wrapping_add(skipped));
-            // SAFETY: a part of block `block`, inside the range that the caller vouches for.
+            // SAFETY: a part of block `block`, inside the range of the caller's promise.
             unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
             block += 1;
         }
@@ -173,7 +174,7 @@ impl Strided {
         }
     }
 
-    /// Tells of the rows that the content of `range` is made of, in its order.
+    /// Calls `found` with the rows that make up the content of `range`, in order.
     pub(super) fn find_rows(&self, range: Range<u64>, found: &mut dyn FnMut(Rows)) {
         let block_bytes = self.block_bytes as u64;
         let inner = self.dims.last();
@@ -181,7 +182,7 @@ impl Strided {
         while content < range.end {
             let (block, skipped) = (content / block_bytes, content % block_bytes);
             let left = range.end - content;
-            // Part of a block, or as many whole ones as lie in a row.
+            // Part of a block, or all the whole ones of a row.
             let (row_bytes, count) = match inner {
                 Some(inner) if skipped == 0 && left >= block_bytes => {
                     let behind = inner.size as u64 - block % inner.size as u64;
@@ -202,7 +203,7 @@ impl Strided {
         }
     }
 
-    /// Where a block lies in the source and in the destination, in bytes from the first item.
+    /// Offsets of a block in the source and in the destination, in bytes from the first item.
     fn offsets(&self, block: u64) -> (isize, isize) {
         self.dims.iter().fold((0, 0), |(src, dst), dim| {
             let index = (block / dim.blocks % dim.size as u64) as isize;
@@ -210,8 +211,9 @@ impl Strided {
         })
     }
 
-    /// Tells of the content within `range` whose source lies in `window`, in bytes from the first
-    /// item: where in the content, where in the source, and how many bytes.
+    /// Calls `found` for each part of the content within `range` whose source is inside `window`
+    /// (in bytes from the first item): its offset in the content, its offset in the source, and its
+    /// length.
     pub(super) fn find_within(
         &self,
         range: &Range<u64>,
@@ -254,7 +256,7 @@ impl Strided {
         let mut first = (range.start.saturating_sub(content) / step) as isize;
         let behind = range.end.saturating_sub(content).div_ceil(step);
         let mut end = behind.min(dim.size as u64) as isize;
-        // Indices whose items reach into the window: those of one range.
+        // The indices whose items reach into the window form one range.
         let (after, before) = (window.start - offset - high, window.end - offset - low);
         let stride = dim.src_stride.abs();
         let (after, before) = match dim.src_stride < 0 {
@@ -284,8 +286,8 @@ impl Strided {
         })
     }
 
-    /// Copies the blocks `range` of the sub-array of `dims[depth..]` at `src` and `dst`: the whole
-    /// indices as a box, and what is left of the indices on either side one dimension further in.
+    /// Copies the blocks `range` of the sub-array of `dims[depth..]` at `src` and `dst`: whole
+    /// indices as a box, and the partial index on either side one dimension further in.
     ///
     /// # Safety
     /// Those blocks are readable at `src`, writable at `dst`, and the two are apart.

@@ -1,18 +1,18 @@
-//! Whether anybody writes to memory that is lent: asked of the kernel, which misses nobody.
+//! Detects writes to lent memory, through the kernel, which misses none.
 //!
-//! A [`Watch`] has the pages of regions protected against writing (`userfaultfd`, asynchronous mode).
-//! The first write to a page lifts the protection of that page, and the kernel remembers it
-//! (`PAGEMAP_SCAN`): the writer notices nothing but half a microsecond. So it does not matter who
-//! writes, in which language, or whether the write is still going on. What was copied out of pages
-//! that nobody has written to since the watch began is what was there when it began: a byte that was
-//! copied new was written before it was copied.
+//! A [`Watch`] write-protects the pages of regions (`userfaultfd`, asynchronous mode). The first
+//! write to a page lifts the protection of that page, and the kernel records it (`PAGEMAP_SCAN`):
+//! the writer only loses half a microsecond. So it does not matter who writes, in which language,
+//! or whether the write is still in progress. If nobody has written to a page since the watch
+//! began, every copy of it made since equals its content at that moment: a byte that was copied new
+//! was written before it was copied.
 //!
 //! The bytes before the first whole page of a region, and behind the last, share their pages with
-//! memory of others. They are kept, and put over what is copied of them later ([`Edges`]).
+//! other memory. They are saved when the watch begins, and put over later copies ([`Edges`]).
 //!
-//! Writes that take no page table of this process are not seen: those of other processes, and of
-//! devices. Memory that is mapped for several processes is therefore refused, and so is memory with a
-//! file behind it, even if it is private: its pages are the file's until this process writes to them.
+//! Writes that bypass the page table of this process go unnoticed: those of other processes, and of
+//! devices. Memory that several processes map is therefore refused, and so is memory with a file
+//! behind it, even if it is private: its pages are the file's until this process writes to them.
 
 #![allow(unsafe_code)]
 
@@ -41,28 +41,28 @@ use turn::Turn;
 pub use unwatchable::Unwatchable;
 use unwatchable::refused;
 
-/// What a thread protects at once.
+/// Bytes that a thread protects by one call.
 const PROTECT_BYTES: usize = 64 << 20;
 const PROTECT_THREADS_MAX: usize = 4;
 
-/// Memory in which writes are noticed until this is dropped.
+/// Memory in which writes are detected, until this is dropped.
 pub struct Watch {
-    /// Held, so that the addresses stand for the same memory all the time.
+    /// Held, so that the addresses keep meaning the same memory.
     regions: Arc<Vec<Region>>,
     /// Whole pages of regions, without overlaps, by address.
     pages: Vec<Range<usize>>,
     edges: Arc<Edges>,
     kernel: Kernel,
-    /// What is registered of the mappings that they lie in.
+    /// The registered ranges of the mappings around the pages.
     registered: Vec<Range<usize>>,
     turn: Turn,
 }
 
 impl Watch {
-    /// Watches the regions, all but those of the indices in `without`, which ascend, and those of devices.
+    /// Watches the host regions, except those whose indices are in `without`, in ascending order.
     ///
     /// # Errors
-    /// Why that is not possible: nothing is watched then.
+    /// The reason it is not possible; nothing is watched then.
     pub fn begin(regions: Arc<Vec<Region>>, without: &[usize]) -> Result<Watch, Unwatchable> {
         let turn = Turn::take().ok_or(Unwatchable::Busy)?;
         let mappings = mappings()?;
@@ -97,7 +97,7 @@ impl Watch {
             watch.registered.push(range);
         }
         watch.protect()?;
-        // Later than the protection, so that a write in between is in them.
+        // Read after protecting, so that a write in between is in the edges.
         let edges = watched
             .into_iter()
             .flat_map(|index| watch.edges_of(index))
@@ -106,14 +106,14 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Whether the kernel tells of writes here, asked by watching a little memory.
+    /// Checks that the kernel can detect writes here, by watching a little memory.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason it cannot.
     pub fn probe() -> Result<(), Unwatchable> {
         let memory = vec![0; 4 * page_size()];
         let watch = match Watch::begin(Arc::new(vec![HostRegion::from(memory).into()]), &[]) {
-            // It does so for somebody else at the moment.
+            // Another watch is running, so the kernel can.
             Err(Unwatchable::Busy) => return Ok(()),
             watch => watch?,
         };
@@ -125,7 +125,7 @@ impl Watch {
     }
 
     fn protect(&self) -> Result<(), Unwatchable> {
-        // Nine milliseconds for each GiB of small pages, which threads share out well.
+        // Protecting takes nine milliseconds per GiB of small pages; threads share it well.
         let bytes: usize = self.pages.iter().map(Range::len).sum();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = cores.min(PROTECT_THREADS_MAX).min(bytes / PROTECT_BYTES);
@@ -154,19 +154,21 @@ impl Watch {
         })
     }
 
-    /// What copies of the regions need to be those of the moment at which the watch began.
+    /// Bytes that turn later copies of the regions into copies of the moment at which the watch
+    /// began.
     pub fn edges(&self) -> Arc<Edges> {
         Arc::clone(&self.edges)
     }
 
-    /// A region that was written to since the watch began, but for its edges, if there is one. It may
-    /// be one that only has a page in common with what was.
+    /// A region that was written to since the watch began, edges aside, if there is one. It may be
+    /// one that only shares a page with the written one.
     pub fn find_written(&self) -> Option<usize> {
         self.pages.iter().find_map(|pages| self.find_within(pages))
     }
 
     fn find_within(&self, pages: &Range<usize>) -> Option<usize> {
-        // Where the kernel does not say, as of memory that was mapped anew, nothing is certain.
+        // Where the kernel gives no answer, as for memory that was mapped anew, a write must be
+        // assumed.
         let written = match self.kernel.find_written(pages) {
             Ok(None) => return None,
             Ok(Some(written)) => written,
@@ -176,7 +178,7 @@ impl Watch {
         self.regions.iter().position(is_hit)
     }
 
-    /// What a region has in pages that are not its alone.
+    /// Reads the bytes of a region in pages that it shares with other memory.
     fn edges_of(&self, index: usize) -> Vec<Edge> {
         let span = span_of(&self.regions[index]);
         let pages = whole_pages(&span);
@@ -197,25 +199,25 @@ impl Watch {
     fn read(&self, address: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let from: *const u8 = ptr::with_exposed_provenance(address);
-        // SAFETY: an edge lies between two items of a region that the watch holds, and in a page
-        // with one of them, which is readable: so all of the page is. The copy may be torn where
-        // somebody writes, as that of a region.
+        // SAFETY: an edge is between two items of a region that the watch holds, and in a page with
+        // one of them, which is readable: so the whole page is. The copy may be torn where somebody
+        // writes, as that of a region may be.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         bytes
     }
 }
 
-/// Where a region of the host lies; one of a device lies nowhere.
+/// The addresses of a host region; an empty range for a device's.
 fn span_of(region: &Region) -> Range<usize> {
     region.host().map_or(0..0, HostRegion::span)
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // What the descriptor of a fork acts on is the memory of its parent.
+        // The descriptor inherited by a fork acts on the memory of its parent.
         if self.turn.is_ours() {
             for range in &self.registered {
-                // Refused as a whole where others have mapped something else into a gap since.
+                // Fails as a whole if something else was mapped into a gap since.
                 if self.kernel.unregister(range).is_err() {
                     for pages in self.pages.iter().filter(|pages| overlaps(pages, range)) {
                         let _ = self.kernel.unregister(pages);
@@ -241,7 +243,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Memory whose bytes are changed behind the back of its regions.
+    /// Memory whose bytes change behind its regions' backs.
     struct Lent(Vec<u8>);
 
     impl Lent {
@@ -258,7 +260,7 @@ mod tests {
         }
     }
 
-    /// One test at a time has the turn.
+    /// Only one watch can run at a time, so only one test.
     fn alone() -> std::sync::MutexGuard<'static, ()> {
         static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         ALONE
@@ -266,7 +268,7 @@ mod tests {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// `None` with a message where the kernel cannot.
+    /// `None`, with a message, where the kernel cannot watch.
     fn watch(regions: Vec<HostRegion>, without: &[usize]) -> Option<Watch> {
         let regions = regions.into_iter().map(Region::from).collect();
         match Watch::begin(Arc::new(regions), without) {
@@ -361,7 +363,7 @@ mod tests {
         assert!(watch.find_written().is_some());
     }
 
-    /// The limit on mappings is the process's: what came next would fail for want of one.
+    /// The limit on mappings is per process: later tests would fail for lack of mappings.
     #[test]
     fn many_regions_cost_few_mappings() {
         const COUNT: usize = 3000;

@@ -30,8 +30,8 @@ fn failing(class: OpClass, nth: u64, repeat: Repeat, errno: i32) -> Faults {
     })
 }
 
-/// Short transfers are carried on: every count is whole, every byte is where it belongs, and
-/// buffers come back as they went.
+/// Short transfers are resumed: every count is whole, every byte is in place, and buffers come back
+/// unchanged.
 pub fn short_transfers_are_resumed(subject: &Subject) {
     const TOTAL: usize = 1 << 20;
     for (seed, percent, depth) in [(1, 100, 1), (2, 100, 16), (3, 30, 16), (4, 70, 3)] {
@@ -81,7 +81,7 @@ pub fn short_reads_end_at_the_end(subject: &Subject) {
     }
 }
 
-/// `EINTR` and `EAGAIN` are retried, wherever they strike.
+/// `EINTR` and `EAGAIN` are retried, wherever they occur.
 pub fn interruptions_are_retried(subject: &Subject) {
     for errno in [EINTR, EAGAIN] {
         for nth in 1..=4 {
@@ -97,7 +97,7 @@ pub fn interruptions_are_retried(subject: &Subject) {
     }
 }
 
-/// A kernel that never stops interrupting is an error in the end, with its number.
+/// Endless interruptions become an error with the kernel's number.
 pub fn endless_interruptions_end(subject: &Subject) {
     for errno in [EINTR, EAGAIN] {
         let (mut engine, _) = open(
@@ -113,7 +113,7 @@ pub fn endless_interruptions_end(subject: &Subject) {
     }
 }
 
-/// Any other error ends its own operation, with its number and its buffer, and no other one.
+/// Any other error ends its own operation, with its number and its buffer, and no other.
 pub fn errors_surface(subject: &Subject) {
     for errno in [EIO, ENOSPC] {
         let (mut engine, _) = open(subject, 4, failing(OpClass::Write, 3, Repeat::Once, errno));
@@ -161,7 +161,7 @@ pub fn faults_repeat(subject: &Subject) {
     assert_eq!(counts.next(), counts.next());
 }
 
-/// Decorated engines are full when the bare one is, and give the operation back untouched.
+/// Decorated engines are full when the bare one is, and return the operation untouched.
 pub fn decorated_queue_full(subject: &Subject) {
     let faults = failing(OpClass::Write, 2, Repeat::Once, EIO).short_transfers(100);
     let (mut engine, _) = open(subject, 2, faults);

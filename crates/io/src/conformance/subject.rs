@@ -1,4 +1,4 @@
-//! An engine that is tested, files of a known pattern, and operations on them.
+//! An engine under test, files with a known pattern, and operations on them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::buffer::{IoBuf, Memory};
 use crate::engine::{Completion, Engine, Op, OpKind, Rejected};
 use crate::file::{Direct, File};
 
-/// What is tested, and where.
+/// The engine under test, and the directory for its files.
 pub struct Subject {
     /// Opens an engine of the given queue depth.
     pub open: fn(queue_depth: usize) -> Box<dyn Engine>,
@@ -18,7 +18,7 @@ pub struct Subject {
     pub direct: Direct,
 }
 
-/// Nothing in this suite takes near that long: an engine that does hangs.
+/// Far more than any case takes: an engine that needs it hangs.
 pub(super) const HANG: Duration = Duration::from_secs(60);
 
 impl Subject {
@@ -111,7 +111,8 @@ pub(super) fn wait(engine: &mut dyn Engine, min: usize) -> Vec<Completion> {
     completed
 }
 
-/// Runs all operations, as many at a time as the engine takes; completions in order of token.
+/// Runs all operations, as many at a time as the engine takes; returns completions in order of
+/// token.
 pub(super) fn run(engine: &mut dyn Engine, ops: impl IntoIterator<Item = Op>) -> Vec<Completion> {
     let mut completed = Vec::new();
     for mut op in ops {

@@ -1,4 +1,4 @@
-//! What an engine needs whose operations end on other threads: completions as they arrive, counted.
+//! Counts and collects completions for an engine whose operations end on other threads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +7,20 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::{Completion, Deadline, Op, Rejected, Wake};
 
-/// The operations of an engine that are in flight, and where their completions arrive.
+/// The operations in flight of an engine, and the channel on which their completions arrive.
 pub struct Arrivals {
     queue_depth: usize,
     in_flight: usize,
     completions: Receiver<Completion>,
-    /// What [`Arrivals::waker`] sends; nobody sends before.
+    /// Receives the wakes of [`Arrivals::waker`]; silent before that was called.
     wakes: Receiver<()>,
 }
 
 impl Arrivals {
-    /// None yet, `queue_depth` at a time; who performs them sends each completion, once.
+    /// Starts with none, and admits `queue_depth` at a time; the threads that perform operations
+    /// send each completion once.
     pub fn new(queue_depth: usize) -> (Sender<Completion>, Arrivals) {
-        // It can never be full.
+        // At most `queue_depth` operations are in flight, so it never fills up.
         let (done, completions) = crossbeam_channel::bounded(queue_depth);
         let arrivals = Arrivals {
             queue_depth,
@@ -30,7 +31,7 @@ impl Arrivals {
         (done, arrivals)
     }
 
-    /// Counts an operation, which the caller has performed then.
+    /// Counts an operation, for the caller to start.
     ///
     /// # Errors
     /// As [`Engine::submit`](super::Engine::submit).
@@ -45,7 +46,7 @@ impl Arrivals {
     /// As [`Engine::poll`](super::Engine::poll), which cannot fail here.
     ///
     /// # Panics
-    /// If whoever performs operations is gone.
+    /// If the threads that perform operations are gone.
     pub fn poll(&mut self, min: usize, timeout: Option<Duration>, completed: &mut Vec<Completion>) {
         let deadline = Deadline::after(timeout);
         let mut wanted = min.min(self.in_flight);
@@ -85,12 +86,12 @@ impl Arrivals {
         Arc::new(Waker { wake })
     }
 
-    /// The most operations at a time.
+    /// The most operations in flight.
     pub fn queue_depth(&self) -> usize {
         self.queue_depth
     }
 
-    /// Operations that were admitted and not handed back.
+    /// Operations admitted and not yet returned.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -102,7 +103,7 @@ struct Waker {
 
 impl Wake for Waker {
     fn wake(&self) {
-        // Full, there is a wake already; gone, nobody waits.
+        // A full channel already has a wake; a closed one has no receiver left.
         let _ = self.wake.try_send(());
     }
 }

@@ -1,4 +1,4 @@
-//! Which backend is opened: what a caller may say of it, and what there is to be had.
+//! Selects a backend by configuration and by what the system offers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use super::threads::Threads;
 use super::uring::Uring;
 use crate::{Error, Result};
 
-/// The most operations a backend keeps in flight, whatever it is asked for. A ring can have 32768
-/// entries; no storage needs an eighth of them from one thread.
+/// The most operations that a backend keeps in flight, whatever the configuration. A ring can have
+/// 32768 entries; no storage needs an eighth of them from one thread.
 const QUEUE_DEPTH_MAX: usize = 4096;
 
 /// Which backend to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// `io_uring` where the kernel lets us, threads elsewhere.
+    /// `io_uring` where the kernel allows it, threads elsewhere.
     #[default]
     Auto,
     /// `io_uring` or an error.
@@ -57,7 +57,7 @@ impl FromStr for EngineChoice {
 pub struct EngineConfig {
     /// Which backend.
     pub choice: EngineChoice,
-    /// Operations in flight at most; brought into 1..=4096.
+    /// The most operations in flight; clamped to 1..=4096.
     pub queue_depth: usize,
 }
 
@@ -70,12 +70,12 @@ impl Default for EngineConfig {
     }
 }
 
-/// An engine, and what stood in the way of a better one.
+/// An engine, and the reason that a better one was unavailable.
 pub struct Opened {
     /// The engine, bare: wrap it in [`WholeTransfers`](crate::transfer::WholeTransfers) for whole
     /// counts.
     pub engine: Box<dyn Engine>,
-    /// Why [`EngineChoice::Auto`] did not get `io_uring`, in words for a report.
+    /// Why [`EngineChoice::Auto`] did not choose `io_uring`, for a report.
     pub fallback: Option<String>,
 }
 
@@ -91,8 +91,8 @@ impl fmt::Debug for Opened {
 /// Opens an engine for the calling thread.
 ///
 /// # Errors
-/// [`Error::EngineUnavailable`] when the backend that was named, or under
-/// [`EngineChoice::Auto`] every backend, is refused by the system.
+/// [`Error::EngineUnavailable`] when the system refuses the named backend, or, under
+/// [`EngineChoice::Auto`], every backend.
 pub fn open(config: &EngineConfig) -> Result<Opened> {
     let queue_depth = config.queue_depth.clamp(1, QUEUE_DEPTH_MAX);
     match config.choice {

@@ -1,25 +1,25 @@
-//! What `io_uring` can do here, tried rather than read from a version.
+//! The `io_uring` features of this system, tried rather than derived from a version.
 
 use std::io;
 
-/// One thing tried.
+/// A feature that was tried.
 #[derive(Debug)]
 pub struct Trial {
-    /// A word for it: `"ring"`, `"defer_taskrun"`, `"registered_buffers"`, …
+    /// The feature's name: `"ring"`, `"defer_taskrun"`, `"registered_buffers"`, …
     pub name: &'static str,
-    /// What came of it: the kernel's answer where it failed.
+    /// Success, or the kernel's error.
     pub outcome: io::Result<()>,
 }
 
-/// Tries everything that this crate, or a benchmark, may use.
+/// Tries every feature that this crate, or a benchmark, may use.
 ///
-/// The first trial is the plain ring, without which no other is made.
+/// The first trial is the plain ring; if that fails, no other is tried.
 #[cfg(feature = "uring")]
 pub fn try_all() -> Vec<Trial> {
     trials::all()
 }
 
-/// This build has no ring to try.
+/// Reports that this build has no ring.
 #[cfg(not(feature = "uring"))]
 pub fn try_all() -> Vec<Trial> {
     vec![Trial {
@@ -46,7 +46,7 @@ mod trials {
 
     const ENTRIES: u32 = 8;
 
-    /// As much as a bench or a pool may register at the least.
+    /// The least that a benchmark or a pool registers.
     const REGISTERED_BYTES: usize = 1 << 20;
 
     pub(super) fn all() -> Vec<Trial> {
@@ -105,7 +105,7 @@ mod trials {
         engine.register(&[&buf], &[])
     }
 
-    /// Reads from a file that every process can: a ring that is made may still refuse to work.
+    /// Reads from a file that every process can read: a ring may be created and still not work.
     fn transfer() -> io::Result<()> {
         let mut engine = Uring::open(1).map_err(io::Error::other)?;
         let own = std::env::current_exe()?;

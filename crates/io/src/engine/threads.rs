@@ -1,11 +1,10 @@
 //! The thread-pool backend: `pread`, `pwrite` and `fdatasync` on a few threads.
 //!
-//! For machines and containers that refuse `io_uring`. The same contract, with one context switch
-//! per operation: of no weight for transfers of a mebibyte, a third of the rate for pages.
+//! For machines and containers that refuse `io_uring`. It keeps the same contract, with one context
+//! switch per operation: negligible for transfers of a mebibyte, a third of the rate for pages.
 //!
-//! Operations travel to the threads and completions back through two channels, so a buffer is owned
-//! by exactly one side at any time. Dropping the engine lets the threads finish what was accepted
-//! and joins them.
+//! Operations and completions pass through two channels, so a buffer is owned by exactly one side
+//! at any time. Dropping the engine lets the threads finish the accepted operations and joins them.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ const THREADS_MAX: usize = 32;
 /// A bounded pool of threads that block in system calls.
 pub(super) struct Threads {
     arrivals: Arrivals,
-    /// `None` only while dropping: closing this channel is what ends the threads.
+    /// `None` only while dropping: closing this channel ends the threads.
     ops: Option<Sender<Op>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -35,7 +34,7 @@ pub(super) struct Threads {
 impl Threads {
     /// Starts the threads.
     pub(super) fn open(queue_depth: usize) -> Result<Threads> {
-        // It can never be full: at most `queue_depth` operations are in flight.
+        // At most `queue_depth` operations are in flight, so it never fills up.
         let (ops, ops_taken) = crossbeam_channel::bounded(queue_depth);
         let (done, arrivals) = Arrivals::new(queue_depth);
         let mut threads = Vec::new();
@@ -46,7 +45,7 @@ impl Threads {
                 .spawn(move || work(&ops, &completions));
             match started {
                 Ok(thread) => threads.push(thread),
-                // Fewer threads than wished for are slower, not wrong.
+                // Fewer threads than requested are slower, not wrong.
                 Err(_) if !threads.is_empty() => break,
                 Err(source) => {
                     return Err(Error::EngineUnavailable {

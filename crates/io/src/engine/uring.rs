@@ -1,11 +1,11 @@
 //! The `io_uring` backend: one ring, used by the thread that opened it.
 //!
-//! Operations stay in a slab from submission until the kernel hands their index back, and with them
-//! the buffers and open files that the kernel works on. The ring has an entry for every operation
-//! that may be in flight, so neither of its queues can overflow.
+//! Operations stay in a slab from submission until the kernel returns their index, along with the
+//! buffers and open files that the kernel uses. The ring has an entry for every operation that may
+//! be in flight, so neither of its queues can overflow.
 //!
-//! Dropping the engine waits for every operation. Should the kernel refuse even to wait, the
-//! buffers are leaked: memory that the kernel may still write to is never freed.
+//! Dropping the engine waits for every operation. If the kernel refuses even to wait, the buffers
+//! are leaked: memory that the kernel may still write to is never freed.
 
 #![allow(unsafe_code)]
 
@@ -34,21 +34,21 @@ use entry::prepare;
 use registered::{REGISTERED_BUFFERS_MAX, REGISTERED_BYTES_MAX, Registered};
 use setup::{check, disabled_setting, explain, kinds, set_up};
 
-/// Transfers from this size on are sent to the kernel at once, so that they run while the caller
+/// Transfers of at least this size are submitted at once, so that they run while the caller
 /// prepares the next one.
 const SENT_AT_ONCE_BYTES_MIN: usize = 64 << 10;
 
-/// Of smaller ones so many are sent with one system call; a poll sends what is left. Sending all
-/// that one poll makes room for keeps a device waiting, for each to be prepared.
+/// This many smaller transfers are submitted with one system call; a poll submits the rest. Holding
+/// them all until the next poll would keep the device idle while each is prepared.
 const SENT_TOGETHER_MAX: usize = 4;
 
-/// How long the kernel may be out of memory for requests before polling reports it.
+/// How many refusals for lack of kernel memory polling takes before it reports an error.
 const REFUSALS_MAX: u32 = 1000;
 
-/// The wait between attempts to hand requests to a kernel that is out of memory for them.
+/// The pause before requests are submitted again to a kernel that is out of memory for them.
 const REFUSAL_PAUSE: Timespec = Timespec::new().nsec(1_000_000);
 
-/// An `io_uring` and what it is working on.
+/// An `io_uring` and its operations in flight.
 pub(super) struct Uring {
     ring: IoUring,
     setup: &'static str,
@@ -56,28 +56,28 @@ pub(super) struct Uring {
     /// Dropped after the ring, which pins the memory.
     registered: Registered,
     flying: Slab<Flying>,
-    /// What ends a wait, once there is that.
+    /// Ends a wait, if a waker was requested.
     waker: Option<Arc<Waker>>,
-    /// Whether the wait that goes on, or the next one, is over for it.
+    /// Whether the current wait, or the next one, was ended by the waker.
     is_woken: bool,
 }
 
-/// Stands for the waker where operations have their index.
+/// Marks the waker's completion, in the field in which operations have their index.
 const WAKE: u64 = u64::MAX;
 
-/// A counter in the kernel that a ring looks at as it looks at a file.
+/// An event counter (`eventfd`) that the ring polls like a file.
 struct Waker {
     counter: OwnedFd,
 }
 
 impl Wake for Waker {
     fn wake(&self) {
-        // A counter that cannot grow has not been looked at: there is a wake already.
+        // A counter at its maximum was not read yet: a wake is already pending.
         let _ = rustix::io::write(&self.counter, &1_u64.to_ne_bytes());
     }
 }
 
-/// What the kernel may touch until the operation's completion.
+/// The memory and file that the kernel may use until the operation's completion.
 struct Flying {
     token: u64,
     buf: Option<IoBuf>,
@@ -85,19 +85,19 @@ struct Flying {
 }
 
 impl Uring {
-    /// Sets the best ring up that this kernel has.
+    /// Opens the best kind of ring that this kernel supports.
     pub(super) fn open(queue_depth: usize) -> Result<Uring> {
         Uring::open_kind(&kinds(), queue_depth)
     }
 
-    /// Sets one of `kinds` up and makes sure that it can do what this backend asks of it.
+    /// Opens one of `kinds` and checks that it supports what this backend needs.
     fn open_kind(kinds: &[(Builder, &'static str)], queue_depth: usize) -> Result<Uring> {
         let unavailable = |source: io::Error| Error::EngineUnavailable {
             engine: "uring",
             reason: explain(&source, disabled_setting().as_deref()),
             source,
         };
-        // One more, for the waker.
+        // One extra, for the waker.
         let entries = u32::try_from(queue_depth + 1).expect("bounded by QUEUE_DEPTH_MAX");
         let (ring, setup) = set_up(kinds, entries).map_err(unavailable)?;
         check(&ring).map_err(unavailable)?;
@@ -112,7 +112,7 @@ impl Uring {
         })
     }
 
-    /// Has the ring look at the waker, until it has been woken once.
+    /// Submits a poll of the waker's counter, which one wake completes.
     fn listen(&mut self) {
         let Some(waker) = &self.waker else { return };
         let flags = u32::from(PollFlags::IN.bits());
@@ -123,13 +123,13 @@ impl Uring {
             let pushed = unsafe { self.ring.submission().push(&entry) };
             match pushed {
                 Ok(()) => return,
-                // Every entry is an operation that was not sent yet.
+                // The queue is full of operations that are not submitted yet.
                 Err(_) => drop(self.ring.submit()),
             }
         }
     }
 
-    /// Moves completions out of the ring; no system call.
+    /// Moves completions out of the ring, without a system call.
     fn reap(&mut self, completed: &mut Vec<Completion>) -> usize {
         let before = completed.len();
         let mut is_heard = false;
@@ -146,7 +146,8 @@ impl Uring {
         }
         if is_heard {
             if let Some(waker) = &self.waker {
-                // Back to nothing: an attempt that finds nothing has nothing to take.
+                // Resets the counter to zero; where it is zero already, the read fails, which is
+                // fine.
                 let _ = rustix::io::read(&waker.counter, &mut [0; 8]);
             }
             self.is_woken = true;
@@ -155,7 +156,7 @@ impl Uring {
         completed.len() - before
     }
 
-    /// Sends what is queued and waits for `wanted` completions or for the time to pass.
+    /// Submits queued entries and waits for `wanted` completions or for the timeout.
     fn enter(&mut self, wanted: usize, timeout: Option<Duration>) -> io::Result<usize> {
         match timeout {
             Some(timeout) if wanted > 0 => {
@@ -167,16 +168,16 @@ impl Uring {
         }
     }
 
-    /// Waits a moment for a completion without sending anything: a kernel that is out of memory for
-    /// requests gets some back when requests complete.
+    /// Waits briefly for a completion without submitting anything: a kernel that is out of memory
+    /// for requests gets some back when requests complete.
     fn pause(&mut self) {
         let flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS;
         let args = SubmitArgs::new().timespec(&REFUSAL_PAUSE);
         let submitter = self.ring.submitter();
-        // SAFETY: nothing is submitted, and with EXT_ARG the argument is what `SubmitArgs` wraps;
-        // it and the time it points to outlive the call.
+        // SAFETY: nothing is submitted, and with EXT_ARG the argument is the structure that
+        // `SubmitArgs` wraps; it and the time it points to outlive the call.
         let waited = unsafe { submitter.enter(0, 1, flags.bits(), Some(&args)) };
-        // A timeout, an interruption or a completion: the caller looks for itself.
+        // A timeout, an interruption or a completion: the caller checks.
         drop(waited);
     }
 }
@@ -196,17 +197,18 @@ impl Engine for Uring {
         });
         let entry = entry.user_data(key as u64);
         let mut queue = self.ring.submission();
-        // SAFETY: the buffer and the file that the entry names are in the slab now, which keeps
-        // them, untouched and alive, until the completion of this very entry was reaped; `drop`
-        // leaks what it cannot wait for. An `IoBuf` is a window on memory that does not move with
-        // it.
+        // SAFETY: the slab now holds the buffer and the file that the entry names, and keeps them,
+        // untouched and alive, until the completion of this very entry was reaped; `drop` leaks
+        // those it cannot wait for. Moving an `IoBuf` does not move the memory that it is a window
+        // on.
         let pushed = unsafe { queue.push(&entry) };
         pushed.expect("the ring has an entry for every operation in flight");
         let queued = queue.len();
         drop(queue);
         let is_small = bytes.is_some_and(|bytes| bytes < SENT_AT_ONCE_BYTES_MIN);
         if !is_small || queued >= SENT_TOGETHER_MAX {
-            // A refusal leaves the entry queued: the next poll sends it, or reports why not.
+            // After a refusal the entry stays queued: the next poll submits it, or reports the
+            // error.
             drop(self.ring.submit());
         }
         Ok(())
@@ -237,7 +239,7 @@ impl Engine for Uring {
                 return Ok(());
             }
             let left = deadline.left();
-            // A wake is one completion, whatever is waited for.
+            // A wake is one completion, so with a waker any completion has to end the wait.
             let step = match self.waker {
                 Some(_) => wanted.min(1),
                 None => wanted,
@@ -248,7 +250,7 @@ impl Engine for Uring {
                 .map(|error| (Errno::from_io_error(&error), error));
             match errno {
                 None | Some((Some(Errno::TIME | Errno::INTR), _)) => {}
-                // Out of memory for requests, for now.
+                // The kernel is out of memory for requests, for now.
                 Some((Some(Errno::AGAIN | Errno::BUSY), _)) if refusals < REFUSALS_MAX => {
                     refusals += 1;
                     self.pause();
@@ -295,7 +297,7 @@ impl Engine for Uring {
         if !vectors.is_empty() {
             // SAFETY: the kernel pins the pages of the vectors, and moves bytes only for operations
             // that name them; those own a window inside (`prepare`). The memory stays mapped as
-            // long as the owners kept below, which go after the ring.
+            // long as the owners kept below, which are dropped after the ring.
             unsafe { submitter.register_buffers(&vectors) }?;
         }
         if !fds.is_empty()
@@ -355,7 +357,7 @@ mod tests {
     use super::*;
     use crate::engine::OpKind;
 
-    /// The kinds of ring that an older kernel would leave us pass the suite as well.
+    /// The kinds of ring that older kernels support pass the suite as well.
     #[cfg(feature = "conformance")]
     #[test]
     fn every_kind_of_ring_conforms() {
@@ -390,7 +392,8 @@ mod tests {
         }
     }
 
-    /// Registered memory and files, others, and windows that reach beyond.
+    /// Registered memory and files, unregistered ones, and windows that reach beyond registered
+    /// memory.
     #[test]
     fn what_is_registered_moves_the_same_bytes() {
         use crate::buffer::Memory;

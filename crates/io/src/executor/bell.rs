@@ -1,4 +1,4 @@
-//! A descriptor that becomes readable when transfers end, for event loops that wait for descriptors.
+//! A descriptor that becomes readable when transfers end, for event loops that poll descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,8 @@ use rustix::event::EventfdFlags;
 
 use crate::{Error, Result};
 
-/// Told of what ends, by the keys that its owner gave; see [`Transfer::on_done`](super::Transfer::on_done).
+/// Collects the keys of transfers that have ended; see
+/// [`Transfer::on_done`](super::Transfer::on_done).
 #[derive(Clone, Debug)]
 pub struct Bell {
     inner: Arc<Inner>,
@@ -34,16 +35,17 @@ impl Bell {
         })
     }
 
-    /// What rings it with a key, for whatever ends.
+    /// A callback that records `key` and makes the descriptor readable.
     pub fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
         let inner = Arc::clone(&self.inner);
         Box::new(move || inner.ring(key))
     }
 
-    /// The keys of the transfers that have ended since they were asked for last; it is silent then.
+    /// Takes the keys of the transfers that have ended since the last call, and makes the
+    /// descriptor unreadable.
     pub fn take(&self) -> Vec<u64> {
         let mut ended = self.inner.lock();
-        // Whether it rang is of no interest: the keys say what there is.
+        // The result is not needed: the list of keys is complete.
         let _ = rustix::io::read(&self.inner.eventfd, &mut [0; 8]);
         std::mem::take(&mut ended)
     }
@@ -58,7 +60,7 @@ impl AsFd for Bell {
 impl Inner {
     fn ring(&self, key: u64) {
         self.lock().push(key);
-        // It fails where nobody has listened 2^64 - 1 times.
+        // It fails only after 2^64 - 1 writes without a read.
         let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
     }
 

@@ -1,10 +1,10 @@
-//! Requests cut into what one operation of an engine moves.
+//! Cuts requests into single operations of an engine.
 //!
-//! What direct I/O can reach goes straight from and to the caller's memory. The rest goes through
-//! staging: reads of bytes whose address or offset is ragged, and writes of whole pages whose address
-//! is. A write of part of a page goes through the page cache: there the kernel keeps the rest of the
-//! page, whoever else writes to that. Direct writes are of whole pages only, so that no two writes
-//! that have no byte in common meet in a page, one in the cache and one past it.
+//! Bytes that direct I/O can reach move directly from and to the caller's memory. The others go
+//! through staging: reads whose address or offset is unaligned, and writes of whole pages from an
+//! unaligned address. A write of part of a page goes through the page cache, where the kernel
+//! preserves the rest of the page for other writers. Direct writes cover whole pages only, so two
+//! writes without a common byte never meet in a page with one in the cache and one past it.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::request::{Kind, Landing, Request, Source, Target, Visit, Visitor};
 use crate::buffer::{HostRegion, IoBuf};
 use crate::file::{Alignment, File};
 
-/// Ragged reads up to this size are one operation, though part of them could go straight.
+/// Unaligned reads up to this size are one operation, though part of them could be direct.
 const READ_WHOLE_BYTES_MAX: u64 = 64 << 10;
 
-/// What no write shares with others: the page of the page cache, which no alignment exceeds.
+/// The unit that no two writes may share: the page of the page cache, which no alignment exceeds.
 pub fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// A request, as far as it has not begun.
+/// The part of a request that has not begun.
 pub(super) struct Rest {
     target: Target,
     offset: u64,
@@ -34,24 +34,25 @@ enum Left {
     Nothing,
 }
 
-/// What one operation does, and with what memory.
+/// One operation, and its memory.
 pub(super) struct Piece {
     pub(super) file: Arc<File>,
-    /// Where the bytes of the caller begin.
+    /// Offset of the caller's bytes.
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) way: Way,
 }
 
 pub(super) enum Way {
-    /// Straight into the caller's memory, and whoever is to hear of it.
+    /// Directly into the caller's memory, and the visitor to call afterwards, if any.
     Read(IoBuf, Option<Box<dyn Visitor>>),
-    /// Into staging, which holds whole units from `offset - before` on, and from there.
+    /// Into staging, which holds whole units from `offset - before` on, then copied to the caller's
+    /// memory.
     ReadStaged {
         landing: Landing,
         before: u64,
     },
-    /// Straight from the caller's memory.
+    /// Directly from the caller's memory.
     Write(IoBuf),
     /// From a copy in staging.
     WriteStaged(Copied),
@@ -59,7 +60,7 @@ pub(super) enum Way {
 }
 
 impl Piece {
-    /// What it does, as a verb.
+    /// The operation as a verb.
     pub(super) fn operation(&self) -> &'static str {
         match self.way {
             Way::Read(..) | Way::ReadStaged { .. } => "read",
@@ -68,7 +69,7 @@ impl Piece {
         }
     }
 
-    /// The staging that it takes, in whole units of the file.
+    /// Bytes of staging that it needs, in whole units of the file.
     pub(super) fn staged_bytes(&self) -> usize {
         let unit = self.file.alignment().offset;
         match self.way {
@@ -81,7 +82,7 @@ impl Piece {
     }
 }
 
-/// Bytes to be copied before they are written.
+/// Bytes that are copied to staging before they are written.
 pub(super) enum Copied {
     Window(IoBuf),
     Region(Arc<HostRegion>, u64),
@@ -132,7 +133,7 @@ impl Rest {
         matches!(self.left, Left::Nothing)
     }
 
-    /// The bytes that the next piece has at most, for shares.
+    /// The most bytes that the next piece has, for the schedule's accounting.
     pub(super) fn next_bytes(&self, block_bytes: u64) -> u64 {
         let left = match &self.left {
             Left::Read(landing) => landing.len(),
@@ -142,7 +143,7 @@ impl Rest {
         left.min(block_bytes)
     }
 
-    /// Takes the next piece off.
+    /// Takes the next piece.
     ///
     /// # Panics
     /// If nothing is left.
@@ -208,7 +209,7 @@ impl Rest {
                 0 if len >= page => (file, (len - len % page).min(block_left)),
                 before => (Arc::clone(edges), len.min(page - before)),
             },
-            // Where nothing else goes through the cache, the kernel judges what is ragged.
+            // Without a second, buffered file, the kernel decides about unaligned writes.
             _ => (file, len.min(block_left)),
         };
         self.offset += bytes;
@@ -243,13 +244,13 @@ impl Rest {
     }
 }
 
-/// How the next bytes of a read are reached.
+/// How the next bytes of a read move.
 enum Straight {
-    /// So many, straight.
+    /// This many, directly.
     For(u64),
-    /// So many through staging, before others go straight.
+    /// This many through staging, followed by direct ones.
     After(u64),
-    /// None.
+    /// All through staging.
     Never,
 }
 

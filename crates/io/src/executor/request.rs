@@ -1,4 +1,4 @@
-//! What callers ask of an executor: bytes of a file, from or to memory that lies anyhow.
+//! Requests to an executor: bytes of a file, from or to memory of any layout.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use crate::file::File;
 /// A file that requests name.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// As it was opened; whole pages go through this one.
+    /// The file as opened; whole pages use this one.
     pub file: Arc<File>,
-    /// The same file through the page cache, for the ragged edges of writes; `None` where the file
+    /// The same file through the page cache, for unaligned edges of writes; `None` where the file
     /// is buffered itself, or is only read.
     pub edges: Option<Arc<File>>,
 }
@@ -19,37 +19,36 @@ pub struct Target {
 /// Memory to read into.
 #[derive(Debug)]
 pub enum Landing {
-    /// In one piece.
+    /// Contiguous memory.
     Window(IoBuf),
-    /// Items at strides; the run is the content in row-major order.
+    /// Items at strides; the run in the file is the content in row-major order.
     Scattered(Scatter),
-    /// Wherever a visitor takes the bytes.
+    /// Passed to a visitor.
     Visited(Visit),
 }
 
-/// What is done with the bytes of a request when they are there, on a thread of the executor.
+/// Handles the bytes of a request once they have arrived, on a thread of the executor.
 ///
-/// It is dropped unheard where they do not come. It must not wait.
+/// It is dropped without a call where the read fails. It must not wait.
 pub trait Visitor: Send {
-    /// All bytes of the request, in its order: in the memory of the visit if it has some, which is
-    /// given back, else in memory that is used again.
+    /// Receives all bytes of the request, in order: in the visit's own memory, if it has some,
+    /// which is returned; else in memory that is reused after the call.
     fn arrived(self: Box<Self>, bytes: Arrived<'_>);
 }
 
-/// Work of a caller on the processor, in parts, that threads of the executor may help with while
-/// they have nothing to begin.
+/// A computation of a caller, in parts, which idle threads of the executor may help with.
 pub trait Assist: Send + Sync {
-    /// Does one part, of some dozen microseconds: requests that have ended meanwhile wait for it. It
-    /// must not wait.
+    /// Does one part, of some dozen microseconds: completed requests wait meanwhile. It must not
+    /// block.
     ///
     /// # Returns
-    /// Whether there may be more.
+    /// Whether there may be more parts.
     fn assist(&self) -> bool;
 }
 
-/// Where bytes of a visited request are.
+/// The bytes of a visited request.
 pub enum Arrived<'a> {
-    /// In the memory of the visit.
+    /// In the visit's own memory.
     Own(IoBuf),
     /// In memory of the executor.
     Lent(&'a [u8]),
@@ -65,14 +64,14 @@ impl Arrived<'_> {
     }
 }
 
-/// A request of at most a block, which is one operation, and whose bytes a [`Visitor`] takes.
+/// A request of at most a block, done as one operation, whose bytes a [`Visitor`] receives.
 pub struct Visit {
-    /// How many.
+    /// Bytes to read.
     pub bytes: u64,
-    /// Where they go, if the caller has a place for them: they land there without a copy where
-    /// direct I/O can reach it.
+    /// The caller's memory for the bytes, if it has some: direct I/O writes to it without a copy
+    /// where it can reach it.
     pub memory: Option<IoBuf>,
-    /// Who takes them.
+    /// Receives the bytes.
     pub visitor: Box<dyn Visitor>,
 }
 
@@ -88,16 +87,16 @@ impl fmt::Debug for Visit {
 /// Memory to write from, which nobody changes meanwhile.
 #[derive(Debug)]
 pub enum Source {
-    /// In one piece.
+    /// Contiguous memory.
     Window(IoBuf),
     /// The content of an array, in row-major order.
     Gathered(Arc<HostRegion>),
 }
 
-/// What to do.
+/// The direction of a request, with its memory.
 #[derive(Debug)]
 pub enum Kind {
-    /// Reads as many bytes as the memory has; a file that ends before is an error.
+    /// Reads as many bytes as the memory has; a file that ends earlier is an error.
     Read(Landing),
     /// Writes all bytes of the memory.
     Write(Source),
@@ -108,9 +107,9 @@ pub enum Kind {
 pub struct Request {
     /// The file.
     pub target: Target,
-    /// Where in the file they begin, in bytes.
+    /// Offset of the bytes in the file.
     pub offset: u64,
-    /// Which way, and the memory.
+    /// The direction, and the memory.
     pub kind: Kind,
 }
 
@@ -129,7 +128,7 @@ impl Landing {
         self.len() == 0
     }
 
-    /// Whether it is one operation, whatever its length.
+    /// Whether it must be one operation, whatever its length.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self, Landing::Visited(_))
     }
@@ -146,7 +145,7 @@ impl Landing {
         }
     }
 
-    /// Takes its bytes.
+    /// Copies `bytes` into it.
     pub(super) fn fill(self, bytes: &[u8]) {
         match self {
             Landing::Window(mut buf) => buf.as_mut_slice().copy_from_slice(bytes),

@@ -1,4 +1,4 @@
-//! Who comes next: requests of several shares, by weighted turns (deficit round robin, Shreedhar and
+//! The order of requests from several shares: weighted turns (deficit round robin, Shreedhar and
 //! Varghese, SIGCOMM 1995).
 
 use std::collections::VecDeque;
@@ -9,16 +9,16 @@ use slab::Slab;
 use super::pieces::{Piece, Rest};
 use super::transfer::State;
 
-/// What a share of weight 1 moves in a turn.
+/// Bytes that a share of weight 1 moves in a turn.
 const QUANTUM_BYTES: u64 = 1 << 20;
 
-/// What an operation counts at least: its cost without a byte.
+/// The least that an operation is charged: its cost regardless of bytes.
 const PIECE_BYTES_MIN: u64 = 4096;
 
-/// Requests that have not begun whole, by share.
+/// Requests that have not begun completely, by share.
 pub(super) struct Schedule {
     shares: Slab<Queue>,
-    /// Shares with something to do, the one whose turn it is first.
+    /// Shares with waiting requests; the first one has its turn.
     turns: VecDeque<usize>,
     queued: usize,
     block_bytes: u64,
@@ -29,15 +29,15 @@ struct Queue {
     rests: VecDeque<(Rest, Arc<State>)>,
     /// Bytes that it may still move in this turn.
     credit_bytes: u64,
-    /// Whether nobody hands more over.
+    /// Whether its owner is gone, so that no requests follow.
     is_abandoned: bool,
 }
 
-/// What comes next.
+/// The next step of the schedule.
 pub(super) enum Next {
-    /// An operation.
+    /// An operation to start.
     Piece(Piece, Arc<State>),
-    /// A request that need not begin.
+    /// A request to skip, as its transfer is over.
     Over(Arc<State>),
 }
 
@@ -60,7 +60,7 @@ impl Schedule {
         })
     }
 
-    /// Forgets a share as soon as it has nothing left to do.
+    /// Removes a share once it has no requests left.
     pub(super) fn remove_share(&mut self, share: usize) {
         self.shares[share].is_abandoned = true;
         self.forget_if_empty(share);
@@ -72,12 +72,12 @@ impl Schedule {
         }
     }
 
-    /// Requests that have not begun whole.
+    /// Requests that have not begun completely.
     pub(super) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Puts requests behind those of the same share.
+    /// Appends requests to those of the same share.
     pub(super) fn push(&mut self, share: usize, rests: Vec<Rest>, state: &Arc<State>) {
         let queue = &mut self.shares[share];
         if queue.rests.is_empty() && !rests.is_empty() {
@@ -89,7 +89,7 @@ impl Schedule {
         queue.rests.extend(rests);
     }
 
-    /// Takes the next piece, if there is any.
+    /// Takes the next piece, if there is one.
     pub(super) fn take(&mut self) -> Option<Next> {
         loop {
             let share = *self.turns.front()?;
@@ -164,7 +164,7 @@ mod tests {
         (rests, Transfer::new(count, Vec::new(), process))
     }
 
-    /// The bytes that each transfer gets among the first so many pieces.
+    /// The bytes that each transfer gets among the first `pieces` pieces.
     fn first(schedule: &mut Schedule, of: &[&Transfer], pieces: usize) -> Vec<u64> {
         let mut bytes = vec![0; of.len()];
         for _ in 0..pieces {
@@ -186,7 +186,7 @@ mod tests {
         schedule.push(one, rests, &large.state);
         let (rests, small) = reads(&target, 64 * 256, 4096);
         schedule.push(three, rests, &small.state);
-        // Three mebibytes in pages for each one in a block.
+        // Three mebibytes in pages for each mebibyte in a block.
         let bytes = first(&mut schedule, &[&large, &small], 10 * (1 + 3 * 256));
         let ratio = bytes[1] as f64 / bytes[0] as f64;
         assert!((2.4..=3.6).contains(&ratio), "{bytes:?}");

@@ -1,4 +1,4 @@
-//! What the workers of an executor and its callers share.
+//! State shared by the workers of an executor and its callers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,23 +12,23 @@ use super::transfer::{Failure, Moved, State};
 use crate::buffer::Pool;
 use crate::engine::Wake;
 
-/// For how long a worker that has nothing left to do looks out for more before it sleeps. To wake it
-/// takes as long as a short read; who reads one by one comes back sooner than this.
+/// How long a worker without work spins before it sleeps. Waking it takes as long as a short read;
+/// a caller that reads one by one returns sooner than this.
 const LOOKOUT: Duration = Duration::from_micros(50);
 
-/// So many invitations are kept; of those before, whoever sent them goes on alone.
+/// The most invitations kept; the callers of dropped ones work without help.
 const INVITATIONS_MAX: usize = 64;
 
-/// Staging for ragged reads and edges, which are small as a rule.
+/// Bytes of small staging buffers, for unaligned reads and edges, which are usually small.
 const SMALL_BYTES: usize = 80 << 10;
 
 pub(super) struct Shared {
     queue: Mutex<Queue>,
-    /// Something to do, or the end.
+    /// Signalled for new work, and for the end.
     work: Condvar,
-    /// Room for more requests.
+    /// Signalled when more requests may be submitted.
     room: Condvar,
-    /// How often there was something more to do, for who looks out for it.
+    /// Counts additions of work, for a worker that is spinning.
     more: AtomicUsize,
     pub(super) wakers: Wakers,
     pub(super) staging: Staging,
@@ -37,39 +37,39 @@ pub(super) struct Shared {
 
 struct Queue {
     schedule: Schedule,
-    /// Work on the processor that callers have begun, for workers with nothing better to do.
+    /// Computations that callers have started, for workers without requests.
     invitations: VecDeque<Arc<dyn Assist>>,
-    /// Workers that have nothing at all to do.
+    /// Workers that sleep.
     idle: usize,
-    /// Whether a worker that has nothing to do looks out for something, and will look here again.
+    /// Whether a worker without work is spinning, and will check this queue again.
     is_looked_out: bool,
     /// Workers that still take work.
     alive: usize,
     is_closing: bool,
 }
 
-/// What a worker found.
+/// The result of looking for work.
 pub(super) enum Found {
-    /// Something, and perhaps there is more.
+    /// Pieces were taken, and there may be more.
     Some,
-    /// No piece, but somebody to help along.
+    /// No piece, but a computation to help with.
     Invitation(Arc<dyn Assist>),
-    /// Nothing, and the worker may wait for what it has under way.
+    /// Nothing; the worker may wait for its operations in flight.
     None,
-    /// Nothing, and there will be nothing any more.
+    /// Nothing, for good: the executor is closing.
     End,
 }
 
-/// What a worker can take on.
+/// Work that a worker can take now.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     pub(super) pieces: usize,
-    /// One piece is taken whatever it has, unless this is 0.
+    /// Unless this is 0, one piece is taken whatever its size.
     pub(super) bytes: u64,
 }
 
 impl Room {
-    /// Whether there is none any more.
+    /// Whether it is used up.
     fn is_over(self) -> bool {
         self.pieces == 0 || self.bytes == 0
     }
@@ -86,7 +86,7 @@ impl Room {
     }
 }
 
-/// Buffers of two sizes.
+/// Staging buffers of two sizes.
 pub(super) struct Staging {
     small: Pool,
     large: Pool,
@@ -102,7 +102,7 @@ impl Staging {
         }
     }
 
-    /// The buffers that hold so many bytes.
+    /// The pool whose buffers hold `bytes`.
     pub(super) fn of(&self, bytes: usize) -> &Pool {
         match bytes <= self.small.buffer_bytes() {
             true => &self.small,
@@ -111,7 +111,7 @@ impl Staging {
     }
 }
 
-/// What wakes the workers that wait for what they have under way.
+/// Wakes workers that wait for their operations in flight.
 pub(super) struct Wakers {
     slots: Box<[Slot]>,
 }
@@ -131,16 +131,16 @@ impl Wakers {
     }
 
     pub(super) fn set(&self, index: usize, waker: Arc<dyn Wake>) {
-        // A worker has one.
+        // Each worker sets one.
         drop(self.slots[index].waker.set(waker));
     }
 
-    /// A worker does not wait any more.
+    /// Notes that a worker no longer waits.
     pub(super) fn is_up(&self, index: usize) {
         self.slots[index].is_waiting.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes up to so many that wait.
+    /// Wakes up to `workers` workers that wait.
     fn wake(&self, mut workers: usize) {
         for slot in &self.slots {
             if workers == 0 {
@@ -185,7 +185,7 @@ impl Shared {
         self.lock().schedule.remove_share(share);
     }
 
-    /// Hands requests over, once there is room for any; they fail where no worker is left.
+    /// Submits requests once there is room; they fail where no worker is left.
     pub(super) fn push(&self, share: usize, rests: Vec<Rest>, state: &Arc<State>) {
         let mut queue = self.lock();
         while queue.schedule.queued() >= self.queued_max && queue.alive > 0 {
@@ -195,7 +195,7 @@ impl Shared {
         self.put(queue, share, rests, state);
     }
 
-    /// Hands requests over without waiting.
+    /// Submits requests without waiting.
     fn put(
         &self,
         mut queue: MutexGuard<'_, Queue>,
@@ -216,11 +216,11 @@ impl Shared {
         self.rouse(&queue, workers);
     }
 
-    /// Asks so many workers to help somebody along, once they have nothing to begin.
+    /// Asks `workers` workers to help with a computation once they have nothing to begin.
     pub(super) fn invite(&self, assist: &Arc<dyn Assist>, workers: usize) {
         let mut queue = self.lock();
         let workers = workers.min(queue.alive);
-        // Who was asked before has had the time to come.
+        // Workers had the time to answer older invitations.
         let kept = INVITATIONS_MAX.saturating_sub(workers);
         queue.invitations.truncate(kept);
         let more = std::iter::repeat_n(assist, workers).cloned();
@@ -228,7 +228,7 @@ impl Shared {
         self.rouse(&queue, workers);
     }
 
-    /// Has workers look for work: those that do nothing first.
+    /// Notifies workers of new work, sleeping ones first.
     fn rouse(&self, queue: &Queue, workers: usize) {
         self.more.fetch_add(1, Ordering::Relaxed);
         let workers = workers - usize::from(queue.is_looked_out).min(workers);
@@ -241,7 +241,7 @@ impl Shared {
         self.wakers.wake(workers - idle);
     }
 
-    /// Takes the pieces that there is room for, waiting for some where the worker is idle.
+    /// Takes the pieces that there is room for; waits for some if the worker is idle.
     pub(super) fn take(
         &self,
         index: usize,
@@ -264,7 +264,7 @@ impl Shared {
                     self.room.notify_all();
                 }
                 if !queue.schedule.is_empty() {
-                    // One request may be work for all.
+                    // One request may be enough work for all workers.
                     self.rouse(&queue, 1);
                 }
                 return Found::Some;
@@ -295,7 +295,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a moment, without sleeping, for something to be handed over.
+    /// Spins for a short time, until work is added.
     fn look_out<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let before = self.more.load(Ordering::Relaxed);
         queue.is_looked_out = true;
@@ -309,7 +309,8 @@ impl Shared {
         queue
     }
 
-    /// A piece has ended, or a request that need not begin; syncs follow where all is written.
+    /// Notes the end of a piece, or of a request that was skipped; submits the syncs once
+    /// everything is written.
     pub(super) fn end(
         &self,
         state: &Arc<State>,
@@ -319,19 +320,19 @@ impl Shared {
         if !syncs.is_empty() {
             let rests: Vec<Rest> = syncs.into_iter().map(Rest::sync).collect();
             let mut queue = self.lock();
-            // A share of their own: nobody's turn is used up by them.
+            // Syncs have a share of their own, so they use up no caller's turn.
             let share = queue.schedule.add_share(1);
             self.put(queue, share, rests, state);
             self.remove_share(share);
         }
     }
 
-    /// Whether there is nothing to begin.
+    /// Whether no request is waiting to begin.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().schedule.is_empty()
     }
 
-    /// Lets workers go once all is done.
+    /// Lets workers end once everything is done.
     pub(super) fn close(&self) {
         let mut queue = self.lock();
         queue.is_closing = true;
@@ -339,7 +340,7 @@ impl Shared {
         self.work.notify_all();
     }
 
-    /// A worker is gone. What is left by the last one fails.
+    /// Notes the end of a worker. If it was the last, the remaining requests fail.
     pub(super) fn leave(&self, failure: &Failure) {
         let mut queue = self.lock();
         queue.alive -= 1;

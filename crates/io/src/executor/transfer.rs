@@ -1,4 +1,4 @@
-//! What becomes of the requests that were handed over together.
+//! The progress and result of requests that were submitted together.
 
 use std::fmt;
 use std::io;
@@ -11,36 +11,36 @@ use crate::engine::Deadline;
 use crate::file::File;
 use crate::{Error, Result};
 
-/// Requests that were handed over together: done when all of them are, or when one has failed and
-/// nothing of the others is under way any more.
+/// Requests that were submitted together: done when all of them are, or when one has failed and no
+/// operation of the others is in flight any more.
 ///
-/// Dropped, it goes on all the same; the memory is let go of at the end.
+/// Dropping it does not stop it; its memory is released at the end.
 #[derive(Clone)]
 pub struct Transfer {
     pub(super) state: Arc<State>,
 }
 
-/// For how long who waits looks out before it sleeps: a short read takes less than to be woken.
+/// How long a waiting thread spins before it sleeps: a short read takes less than a wake-up.
 const LOOKOUT: Duration = Duration::from_micros(100);
 
-/// Whether a thread does so: one at a time, as it takes a processor.
+/// Whether a thread is spinning: only one may at a time, as it occupies a processor.
 static LOOKS_OUT: AtomicBool = AtomicBool::new(false);
 
-/// What was moved, and by which way.
+/// Bytes moved, in all and by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Bytes of the caller.
     pub bytes: u64,
-    /// Of those, the ones that were copied to or from staging.
+    /// Of those, the bytes that were copied to or from staging.
     pub staged_bytes: u64,
-    /// Of those, the ones that went through the page cache.
+    /// Of those, the bytes that went through the page cache.
     pub cached_bytes: u64,
 }
 
 pub(super) struct State {
-    /// Whether what has not begun need not begin.
+    /// Whether operations that have not begun are to be skipped.
     is_over: AtomicBool,
-    /// Whether it is done, for who looks without a lock.
+    /// Whether it is done, readable without the lock.
     is_ended: AtomicBool,
     progress: Mutex<Progress>,
     ended: Condvar,
@@ -49,21 +49,21 @@ pub(super) struct State {
 }
 
 struct Progress {
-    /// Requests that have not begun whole, and pieces under way.
+    /// Requests that have not begun completely, plus pieces in flight.
     left: usize,
     moved: Moved,
     failure: Option<Failure>,
     is_cancelled: bool,
-    /// Files to be synced once everything is written.
+    /// Files to sync once everything is written.
     syncs: Vec<Arc<File>>,
     is_done: bool,
     began: Instant,
-    /// For how long it ran, once it is done.
+    /// Its run time, once it is done.
     took: Duration,
     watchers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-/// Why a transfer failed, as often as it is asked for.
+/// The reason that a transfer failed, kept so that every call can return it.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) operation: &'static str,
@@ -76,7 +76,7 @@ pub(super) struct Failure {
 pub(super) enum Cause {
     Os(i32),
     Other(io::ErrorKind, String),
-    /// The file ended before.
+    /// The file ended early.
     End,
 }
 
@@ -90,7 +90,7 @@ impl Cause {
 }
 
 impl Failure {
-    /// What is told of everything that a worker does not come to any more.
+    /// The failure of all work that a worker leaves undone.
     pub(super) fn of_worker(why: &str) -> Failure {
         let text = format!("the executor has given up: {why}");
         Failure {
@@ -148,17 +148,17 @@ impl Transfer {
         }
     }
 
-    /// Whether it has come to an end, good or bad.
-    /// Never in a fork of the process that moves the bytes.
+    /// Whether it has ended, with success or failure. Always false in a fork of the process that
+    /// moves the bytes.
     pub fn is_done(&self) -> bool {
         self.state.check_process().is_ok() && self.state.lock().is_done
     }
 
-    /// Waits for the end; returns what was moved, or `None` where the time is over before.
+    /// Waits for the end; returns the bytes moved, or `None` after the timeout.
     ///
     /// # Errors
     /// [`Error::Transfer`] with the first failure, [`Error::Cancelled`], or [`Error::Forked`] in a
-    /// process that is a fork of the one that moves the bytes.
+    /// fork of the process that moves the bytes.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<Moved>> {
         self.state.check_process()?;
         let deadline = Deadline::after(timeout);
@@ -182,7 +182,7 @@ impl Transfer {
         }
     }
 
-    /// From when it was handed over to its end; zero before.
+    /// The time from submission to the end; zero until then.
     pub fn took(&self) -> Duration {
         match self.state.check_process() {
             Ok(()) => self.state.lock().took,
@@ -190,8 +190,8 @@ impl Transfer {
         }
     }
 
-    /// Gives up what has not begun; what is under way ends by itself. [`wait`](Transfer::wait) says
-    /// [`Error::Cancelled`] then, unless all was done before.
+    /// Cancels the operations that have not begun; those in flight finish. [`wait`](Transfer::wait)
+    /// then returns [`Error::Cancelled`], unless everything was done before.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -205,8 +205,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Has a function called when it is done, on a thread of the executor or, if it is done already,
-    /// right now. It must not wait.
+    /// Calls `watcher` at the end, on a thread of the executor, or at once if the transfer is done
+    /// already. It must not wait.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -224,7 +224,7 @@ impl Transfer {
 }
 
 impl State {
-    /// Waits for the end for a moment without sleeping, unless another thread does so too.
+    /// Spins for a short time until the end, unless another thread is spinning.
     fn look_out(&self, timeout: Duration) {
         if LOOKS_OUT.swap(true, Ordering::Relaxed) {
             return;
@@ -236,22 +236,22 @@ impl State {
         LOOKS_OUT.store(false, Ordering::Relaxed);
     }
 
-    /// Whether what has not begun need not begin.
+    /// Whether operations that have not begun are to be skipped.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// A piece of a request begins; the request has others to come, or not.
+    /// Notes the start of a piece; `is_last` where its request has no more of them.
     pub(super) fn begin(&self, is_last: bool) {
         if !is_last {
             self.lock().left += 1;
         }
     }
 
-    /// A piece, or a request that need not begin, has ended.
+    /// Notes the end of a piece, or of a request that was skipped.
     ///
     /// # Returns
-    /// The files to sync now, where all is written.
+    /// The files to sync now, once everything is written.
     #[must_use]
     pub(super) fn end(
         &self,

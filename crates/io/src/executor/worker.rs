@@ -17,29 +17,29 @@ use crate::file::File;
 use crate::trace::{self, Role};
 use crate::{Error, Result};
 
-/// Pieces that a worker takes with one look at the schedule.
+/// The most pieces that a worker takes from the schedule at once.
 const TAKEN_MAX: usize = 64;
 
-/// A thread's part of the work.
+/// The state of one worker thread.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     index: usize,
-    /// `None` once it has failed.
+    /// `None` after the engine has failed.
     engine: Option<Box<dyn Engine>>,
     queue_depth: usize,
     in_flight_bytes_max: u64,
-    /// What the pieces under way move.
+    /// Bytes of the pieces in flight.
     in_flight_bytes: u64,
     flying: Slab<Flying>,
     /// Taken from the schedule, and not begun.
     taken: VecDeque<Next>,
     /// Kept to reuse its memory.
     completed: Vec<Completion>,
-    /// Why this worker gives up.
+    /// The failure of everything that this worker leaves undone.
     failure: Failure,
 }
 
-/// A piece under way.
+/// A piece in flight.
 struct Flying {
     state: Arc<State>,
     file: Arc<File>,
@@ -47,9 +47,9 @@ struct Flying {
     offset: u64,
     bytes: u64,
     is_staged: bool,
-    /// Where the bytes go from staging, and how many others come before them there.
+    /// Destination of the staged bytes, and how many other bytes precede them in staging.
     landing: Option<(Landing, u64)>,
-    /// Who hears of bytes that went straight.
+    /// Receives bytes that moved without staging.
     visitor: Option<Box<dyn Visitor>>,
 }
 
@@ -63,7 +63,7 @@ impl Flying {
         }
     }
 
-    /// What came of it.
+    /// Takes the completion into account.
     fn end(mut self, completion: Completion) -> (Arc<State>, std::result::Result<Moved, Failure>) {
         let result = match completion.result {
             Err(error) => Err(self.failure(self.offset, Cause::of(&error))),
@@ -116,8 +116,8 @@ impl Worker {
         }
     }
 
-    /// Works until the executor closes and nothing is left to do, or the engine fails. What is not
-    /// done then fails when the worker is dropped.
+    /// Works until the executor closes and nothing is left to do, or the engine fails. Pieces that
+    /// are not done then fail when the worker is dropped.
     pub(super) fn run(mut self) {
         let _row = trace::enter(Role::Executor);
         let mut work = || -> Result<()> {
@@ -140,10 +140,10 @@ impl Worker {
         self.flying.len()
     }
 
-    /// Takes on what there is room for.
+    /// Starts the pieces that there is room for.
     ///
     /// # Returns
-    /// Whether anything is under way.
+    /// Whether anything is in flight.
     fn fill(&mut self) -> Result<bool> {
         loop {
             let in_flight = self.in_flight();
@@ -173,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// Helps a caller along, until there is something to begin.
+    /// Helps with a caller's computation until there is a request to begin.
     fn assist(&mut self, invitation: &dyn Assist) -> Result<()> {
         while invitation.assist() && self.shared.is_empty() {
             if self.in_flight() > 0 {
@@ -183,7 +183,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for a completion, or to be woken, and deals with all that have come.
+    /// Waits for a completion, or a wake, and handles all completions.
     fn wait(&mut self) -> Result<()> {
         let min = self.in_flight().min(1);
         let polled = self.poll(min, None);
@@ -191,7 +191,7 @@ impl Worker {
         polled
     }
 
-    /// Deals with what has come.
+    /// Handles the completions that have arrived.
     fn poll(&mut self, min: usize, timeout: Option<Duration>) -> Result<()> {
         let mut completed = std::mem::take(&mut self.completed);
         let polled = self.engine().poll(min, timeout, &mut completed);
@@ -212,7 +212,7 @@ impl Worker {
             Ok(staging) => staging,
             Err(error) => {
                 let failure = without_memory(&piece, &error);
-                // Whoever hears of it may use the memory again.
+                // The piece is dropped first: after `end`, the caller may use the memory again.
                 drop(piece);
                 self.shared.end(&state, Err(Some(failure)));
                 return match error {
@@ -276,13 +276,13 @@ impl Worker {
         Ok(())
     }
 
-    /// One more piece is under way; says what it is known by.
+    /// Registers a piece in flight; returns its key.
     fn note(&mut self, flying: Flying) -> usize {
         self.in_flight_bytes += flying.bytes;
         self.flying.insert(flying)
     }
 
-    /// A buffer of so many bytes, once one is free; none for none.
+    /// Takes a buffer of `bytes` bytes, waiting for one; `None` for zero bytes.
     fn staging(&mut self, bytes: usize) -> Result<Option<IoBuf>> {
         if bytes == 0 {
             return Ok(None);
@@ -293,7 +293,7 @@ impl Worker {
                 break buf;
             }
             if self.in_flight() == 0 {
-                // The other workers have them all, and give them back as they go on.
+                // Other workers hold all buffers, and return them as they finish.
                 break pool.take()?;
             }
             self.wait()?;
@@ -305,7 +305,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // First what the kernel works on: then nobody's memory is touched any more.
+        // The engine first: after that nothing touches the callers' memory.
         self.engine = None;
         let flying = std::mem::take(&mut self.flying).into_iter();
         let mut left: Vec<Arc<State>> = flying.map(|(_, flying)| flying.state).collect();
@@ -320,7 +320,7 @@ impl Drop for Worker {
     }
 }
 
-/// The failure of a piece that there is no memory for, of that alone.
+/// The failure of a piece that no memory could be allocated for; other pieces are unaffected.
 fn without_memory(piece: &Piece, error: &Error) -> Failure {
     Failure {
         operation: piece.operation(),

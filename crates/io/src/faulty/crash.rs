@@ -1,11 +1,11 @@
-//! Crash states: what a power cut could leave of the operations in a log.
+//! Crash states: the states that a power cut could leave after a logged sequence of operations.
 //!
-//! The model is weaker than any file system in use. What was synced is there. Of everything else,
-//! any part may be: each change of a directory's entries for itself, each length a file had or
-//! would have had, and each sector of each write, torn from the others and independent of the
-//! length. A sync covers what ended before it began, in one file or one directory, and nothing
-//! else: syncing a file says nothing of its name. Two assumptions remain: a rename within a
-//! directory happens or does not, and a sector that was allocated and not written reads as zeros.
+//! The model is weaker than any file system in use. Synced data is there. Of everything else, any
+//! part may be: each change of a directory's entries by itself, each length a file had or would
+//! have had, and each sector of each write, torn from the others and independent of the length. A
+//! sync covers the operations that ended before it began, in one file or one directory, and nothing
+//! else: syncing a file does not sync its name. Two assumptions remain: a rename within a directory
+//! happens or does not, and a sector that was allocated and not written reads as zeros.
 
 mod image;
 mod variants;
@@ -21,19 +21,19 @@ pub use image::{Entry, Image};
 pub use variants::SECTOR_BYTES;
 use variants::Variants;
 
-/// Directory changes that all subsets are made of; a log that leaves more unsynced is sampled.
+/// Up to this many unsynced directory changes, all subsets are visited; beyond, a sample.
 const EXHAUSTIVE_CHANGES_MAX: usize = 12;
-/// How many states of one moment there are, and how many were visited.
+/// How many states of one moment were visited, and whether these were all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Visited.
+    /// States visited.
     pub visited: u64,
-    /// Whether these were all.
+    /// Whether there are no others.
     pub is_exhaustive: bool,
 }
 
-/// Visits what a cut at `position` could leave: every state if there are at most `states_max`, a
-/// sample of that size drawn from `seed` otherwise. Stops when `visit` breaks.
+/// Calls `visit` with the states that a cut at `position` could leave: every state if there are at
+/// most `states_max`, else a sample of that size drawn from `seed`. Stops when `visit` breaks.
 pub fn states(
     log: &Log,
     position: usize,
@@ -94,8 +94,8 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// What had begun by then and concerns something, in order, and whether it is durable: whether
-    /// a sync that had ended by then began after it ended.
+    /// The operations that had begun by then and match `concerns`, in order, each with whether it
+    /// is durable: whether a sync that had ended by then began after it ended.
     fn effects<'a>(
         &'a self,
         concerns: impl Fn(&Logged) -> bool + 'a,
@@ -118,12 +118,12 @@ impl Cut<'_> {
     }
 }
 
-/// A moment, taken apart.
+/// The possible states of one moment, by directory and file.
 struct Moment<'a> {
     /// Changes of each directory: number among the unsynced ones, or `None` if durable.
     directories: Vec<Vec<(&'a Logged, Option<usize>)>>,
     unsynced: usize,
-    /// What each file may hold.
+    /// The possible contents of each file.
     variants: BTreeMap<usize, Variants>,
 }
 
@@ -181,7 +181,7 @@ impl<'a> Moment<'a> {
                 is_exhaustive: true,
             };
         }
-        // All, none, each prefix, and some more.
+        // All, none, each prefix, and a random sample.
         let mut chosen: Vec<Vec<bool>> = (0..=unsynced)
             .map(|kept| (0..unsynced).map(|number| number < kept).collect())
             .collect();
@@ -224,8 +224,8 @@ impl<'a> Moment<'a> {
         (image, files)
     }
 
-    /// The image in which `choose` picks what each file holds. A file with two names holds the same
-    /// under both.
+    /// The image in which `choose` picks the content of each file. A file with two names has the
+    /// same content under both.
     fn image(
         &self,
         skeleton: &Image,
@@ -258,7 +258,7 @@ mod tests {
     use crate::file::{Direct, File};
     use crate::file_system::{Change, FileSystem, Native};
 
-    /// Files made through a log, and what a cut at the end could leave of them.
+    /// Files made through a log, to test the states that a cut at the end could leave.
     struct Recorded {
         directory: tempfile::TempDir,
         log: Arc<Log>,
@@ -296,7 +296,7 @@ mod tests {
             self.change(Change::SyncDirectory(self.directory.path()));
         }
 
-        /// The names and the contents that are possible now.
+        /// The names and contents that are possible now.
         fn possible(&self) -> BTreeSet<Vec<(OsString, Vec<u8>)>> {
             let mut possible = BTreeSet::new();
             let mut visit = |image: &Image| {

@@ -14,12 +14,12 @@ use crate::buffer::IoBuf;
 use crate::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected, Wake};
 use crate::file::File;
 
-/// An operation that the inner engine has.
+/// An operation in flight in the inner engine.
 struct Flying {
     /// The caller's token and buffer length.
     token: u64,
     len: usize,
-    /// Its place in the log, where one is kept.
+    /// Its record in the log, if there is a log.
     ticket: Option<Ticket>,
 }
 
@@ -27,9 +27,9 @@ struct Flying {
 pub struct Faulty {
     inner: Box<dyn Engine>,
     faults: Arc<Faults>,
-    /// By the token that the inner engine sees.
+    /// Keyed by the token that the inner engine gets.
     flying: Slab<Flying>,
-    /// Failed without having run, or held back; with their places in the log.
+    /// Operations failed without having run, or completions held back, with their log records.
     ready: VecDeque<(Completion, Option<Ticket>)>,
     random: u64,
 }
@@ -47,7 +47,7 @@ impl Faulty {
         }
     }
 
-    /// Writes a change down before it runs.
+    /// Logs the start of an operation that changes storage.
     fn begin(&self, op: &Op) -> Option<Ticket> {
         let log = self.faults.log.as_ref()?;
         let file = op.file.path();
@@ -58,7 +58,7 @@ impl Faulty {
         }
     }
 
-    /// Undoes what this decorator did to an operation; returns its place in the log.
+    /// Restores the caller's token and buffer length; returns the operation's log record.
     fn restore(&mut self, completion: &mut Completion) -> Option<Ticket> {
         let key = usize::try_from(completion.token).expect("a token of this decorator");
         let flying = self.flying.remove(key);
@@ -69,18 +69,19 @@ impl Faulty {
         flying.ticket
     }
 
-    /// Writes down how an operation ended, now that its caller learns of it.
+    /// Logs the end of an operation, as its caller is about to see it.
     fn end(&self, completion: &Completion, ticket: Option<Ticket>) {
         if let (Some(log), Some(ticket)) = (&self.faults.log, ticket) {
             match &completion.result {
                 Ok(moved) => log.end_transfer(ticket, *moved),
-                // What a failed write left is anybody's guess.
+                // After a failed write the content is unknown.
                 Err(_) => log.leave_open(ticket),
             }
         }
     }
 
-    /// Hands out what is ready, at least `min` of it: in order, or as the faults have it.
+    /// Returns ready completions, at least `min` of them: in order, or shuffled and late by the
+    /// faults.
     fn hand_out(&mut self, min: usize, completed: &mut Vec<Completion>) {
         let mut left = match self.faults.late_percent {
             0 => usize::MAX,

@@ -1,4 +1,4 @@
-//! Memory of a device whose owner goes on working with it.
+//! Device memory whose owner keeps using it.
 
 #![allow(unsafe_code)]
 
@@ -10,18 +10,19 @@ use crate::Result;
 use crate::buffer::{DeviceArrayMut, DeviceRegion, IoBuf, Lane, Pool};
 use crate::fifo::Fifo;
 
-/// Memory of a device that is lent to a save or a load, and changed and looked at on a stream of its owner's:
-/// what a training loop does with its tensors. The host waits for the stream where it asks to.
+/// Device memory lent to a save or a load, while its owner changes and reads it on a stream, as a
+/// training loop does with its tensors. The host waits for the stream only where a test asks for
+/// that.
 pub struct LentDevice {
     lane: Arc<Lane>,
     stream: Arc<Stream>,
     memory: Arc<DeviceMemory>,
-    /// Where new contents come from, until they have arrived.
+    /// Sources of new contents, until the stream has copied them.
     contents: Vec<IoBuf>,
 }
 
 impl LentDevice {
-    /// Memory with a content, which it gets on `stream`.
+    /// Allocates memory and fills it with a content on `stream`.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -37,7 +38,7 @@ impl LentDevice {
         Ok(lent)
     }
 
-    /// Gives it another content, on the stream, when all is done that the stream has.
+    /// Changes the content on the stream, after the work already queued there.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -56,31 +57,31 @@ impl LentDevice {
         let mut buf = pool.take()?;
         buf.as_mut_slice().copy_from_slice(content);
         let piece = Piece::run(buf.address(), self.memory.address(), content.len());
-        // SAFETY: both sides live until the stream is synchronized by the drop, and nobody writes to
-        // the buffer. A test that reads the memory meanwhile tests just that this does no harm.
+        // SAFETY: both sides live until the drop synchronizes the stream, and nobody writes to the
+        // buffer. The point of a test that reads the memory meanwhile is that this does no harm.
         unsafe { self.stream.copy(Direction::ToDevice, &[piece]) }?;
         self.contents.push(buf);
         Ok(())
     }
 
-    /// Where it begins, for the device.
+    /// The device address of the first byte.
     pub fn address(&self) -> u64 {
         self.memory.address()
     }
 
-    /// Its owner's stream, as a save or a load knows it.
+    /// The owner's stream, for a save or a load.
     pub fn foreign(&self) -> Foreign {
-        // SAFETY: the stream is there as long as this is, and a test lets go of this last.
+        // SAFETY: the stream lives as long as this value, and a test drops this value last.
         unsafe { Foreign::new(self.lane.device(), self.stream.raw()) }
     }
 
-    /// Has a kernel gather rows to the beginning of this, by ids that another one has, on the stream.
+    /// Gathers rows on the stream to the start of this memory, by the ids in another one.
     ///
     /// # Errors
     /// As [`Fifo::gather`].
     ///
     /// # Panics
-    /// If there is no room, or there are not so many ids.
+    /// If there is no room for the rows, or `ids` has fewer ids.
     pub fn gather(
         &self,
         fifo: &Fifo,
@@ -95,7 +96,7 @@ impl LentDevice {
         let bytes = count * fifo.row_bytes();
         assert!(bytes <= self.memory.len(), "there is room for the rows");
         let (from, to) = (ids.address(), self.address());
-        // SAFETY: both have the room, and are freed when all is done that the device has.
+        // SAFETY: both have the room, and are freed after all work of the device.
         unsafe { fifo.gather(&self.foreign(), from, id_bytes, count, to) }
     }
 
@@ -104,10 +105,10 @@ impl LentDevice {
         self.view(0, 1, &[self.memory.len()], &[1])
     }
 
-    /// Lends an array in it, which begins at byte `offset`.
+    /// Lends an array that begins at byte `offset`.
     ///
     /// # Panics
-    /// If some of the array lies beyond the memory.
+    /// If part of the array is beyond the memory.
     pub fn view(
         &self,
         offset: usize,
@@ -131,7 +132,7 @@ impl LentDevice {
         }
     }
 
-    /// Lends all of it to be filled, as bytes.
+    /// Lends all of it for filling, as bytes.
     ///
     /// # Panics
     /// Never: see [`LentDevice::array`].
@@ -139,10 +140,10 @@ impl LentDevice {
         self.array(0, 1, &[self.memory.len()], &[1])
     }
 
-    /// Lends an array in it to be filled, which begins at byte `offset`.
+    /// Lends an array that begins at byte `offset` for filling.
     ///
     /// # Panics
-    /// If some of the array lies beyond the memory, or two of its items share some.
+    /// If part of the array is beyond the memory, or two of its items share memory.
     pub fn array(
         &self,
         offset: usize,
@@ -153,8 +154,8 @@ impl LentDevice {
         self.check(offset, item_bytes, shape, strides_bytes);
         let address = self.memory.address() + offset as u64;
         let (strides, owner) = (Some(strides_bytes), Box::new(Arc::clone(&self.memory)));
-        // SAFETY: every item is in the memory (checked above), which lives as long as the owner. A test
-        // that uses it meanwhile tests just that this does no harm.
+        // SAFETY: every item is in the memory (checked above), which lives as long as the owner.
+        // The point of a test that uses the memory meanwhile is that this does no harm.
         let array =
             unsafe { DeviceArrayMut::new(&self.lane, address, item_bytes, shape, strides, owner) };
         array.expect("no two items share memory")
@@ -176,7 +177,7 @@ impl LentDevice {
         );
     }
 
-    /// Has its owner look at it, on the stream, when all is done that the stream has.
+    /// Copies the content to the host on the stream, after the work already queued there.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -189,13 +190,13 @@ impl LentDevice {
             stream: Arc::clone(&self.stream),
             _memory: Arc::clone(&self.memory),
         };
-        // SAFETY: both sides live until the stream is synchronized by the drop, and nobody else has the
-        // buffer.
+        // SAFETY: both sides live until the drop synchronizes the stream, and nothing else reaches
+        // the buffer.
         unsafe { self.stream.copy(Direction::ToHost, &[piece]) }?;
         Ok(look)
     }
 
-    /// What it holds when all is done that the stream has.
+    /// Waits for the stream and returns the content.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -203,13 +204,13 @@ impl LentDevice {
         self.look()?.content()
     }
 
-    /// Whether every region on it is gone.
+    /// Whether all its regions are dropped.
     pub fn is_returned(&self) -> bool {
         Arc::strong_count(&self.memory) == 1
     }
 }
 
-/// What the owner of memory of a device sees in it, once its stream has come so far.
+/// A copy of device memory, made in order with its owner's stream.
 pub struct Look {
     buf: IoBuf,
     stream: Arc<Stream>,
@@ -217,7 +218,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// What was seen.
+    /// Waits for the copy and returns it.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).

@@ -1,8 +1,8 @@
-//! The operation log: every change of what is stored under one directory, in order.
+//! The operation log: every change of storage under one directory, in order.
 //!
-//! An operation is recorded when it begins and again when it ends, since a sync makes durable what
-//! ended before it began, and a power cut may fall between the two. Files and directories are
-//! numbered as they are made: names are given again, numbers are not.
+//! An operation is recorded when it begins and again when it ends, since a sync makes durable the
+//! operations that ended before it began, and a power cut may fall in between. Files and
+//! directories are numbered as they are made: names are reused, numbers are not.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::file_system::Change;
 
-/// Number of the directory that the log is about.
+/// The number of the logged directory itself.
 pub(super) const ROOT: usize = 0;
 
 /// A recorded operation. Directories and files are given by number, entries by name.
@@ -39,23 +39,23 @@ pub enum Logged {
     Rename {
         /// The directory.
         parent: usize,
-        /// The name it had.
+        /// The old name.
         from: OsString,
-        /// The name it got.
+        /// The new name.
         to: OsString,
-        /// What was renamed.
+        /// The renamed file or directory.
         node: Node,
     },
     /// A file got a further name.
     Link {
-        /// The directory of that.
+        /// The directory of the new name.
         parent: usize,
         /// The new name.
         to: OsString,
         /// The file.
         file: usize,
     },
-    /// A name went: of a file, or of an empty directory.
+    /// A name was removed: of a file, or of an empty directory.
     Remove {
         /// The directory that it was in.
         parent: usize,
@@ -68,12 +68,12 @@ pub enum Logged {
     Write {
         /// The file.
         file: usize,
-        /// Where they begin.
+        /// Offset of the bytes.
         offset: u64,
         /// The bytes.
         bytes: Arc<[u8]>,
     },
-    /// A file was made at least so long.
+    /// A file's storage was allocated, which extends it to at least this length.
     Allocate {
         /// The file.
         file: usize,
@@ -94,15 +94,15 @@ pub enum Logged {
 /// An operation and when it ran, on the log's own clock.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What was done.
+    /// The operation.
     pub op: Logged,
     /// When it began.
     pub begun: usize,
-    /// When it ended; `None` while it runs, and for a write that failed halfway.
+    /// When it ended; `None` while it runs, and for a write that failed partway.
     pub ended: Option<usize>,
 }
 
-/// What has a name, by its number.
+/// A file or directory, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A file.
@@ -114,20 +114,20 @@ pub enum Node {
 /// The entries of a directory.
 pub(super) type Entries = BTreeMap<OsString, Node>;
 
-/// Stands for an operation under way; `None` where it is none of the log's business.
+/// Identifies an operation in flight; functions return `None` for paths outside of the log.
 pub(super) type Ticket = usize;
 
 #[derive(Debug, Default)]
 struct State {
     clock: usize,
-    /// Operations that failed without an effect are taken out again.
+    /// Operations that failed without an effect are removed again.
     records: Vec<Option<Record>>,
-    /// What is there now, by the directory's number.
+    /// The present entries, by the directory's number.
     directories: Vec<Entries>,
     files: usize,
 }
 
-/// A log of what happens under a directory, which is empty and durable when it begins.
+/// A log of changes under a directory, which is empty and durable at the start.
 #[derive(Debug)]
 pub struct Log {
     root: PathBuf,
@@ -135,7 +135,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// A log of what happens under `root`.
+    /// A log of changes under `root`.
     pub fn new(root: &Path) -> Log {
         let state = State {
             directories: vec![Entries::new()],
@@ -147,7 +147,7 @@ impl Log {
         }
     }
 
-    /// The time now: operations recorded so far began before it.
+    /// The present time: operations recorded so far began before it.
     pub fn position(&self) -> usize {
         self.state().clock
     }
@@ -241,7 +241,7 @@ impl Log {
         Some(state.begin(op(file)))
     }
 
-    /// Records the end of a change. One that failed had no effect.
+    /// Records the end of a change. A failed change had no effect.
     pub(super) fn end(&self, ticket: Option<Ticket>, is_done: bool) {
         let Some(ticket) = ticket else { return };
         let mut state = self.state();
@@ -252,7 +252,7 @@ impl Log {
         }
     }
 
-    /// Records the end of a transfer that moved so many bytes.
+    /// Records the end of a transfer that moved `moved` bytes.
     pub(super) fn end_transfer(&self, ticket: Ticket, moved: usize) {
         let mut state = self.state();
         let record = state.records[ticket].as_mut().expect("it has not ended");
@@ -264,7 +264,7 @@ impl Log {
         state.end(ticket);
     }
 
-    /// Records that nobody knows what became of an operation: no sync will cover it.
+    /// Records that an operation's outcome is unknown: no sync will cover it.
     pub(super) fn leave_open(&self, _ticket: Ticket) {
         self.state().clock += 1;
     }
@@ -273,7 +273,7 @@ impl Log {
         path.strip_prefix(&self.root).ok()
     }
 
-    /// The directory of two names in it, both names, and what has the first.
+    /// The directory of both names, the names, and the file or directory with the first one.
     fn names(
         &self,
         state: &State,
@@ -332,7 +332,7 @@ impl State {
 }
 
 impl Logged {
-    /// The directory whose entries it changes, if it does.
+    /// The directory whose entries it changes, if any.
     pub(super) fn parent(&self) -> Option<usize> {
         match self {
             Logged::CreateDirectory { parent, .. }
@@ -344,7 +344,7 @@ impl Logged {
         }
     }
 
-    /// The file whose bytes or length it changes, if it does.
+    /// The file whose bytes or length it changes, if any.
     pub(super) fn file(&self) -> Option<usize> {
         match self {
             Logged::Write { file, .. }
@@ -354,7 +354,7 @@ impl Logged {
         }
     }
 
-    /// Carries out what it does to the entries of its directory.
+    /// Applies the operation to the entries of its directory.
     pub(super) fn apply(&self, entries: &mut Entries) {
         match self {
             Logged::CreateDirectory { name, made, .. } => {

@@ -1,4 +1,4 @@
-//! What becomes of something, once that is known.
+//! A result that threads wait for.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 type Watcher = Box<dyn FnOnce() + Send>;
 
-/// Told once, by whoever knows, to all who wait for it.
+/// A value that is set once, for all who wait for it.
 pub struct Outcome<T> {
     told: OnceLock<T>,
     watchers: Mutex<Vec<Watcher>>,
@@ -24,7 +24,7 @@ impl<T> Default for Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// Tells it; what was told before stays.
+    /// Sets the value; only the first call has an effect.
     pub fn tell(&self, value: T) {
         let mut watching = self.lock();
         if self.told.set(value).is_err() {
@@ -36,12 +36,12 @@ impl<T> Outcome<T> {
         watchers.into_iter().for_each(|watcher| watcher());
     }
 
-    /// What was told, if it was.
+    /// The value, if it is set.
     pub fn heard(&self) -> Option<&T> {
         self.told.get()
     }
 
-    /// Waits until it is told; `None` where the time is over before.
+    /// Waits for the value; returns `None` after the timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> Option<&T> {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut watching = self.lock();
@@ -65,7 +65,8 @@ impl<T> Outcome<T> {
         self.heard()
     }
 
-    /// Has a function called then, by whoever tells it, or right now. It must not wait.
+    /// Calls `watcher` when the value is set, on the setting thread, or at once if it is set. It
+    /// must not wait.
     pub fn on_told(&self, watcher: Watcher) {
         let mut watching = self.lock();
         if self.heard().is_none() {

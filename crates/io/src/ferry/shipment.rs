@@ -1,4 +1,4 @@
-//! Reads and writes of files whose memory is a device's.
+//! Reads and writes of files from and to device memory.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,18 +18,18 @@ use crate::executor::{Kind, Landing, Moved, Request, Share, Source, Target, Tran
 use crate::file::File;
 use crate::{Error, Result};
 
-/// One request: bytes of a file, and memory of a device.
+/// A request: bytes of a file, from or to device memory.
 #[derive(Debug)]
 pub struct DeviceRequest {
     /// The file.
     pub target: Target,
-    /// Where in the file they begin, in bytes.
+    /// Offset of the bytes in the file.
     pub offset: u64,
-    /// Which way, and the memory.
+    /// The direction, and the memory.
     pub kind: DeviceKind,
 }
 
-/// Which way bytes go.
+/// The direction of a request, with its memory.
 #[derive(Debug)]
 pub enum DeviceKind {
     /// From the file, in row-major order.
@@ -38,26 +38,27 @@ pub enum DeviceKind {
     Write(DeviceRegion),
 }
 
-/// A moment of a caller's stream, and the lane of its device.
+/// An event of a caller's stream, and the copy streams of its device.
 pub type Moment = (Arc<Lane>, Event);
 
-/// What was moved, and by which way.
+/// Bytes moved, in all and by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMoved {
-    /// Between files and memory, also what the host has of it.
+    /// Between files and host memory, the host's part of the transfer included.
     pub moved: Moved,
     /// Between the host and devices.
     pub device_bytes: u64,
 }
 
-/// Requests that are one transfer, before it begins: some of devices, and perhaps others.
+/// Requests that form one transfer, before it begins: those of devices, and perhaps the host's.
 pub struct Shipment {
     share: Arc<Share>,
     left: VecDeque<Left>,
     piece_bytes: usize,
-    /// When callers' streams have done what the memory is to hold, or was used for, until copies wait for it.
+    /// Events of callers' streams that the copies have to wait for, as the streams may still write
+    /// or use the memory; taken by the first copy.
     moments: Vec<Moment>,
-    /// What the host has of it, under way.
+    /// The host's part of the transfer, in flight.
     beside: Option<Transfer>,
     syncs: Vec<Arc<File>>,
     done: DeviceMoved,
@@ -69,11 +70,11 @@ struct Shared {
     outcome: Outcome<(Result<DeviceMoved>, Duration)>,
     is_cancelled: AtomicBool,
     began: Instant,
-    /// What the host has of it.
+    /// The host's part of the transfer.
     beside: Option<Transfer>,
 }
 
-/// A request, as far as it has not begun.
+/// The part of a request that has not begun.
 #[derive(Debug)]
 struct Left {
     target: Target,
@@ -84,7 +85,7 @@ struct Left {
 #[derive(Debug)]
 enum Memory {
     Read(DeviceScatter),
-    /// Which bytes of the content.
+    /// The region, and the range of its content.
     Write(Arc<DeviceRegion>, Range<u64>),
 }
 
@@ -96,12 +97,12 @@ impl Left {
         }
     }
 
-    /// Bytes before those of the file, so that direct I/O reaches them in memory that begins at a page.
+    /// Bytes to leave free in front, so that direct I/O reaches the bytes in page-aligned memory.
     fn shift(&self) -> usize {
         (self.offset % page_bytes()) as usize
     }
 
-    /// Takes the first bytes off.
+    /// Cuts it in two: the first `bytes` bytes, and the rest, if any.
     fn split(self, bytes: u64) -> (Left, Option<Left>) {
         let Left {
             target,
@@ -138,7 +139,7 @@ impl Left {
     }
 }
 
-/// Part of a piece: a request, or some of it, and where in the memory its bytes are.
+/// Part of a piece: a request, or some of it, and the range of its bytes in the memory.
 #[derive(Debug)]
 pub struct Part {
     left: Left,
@@ -146,11 +147,11 @@ pub struct Part {
 }
 
 impl Shipment {
-    /// Requests of one direction, through pieces of so many bytes of pinned memory. `moments` are when
-    /// callers' streams have done what they had queued at the call.
+    /// Requests of one direction, in pieces of at most `piece_bytes` of pinned memory. The copies
+    /// wait for `moments`, events behind the work that callers' streams had queued at the call.
     ///
-    /// `beside` is what the host has of the transfer, and `syncs` are files that are made durable once all is
-    /// written.
+    /// `beside` is the host's part of the transfer, and `syncs` are files to sync once everything
+    /// is written.
     pub fn new(
         share: &Arc<Share>,
         requests: Vec<DeviceRequest>,
@@ -199,7 +200,7 @@ impl Shipment {
         }
     }
 
-    /// Begins it.
+    /// Submits the transfer to a pipeline.
     ///
     /// # Errors
     /// Those of [`Ferry::load`].
@@ -214,7 +215,8 @@ impl Shipment {
         Ok(transfer)
     }
 
-    /// The requests of the next piece: how many whole ones, and how many bytes of the one behind.
+    /// The next piece: its number of whole requests, the bytes it takes of the request after those,
+    /// and its length in memory.
     fn next(&self) -> (usize, u64, usize) {
         let (mut whole, mut end) = (0, 0_usize);
         for left in &self.left {
@@ -228,7 +230,7 @@ impl Shipment {
             if whole > 0 {
                 break;
             }
-            // Up to a page of the file.
+            // Up to a page boundary of the file.
             let bytes = room - (left.offset + room) % page_bytes();
             return (0, bytes, start + bytes as usize);
         }
@@ -236,12 +238,12 @@ impl Shipment {
     }
 }
 
-/// Where the bytes of a request go in memory, of which so much is used.
+/// The offset of a request's bytes in the memory, of which `end` bytes are used.
 fn place(end: usize, left: &Left) -> usize {
     end.next_multiple_of(page_bytes() as usize) + left.shift()
 }
 
-/// A piece on its way to the memory.
+/// A piece on its way to the pinned memory.
 pub enum Incoming {
     /// From files.
     Read(Transfer, Lease, Vec<Part>),
@@ -258,13 +260,13 @@ impl Coming for Incoming {
     }
 }
 
-/// A piece on its way from the memory.
+/// A piece on its way from the pinned memory.
 pub enum Outgoing {
     /// To the device.
     Read(Departing),
     /// To files.
     Write(Transfer),
-    /// What the host has, or a sync.
+    /// The host's part of the transfer, or a sync.
     Beside(Transfer),
 }
 
@@ -410,10 +412,10 @@ impl Cargo for Shipment {
     fn end(mut self, result: Result<()>) {
         let result = result.map(|()| self.done);
         if let (Err(_), Some(beside)) = (&result, self.beside.take()) {
-            // Of what is told to have failed nothing is under way.
+            // Once a failure is reported, nothing may be in flight.
             drop(beside.cancel().and_then(|()| beside.wait(None)));
         }
-        // The memory is let go of first.
+        // The callers' memory is released before the result is reported.
         self.left.clear();
         self.shared.tell(result);
     }
@@ -421,7 +423,7 @@ impl Cargo for Shipment {
 
 impl Drop for Shipment {
     fn drop(&mut self) {
-        // Who waits for what no ferry has brought to its end would do so for ever.
+        // A pipeline may drop the request unfinished; its waiters must not wait forever.
         self.shared.tell(Err(Error::Engine {
             operation: "ferry",
             source: std::io::Error::other("it was given up"),
@@ -456,7 +458,7 @@ impl Shared {
     }
 }
 
-/// A shipment under way. Dropped, it goes on all the same.
+/// A transfer of device memory in flight. Dropping it does not stop it.
 #[derive(Debug)]
 pub struct DeviceTransfer {
     shared: Arc<Shared>,
@@ -465,15 +467,16 @@ pub struct DeviceTransfer {
 }
 
 impl DeviceTransfer {
-    /// Whether it has come to an end, good or bad. Never in a fork of the process that moves the bytes.
+    /// Whether it has ended, with success or failure. Always false in a fork of the process that
+    /// moves the bytes.
     pub fn is_done(&self) -> bool {
         self.is_ours() && self.shared.outcome.heard().is_some()
     }
 
-    /// Waits until every byte is in its place; says what was moved, or `None` where the time is over before.
+    /// Waits until every byte is in place; returns the bytes moved, or `None` after the timeout.
     ///
     /// # Errors
-    /// The first failure, as often as it is asked for; [`Error::Forked`].
+    /// The first failure, at every call; [`Error::Forked`].
     pub fn wait(
         &self,
         timeout: Option<Duration>,
@@ -488,7 +491,7 @@ impl DeviceTransfer {
         }
     }
 
-    /// From when it was made to its end; zero before.
+    /// The time from creation to the end; zero until then.
     pub fn took(&self) -> Duration {
         match self
             .is_ours()
@@ -500,7 +503,7 @@ impl DeviceTransfer {
         }
     }
 
-    /// Gives up what has not begun, as [`Transfer::cancel`] does.
+    /// Cancels the pieces that have not begun, as [`Transfer::cancel`] does.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -516,7 +519,8 @@ impl DeviceTransfer {
         }
     }
 
-    /// Has a function called when it is done, on the thread of the ferry or right now. It must not wait.
+    /// Calls `watcher` at the end, on the pipeline's thread, or at once if it has ended already. It
+    /// must not wait.
     ///
     /// # Errors
     /// [`Error::Forked`].

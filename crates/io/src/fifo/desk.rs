@@ -1,12 +1,13 @@
-//! The host's side of the FIFO: which posts are there, and what is answered.
+//! The host's side of the FIFO: finds posts and answers them.
 //!
-//! Both sides count turns of a slot, so nothing is ever cleared. A post is there when the word of its slot has
-//! the turn that its ticket has: whoever loads that (acquire) sees the ids that were stored before (release).
-//! An answer goes the same way back. The other side stands in `kernels/fifo.cuh`.
+//! Both sides count how often a slot was used, its turns, so nothing is ever cleared. A post has
+//! arrived when its slot's word has the turn of its ticket: a load (acquire) of that word sees the
+//! ids that were stored before it (release). An answer takes the same way back. `kernels/fifo.cuh`
+//! is the other side.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What becomes of a post, as `kernels/fifo.cuh` has it.
+/// The status of a post, as in `kernels/fifo.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The rows are there.
@@ -15,11 +16,11 @@ pub enum Answer {
     Failed = 1,
 }
 
-/// Which of a post's bits say how many ids it has, and which one that a launch of ours has posted it.
+/// Fields of a post's word: its number of ids, and whether a launch made here has posted it.
 const COUNT: u64 = 127;
 const OWN: u64 = 128;
 
-/// A number that both sides reach.
+/// A number that both sides access.
 pub(super) trait Word {
     fn load_relaxed(&self) -> u64;
     fn load_acquire(&self) -> u64;
@@ -48,10 +49,10 @@ pub(super) struct Desk<'a, W> {
     pub(super) ids: &'a [W],
 }
 
-/// Ids that are there.
+/// A post that has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// `None` where there are more than a post can have.
+    /// `None` where it has more ids than a post may have.
     pub(super) ids: Option<Vec<u64>>,
     pub(super) is_own: bool,
 }
@@ -65,7 +66,7 @@ impl<W: Word> Desk<'_, W> {
         ticket / self.posted.len() as u64 + 1
     }
 
-    /// What was posted with a ticket, if it is there.
+    /// The post with a ticket, if it has arrived.
     pub(super) fn find(&self, ticket: u64) -> Option<Found> {
         let slot = self.slot(ticket);
         let word = self.posted[slot].load_acquire();
@@ -81,7 +82,7 @@ impl<W: Word> Desk<'_, W> {
         })
     }
 
-    /// Answers what was posted with a ticket: what was written to the slot's rows before is seen by who posted.
+    /// Answers the post with a ticket; its warp sees the rows that were written to the slot before.
     pub(super) fn answer(&self, ticket: u64, answer: Answer) {
         let word = self.turn(ticket) << 8 | answer as u64;
         self.done[self.slot(ticket)].store_release(word);
@@ -111,7 +112,7 @@ mod tests {
         }
     }
 
-    /// A FIFO of one slot, which all posts want, with room for one id and its row.
+    /// A FIFO of one slot, for all posts, with room for one id and its row.
     struct Machine {
         head: AtomicU64,
         left: AtomicU64,
@@ -141,8 +142,8 @@ mod tests {
             }
         }
 
-        /// What a warp does, as in `fifo.cuh`, but that it gives up where that would wait: `release` is what it
-        /// leaves the slot with. Says whether it got its row.
+        /// The steps of a warp, as in `fifo.cuh`, except that it gives up instead of waiting. It
+        /// releases the slot with the ordering `release`. Returns whether it got its row.
         fn gather(&self, id: u64, release: Ordering) -> bool {
             let turn = self.head.fetch_add(1, Ordering::Relaxed);
             if self.left.load(Ordering::Acquire) != turn {
@@ -153,27 +154,28 @@ mod tests {
             if self.done[0].load(Ordering::Acquire) >> 8 != turn + 1 {
                 return false;
             }
-            // SAFETY: loom tells where somebody writes meanwhile.
+            // SAFETY: loom reports a concurrent write.
             let row = self.row.with(|row| unsafe { *row });
             assert_eq!(row, 100 * id);
             self.left.store(turn + 1, release);
             true
         }
 
-        /// What the host does with a post, if it is there.
+        /// Answers a post, if it has arrived.
         fn serve(&self, ticket: u64) {
             let Some(found) = self.desk().find(ticket) else {
                 return;
             };
             assert!(found.is_own);
             let id = found.ids.unwrap()[0];
-            // SAFETY: loom tells where somebody reads or writes meanwhile.
+            // SAFETY: loom reports a concurrent read or write.
             self.row.with_mut(|row| unsafe { *row = 100 * id });
             self.desk().answer(ticket, Answer::Done);
         }
     }
 
-    /// Goes through all orders of two warps and the host, and says in how many both warps got their rows.
+    /// Explores all interleavings of two warps and the host; returns in how many both warps got
+    /// their rows.
     fn explore(release: Ordering) -> usize {
         let served = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let counted = std::sync::Arc::clone(&served);

@@ -1,4 +1,4 @@
-//! What posts cost that nothing is read for.
+//! The cost of posts by themselves, without reads.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,14 +9,15 @@ use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Piece, Stream};
 use super::{Answer, Fifo};
 use crate::Result;
 
-/// The least that a row can be copied in words of.
+/// The smallest row that is copied in whole words.
 const ROW_BYTES: usize = 16;
 const STAGING_BYTES: usize = 16 << 20;
-/// How long nobody looks whether the kernel has ended by itself.
+/// How often the host checks whether the kernel has ended early.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Has so many warps post, each one after the other, so often in all, and answers at once with whatever is
-/// there; says how long that took, with the launch. With one warp it is the time of a round trip each.
+/// Launches a kernel whose `warps` warps post one id after the other, `posts` in all, and answers
+/// each at once without rows; returns how long that took, the launch included. With one warp, each
+/// post is a round trip.
 ///
 /// # Errors
 /// As [`Fifo::new`], and [`Error::Cuda`](crate::Error::Cuda) where the kernel fails.
@@ -32,15 +33,15 @@ pub fn echo(device: &Arc<Device>, warps: usize, posts: usize) -> Result<Duration
     let out = DeviceMemory::allocate(device, ROW_BYTES * count)?;
     let zeros = vec![0_u8; ids.len()];
     let piece = Piece::run(zeros.as_ptr() as usize, ids.address(), ids.len());
-    // SAFETY: both sides stay until the stream is settled.
+    // SAFETY: both sides stay until the wait for the stream below.
     let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
     stream.settle();
     copied?;
     let mut asked = fifo.posts();
-    // SAFETY: it is there as long as this is used.
+    // SAFETY: the stream lives as long as this is used.
     let foreign = unsafe { Foreign::new(device, stream.raw()) };
     let begun = Instant::now();
-    // SAFETY: the memory has the room, and is there until the stream is settled.
+    // SAFETY: the memory has the room, and stays until the wait for the stream below.
     unsafe { fifo.launch(&foreign, ids.address(), 8, count, out.address(), warps) }?;
     let ended = stream.record();
     let mut looked = begun;

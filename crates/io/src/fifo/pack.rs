@@ -1,4 +1,4 @@
-//! What it costs to have a kernel read rows of memory of the host.
+//! The cost of a kernel that reads rows of host memory.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::buffer::Slots;
 use crate::kernels::{BLOCK_THREADS, LANES, PTX};
 use crate::{Error, Result};
 
-/// Blocks of a launch, at most: more than any device runs at a time.
+/// The most blocks of a launch: more than any device runs at once.
 const BLOCKS_MAX: u32 = 1 << 14;
 
-/// Has a kernel gather `count` rows, which lie anyhow in a table of `rows` rows in pinned memory; says how long
-/// that took, the second time.
+/// Gathers `count` rows with a kernel, in random order, from a table of `rows` rows in pinned
+/// memory; returns the time of the second run.
 ///
 /// # Errors
-/// [`Error::Cuda`]: memory cannot be had or pinned, or the kernel fails.
+/// [`Error::Cuda`]: memory cannot be allocated or pinned, or the kernel fails.
 ///
 /// # Panics
 /// If any number is zero.
@@ -28,7 +28,7 @@ pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> 
     );
     let table = Slots::mapped(device, rows, row_bytes)?;
     let at = table.device_address().expect("it is mapped");
-    // Any order will do that no cache foresees.
+    // Any order that no cache predicts.
     let id = |position: u64| (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % u64::from(rows);
     let ids: Vec<u8> = (0..count as u64)
         .flat_map(|one| id(one).to_ne_bytes())
@@ -37,12 +37,12 @@ pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> 
     let asked = DeviceMemory::allocate(device, ids.len())?;
     let out = DeviceMemory::allocate(device, count * row_bytes)?;
     let piece = Piece::run(ids.as_ptr() as usize, asked.address(), ids.len());
-    // SAFETY: both sides stay until the stream is settled.
+    // SAFETY: both sides stay until the wait for the stream below.
     let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
     stream.settle();
     copied?;
     let kernel = Module::load(device, PTX)?.kernel(c"penstock_pack")?;
-    // SAFETY: it is there as long as this is used.
+    // SAFETY: the stream lives as long as this is used.
     let foreign = unsafe { Foreign::new(device, stream.raw()) };
     let warps = u32::try_from(count).unwrap_or(u32::MAX);
     let blocks = warps.div_ceil(BLOCK_THREADS / LANES).min(BLOCKS_MAX);
@@ -56,8 +56,8 @@ pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> 
     let mut took = Duration::ZERO;
     for _ in 0..2 {
         let begun = Instant::now();
-        // SAFETY: the kernel has these arguments; the memory has the room, and is there until the stream is
-        // done.
+        // SAFETY: these are the kernel's arguments; the memory has the room, and stays until the
+        // stream is done.
         let launched = unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) };
         let ended = launched.and_then(|()| stream.synchronize());
         took = begun.elapsed();

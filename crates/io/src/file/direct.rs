@@ -1,4 +1,4 @@
-//! Direct I/O: whether it is wanted, and what it demands of transfers.
+//! Direct I/O: whether it is wanted, and the alignment that it needs.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, Statx, StatxFlags};
 
 use crate::{Error, Result};
 
-/// The coarsest alignment that direct I/O is used with: what every caller above aligns to.
+/// The largest alignment that direct I/O is used with: all callers align to it.
 const ALIGNMENT_MAX: usize = 4096;
 
 /// `STATX_DIO_READ_ALIGN` (Linux 6.14): reads may need less alignment than writes.
@@ -17,13 +17,13 @@ const STATX_DIO_READ_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2_0000);
 /// `TMPFS_MAGIC`.
 pub(super) const TMPFS_MAGIC: u32 = 0x0102_1994;
 
-/// Whether to go past the page cache.
+/// Whether to bypass the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Where the file system can; buffered with a recorded reason elsewhere.
+    /// Where the file system supports it; buffered with a recorded reason elsewhere.
     #[default]
     Auto,
-    /// Direct or an error.
+    /// Direct, or an error.
     On,
     /// Buffered.
     Off,
@@ -56,17 +56,17 @@ impl FromStr for Direct {
     }
 }
 
-/// What a file demands of transfers, in bytes; each a power of two of at most 4096.
+/// The alignment that a file's transfers need, in bytes; each a power of two of at most 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
-    /// Of the address of the buffer.
+    /// Alignment of the buffer's address.
     pub memory: usize,
-    /// Of the offset in the file and of the length.
+    /// Alignment of the offset in the file and of the length.
     pub offset: usize,
 }
 
 impl Alignment {
-    /// No demand: a buffered file.
+    /// No alignment: a buffered file.
     pub(super) const NONE: Alignment = Alignment {
         memory: 1,
         offset: 1,
@@ -85,11 +85,11 @@ pub(super) fn direct_alignment(
     let mask = StatxFlags::DIOALIGN | STATX_DIO_READ_ALIGN;
     let reported = match rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, mask) {
         Ok(reported) => alignment_of(&reported, is_read),
-        // No statx before Linux 4.11, or hidden by a seccomp filter.
+        // The kernel has no statx (before Linux 4.11), or a seccomp filter hides it.
         Err(_) => None,
     };
-    // A kernel before 6.1, or a file system that does not say: a page is enough for all that
-    // accept the flag.
+    // A kernel before 6.1, or a file system that reports nothing: a page suits every file system
+    // that accepts the flag.
     let alignment = reported.unwrap_or(Alignment {
         memory: ALIGNMENT_MAX,
         offset: ALIGNMENT_MAX,
@@ -106,7 +106,7 @@ pub(super) fn direct_alignment(
     Ok(alignment)
 }
 
-/// What the kernel says about direct I/O on a file, if it says anything.
+/// The kernel's alignment for direct I/O on a file, if it reports one.
 fn alignment_of(statx: &Statx, is_read: bool) -> Option<Alignment> {
     let answered = StatxFlags::from_bits_retain(statx.stx_mask);
     if !answered.contains(StatxFlags::DIOALIGN) {

@@ -1,5 +1,5 @@
-//! Files that others have made: by a path whose links are followed, or by a descriptor that is open
-//! already.
+//! Files that others have made: opened by a path whose links are followed, or by an open
+//! descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use super::{Access, Direct, File, Of, storage};
 use crate::Result;
 
 impl File {
-    /// Opens a regular file to read, also by a link to one.
+    /// Opens a regular file for reads; links are followed.
     ///
     /// # Errors
-    /// As [`open`](File::open), but for links.
+    /// As [`open`](File::open), except that links are followed.
     pub fn reach(path: &Path, direct: Direct) -> Result<File> {
         File::reach_as(path, path, Access::Read, direct)
     }
 
-    /// Opens a regular file to read and write, also by a link to one.
+    /// Opens a regular file for reads and writes; links are followed.
     ///
     /// # Errors
     /// As [`reach`](File::reach).
@@ -28,7 +28,7 @@ impl File {
         File::reach_as(path, path, Access::Write, direct)
     }
 
-    /// Opens what `way` leads to, which is called `path`.
+    /// Opens the file at `way`, and calls it `path`.
     fn reach_as(way: &Path, path: &Path, access: Access, direct: Direct) -> Result<File> {
         let flags = access.flags() | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = rustix::fs::open(way, flags, Mode::empty())
@@ -36,12 +36,12 @@ impl File {
         File::of_regular(fd, path, access, direct)
     }
 
-    /// Opens the file of a descriptor of this process once more, for as much as that allows, so that
-    /// what is set on ours changes nothing on its owner's.
+    /// Opens the file of a descriptor of this process again, with the same access, so that flags
+    /// set here do not affect the owner's descriptor.
     ///
     /// # Errors
-    /// As [`open`](File::open); also where there is no such descriptor, or the file may not be
-    /// opened any more.
+    /// As [`open`](File::open); also where there is no such descriptor, or the file may no longer
+    /// be opened.
     pub fn reopen(fd: RawFd, direct: Direct) -> Result<File> {
         let way = PathBuf::from(format!("/proc/self/fd/{fd}"));
         let Ok(path) = std::fs::read_link(&way) else {
@@ -56,11 +56,11 @@ impl File {
         if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
             return File::reach_as(&way, &path, access, direct);
         }
-        // To open a device or a FIFO may do something to it.
+        // Opening a device or a FIFO could have side effects, so it is refused unopened.
         Err(File::not_regular(&path, stat.st_mode))
     }
 
-    /// The same file past the page cache or through it, as asked for; the open file stays as it is.
+    /// The same file, direct or buffered as requested; this one is unchanged.
     ///
     /// # Errors
     /// As [`reopen`](File::reopen).
@@ -76,7 +76,7 @@ impl File {
         File::reach_as(&way, self.path(), access, direct)
     }
 
-    /// Whether it may be written to.
+    /// Whether it is open for writes.
     ///
     /// # Errors
     /// [`Error::Storage`](crate::Error::Storage) from the system.
@@ -86,16 +86,16 @@ impl File {
         Ok(flags & OFlags::RWMODE != OFlags::RDONLY)
     }
 
-    /// Makes its entry in its directory durable, as a new file needs it beside its content. It is
-    /// the directory where the file is now: the path that it was opened by may be a link, or lead
-    /// from a working directory that has changed.
+    /// Syncs the entry in the file's directory, which a new file needs in addition to its content.
+    /// This uses the directory where the file is now: the path that it was opened by may be a link,
+    /// or be relative to a working directory that has changed.
     ///
     /// # Errors
     /// [`Error::Storage`](crate::Error::Storage) from the system.
     pub fn sync_entry(&self) -> Result<()> {
         let stat = rustix::fs::fstat(self.as_fd()).map_err(|e| storage("stat", self.path(), e))?;
         if stat.st_nlink == 0 {
-            // There is no entry any more.
+            // No entry is left.
             return Ok(());
         }
         let way = format!("/proc/self/fd/{}", self.as_fd().as_raw_fd());
@@ -111,8 +111,8 @@ impl File {
             .map_err(|errno| storage("fsync", parent, errno))
     }
 
-    /// Makes it at least so long and reserves storage for what is new; never shortens it. A file
-    /// system that cannot reserve lets it grow as it is written.
+    /// Extends it to at least `end` bytes and reserves storage for the new part; never shortens it.
+    /// Where the file system cannot reserve, the file grows as it is written.
     ///
     /// # Errors
     /// [`Error::Storage`](crate::Error::Storage), notably with `ENOSPC`.
@@ -128,7 +128,7 @@ impl File {
     }
 }
 
-/// Whether a descriptor is for reading only, as the kernel describes it.
+/// Whether a descriptor is read-only, by the kernel's description of it.
 fn is_read_only(fd: RawFd) -> bool {
     let described = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     let flags = described

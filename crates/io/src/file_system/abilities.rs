@@ -1,7 +1,7 @@
-//! The abilities of a file system with names, found by trying them in a directory.
+//! The naming operations that a file system supports, found by trying them in a directory.
 //!
-//! A checkpoint appears by giving a file a name that is free, and lasts by syncing a directory. Not every
-//! file system can do that (in user space, SMB, FAT), and none says so but by refusing.
+//! A checkpoint is published by giving a file a free name, and made durable by syncing a directory.
+//! Some file systems cannot do that (in user space, SMB, FAT), and only a failed attempt shows it.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +12,12 @@ use super::{Change, FileSystem, Native};
 use crate::file::Direct;
 use crate::{Error, Result};
 
-/// Something that was tried.
+/// An ability that was tried.
 #[derive(Debug)]
 pub struct Trial {
     /// The ability's name.
     pub name: &'static str,
-    /// Success, or the system's answer.
+    /// Success, or the system's error.
     pub outcome: io::Result<()>,
 }
 
@@ -30,7 +30,7 @@ pub const EXCHANGE: &str = "exchange";
 /// Durable entries of a directory.
 pub const SYNC_DIRECTORY: &str = "sync of a directory";
 
-/// Tries it all in a new directory within this one, which is removed again.
+/// Tries all abilities in a new directory within this one, which is removed again.
 ///
 /// # Errors
 /// [`Error::Storage`] where no directory or no file can be made, or removed.

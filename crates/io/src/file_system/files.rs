@@ -1,6 +1,6 @@
-//! Files as they are found: listed, looked at, opened and read.
+//! Finding, opening and reading files.
 //!
-//! What comes back is of the moment of the call: others may be at work in the same directories.
+//! Results are of the moment of the call: other processes may be changing the same directories.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::Result;
 use crate::device::{self, Device};
 use crate::file::{Direct, File};
 
-/// What a name stands for.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -23,18 +23,18 @@ pub enum Kind {
     Directory,
     /// A symbolic link.
     Link,
-    /// Something that is no storage: a FIFO, a socket, a device.
+    /// No storage: a FIFO, a socket, a device.
     Other,
 }
 
-/// What has a name.
+/// The metadata of a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// Its length in bytes, if it is a file.
     pub bytes: u64,
-    /// Device and number: the same for two names of one thing, and for nothing else at a time.
+    /// Device and inode number: equal for two names of one file, and for no two files at one time.
     pub identity: (u64, u64),
 }
 
@@ -50,26 +50,26 @@ impl Found {
 pub struct Entry {
     /// The last part of its path.
     pub name: OsString,
-    /// What it is; `None` where that takes a look at it.
+    /// Its type; `None` where finding it out takes a call of its own.
     pub kind: Option<Kind>,
-    /// Its length in bytes, where the list tells that of a file.
+    /// Its length in bytes, where the listing has the lengths of files.
     pub bytes: Option<u64>,
-    /// When it was put there, by the clock of the storage, where the list tells that.
+    /// When it was last modified, by the storage's clock, where the listing has that.
     pub modified: Option<SystemTime>,
 }
 
-/// A small file as it was read, for a change that is to be made only if it is still this one.
+/// A small file as it was read, for a change that requires it to be unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// What tells it from others that have its name at another time, where the storage says so. Who gives
-    /// it spares a look at what is there.
+    /// Distinguishes it from other files that have its name at other times, where the storage has
+    /// such a version. With it, a change saves the look at the present file.
     pub version: Option<String>,
 }
 
 impl Seen {
-    /// One of which nothing but its bytes is known.
+    /// A file of which only the bytes are known.
     pub fn of(bytes: &[u8]) -> Seen {
         Seen {
             bytes: bytes.to_owned(),
@@ -78,16 +78,16 @@ impl Seen {
     }
 }
 
-/// Something that has files, which can be looked at; nothing of this changes them.
+/// Finds, opens and reads files, and changes none.
 pub trait Files: fmt::Debug + Send + Sync {
-    /// What has this name; a link itself, not what it leads to.
+    /// The metadata of a name; of a link itself, not of its target.
     ///
     /// # Errors
-    /// The system's, [`io::ErrorKind::NotFound`] among them.
+    /// The system's error, for instance [`io::ErrorKind::NotFound`].
     fn look(&self, path: &Path) -> io::Result<Found>;
 
-    /// As [`look`](Files::look), of a name that is nothing or a file's: where a directory is no thing of its
-    /// own, nobody asks for one.
+    /// As [`look`](Files::look), for a name that no directory has: a storage without directories then
+    /// requests only the file.
     ///
     /// # Errors
     /// As [`look`](Files::look).
@@ -95,8 +95,9 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.look(path)
     }
 
-    /// As [`look_at_file`](Files::look_at_file), once more, of a file that is not as it has to be. Where looks are
-    /// requests an answer may be wrong by itself: that nothing is there is believed when it is said for a while.
+    /// As [`look_at_file`](Files::look_at_file), again, for a file that is not as it has to be.
+    /// Where a look is a request, a single answer may be wrong: "not found" is believed after it
+    /// was repeated for a while.
     ///
     /// # Errors
     /// As [`look`](Files::look).
@@ -104,7 +105,7 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.look_at_file(path)
     }
 
-    /// As [`follow`](Files::follow), of a name that is nothing or a directory's.
+    /// As [`follow`](Files::follow), for a name that no file has.
     ///
     /// # Errors
     /// As [`look`](Files::look).
@@ -112,7 +113,7 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.follow(path)
     }
 
-    /// What this name leads to.
+    /// The metadata of a name, of a link's target.
     ///
     /// # Errors
     /// As [`look`](Files::look).
@@ -121,23 +122,23 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The names in a directory, in any order.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
 
     /// The path without links and without `..`.
     ///
     /// # Errors
-    /// The system's, and where nothing is there.
+    /// The system's error, also where nothing has the path.
     fn resolve(&self, path: &Path) -> io::Result<PathBuf>;
 
-    /// Opens a regular file to read it through an engine ([`File::open`]).
+    /// Opens a regular file for reads through an engine ([`File::open`]).
     ///
     /// # Errors
     /// As [`File::open`].
     fn open(&self, path: &Path, direct: Direct) -> Result<File>;
 
-    /// As [`open`](Files::open), of a file whose length is known. Where opening would be a request none is
-    /// made: a file that is missing, or has another length, is an error of what is read of it.
+    /// As [`open`](Files::open), for a file whose length is known. Where opening would be a
+    /// request, none is made: if the file is missing, or has another length, the reads fail.
     ///
     /// # Errors
     /// As [`open`](Files::open).
@@ -146,25 +147,25 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.open(path, direct)
     }
 
-    /// Bytes of a regular file, fewer where it ends; for small texts.
+    /// Bytes of a regular file, fewer where it ends early; for small texts.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>>;
 
     /// All bytes of a small regular file.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         self.read_range(path, 0..u64::MAX)
     }
 
-    /// What has this name, as [`look_at_file`](Files::look_at_file) tells it, and all bytes of that if it is a
-    /// regular file of no more than `bytes_max`; none of anything else. One request, where each look is one.
+    /// The metadata of a name, as by [`look_at_file`](Files::look_at_file), and its bytes if it is
+    /// a regular file of at most `bytes_max`, else none. A single request, where each look is one.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
         let found = self.look_at_file(path)?;
         let bytes = match found.kind == Kind::File && found.bytes <= bytes_max {
@@ -178,43 +179,43 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// Checks that this process may read a file, without opening it.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's error.
     fn check_readable(&self, path: &Path) -> Result<()>;
 
-    /// Whether this process may make and remove entries in a directory.
+    /// Whether this process may create and remove entries in a directory.
     fn may_write(&self, directory: &Path) -> bool;
 
-    /// Bytes that can still be stored where a path is, if that is known.
+    /// Bytes that can still be stored at a path, if that is known.
     fn free_bytes(&self, path: &Path) -> Option<u64>;
 
-    /// The device behind a path; `None` where none is known, or nothing of this machine.
+    /// The device behind a path; `None` where none is known, or the storage is remote.
     fn device(&self, path: &Path) -> Option<Device> {
         Device::behind(path)
     }
 
-    /// Whether files at a path are in memory and nowhere else.
+    /// Whether files at a path are only in memory.
     fn is_memory(&self, path: &Path) -> bool {
         device::is_memory(path)
     }
 
-    /// Whether directories are things of their own: made, made durable, and removed. Elsewhere they
-    /// are what names have in common.
+    /// Whether directories exist by themselves: they are created, synced and removed. Elsewhere
+    /// they are only common prefixes of names.
     fn has_directories(&self) -> bool {
         true
     }
 
-    /// Opens a directory to lock it.
+    /// Opens a directory, to lock it.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::Unsupported`] where no directory can be locked.
+    /// The system's error; [`io::ErrorKind::Unsupported`] where directories cannot be locked.
     fn open_directory(&self, path: &Path) -> io::Result<fs::File>;
 
-    /// Whether a file has this name, a link to nothing included.
+    /// Whether a file has this name; a dangling link counts.
     fn is_there(&self, path: &Path) -> bool {
         self.look_at_file(path).is_ok()
     }
 
-    /// Whether this name leads to something.
+    /// Whether this name, or the target of a link, exists.
     fn leads(&self, path: &Path) -> bool {
         self.follow(path).is_ok()
     }

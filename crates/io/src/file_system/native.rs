@@ -1,4 +1,4 @@
-//! The files of this system.
+//! The local file system.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use super::{Change, FileSystem};
 use crate::file::{Direct, File, check_readable, may_write};
 use crate::{Error, Result, trace};
 
-/// The system's own files.
+/// The files of the local system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Native;
 
@@ -52,19 +52,19 @@ impl FileSystem for Native {
     }
 }
 
-/// Syncs a directory, and asks whether the file system was still at work when it said so.
+/// Syncs a directory, and checks that the file system was still running afterwards.
 ///
 /// XFS that shuts itself down, after an error of its log for instance, reports success for the
-/// `fsync` of a directory whose changes it has just dropped (seen with Linux 6.18), and what is lost
-/// would be acknowledged. From then on it refuses `fstat`, and a shutdown is for good: asking
-/// afterwards is in time.
+/// `fsync` of a directory whose changes it has just dropped (seen with Linux 6.18), and the lost
+/// changes would be acknowledged. From then on it refuses `fstat`, and a shutdown is final, so a
+/// check afterwards is in time.
 fn sync_directory(path: &Path) -> io::Result<()> {
     let directory = fs::File::open(path)?;
     directory.sync_all()?;
     directory.metadata().map(drop)
 }
 
-/// `renameat2` with `RENAME_NOREPLACE`: `EINVAL` where the file system cannot.
+/// `renameat2` with `RENAME_NOREPLACE`: `EINVAL` where the file system does not support it.
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let flags = rustix::fs::RenameFlags::NOREPLACE;
     rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?;
@@ -74,7 +74,7 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 /// Bytes that an ordinary user can still store on the file system of `path`.
 ///
 /// # Errors
-/// [`Error::Storage`] with the system's answer.
+/// [`Error::Storage`] with the system's error.
 pub fn free_bytes(path: &Path) -> Result<u64> {
     let statistics = rustix::fs::statvfs(path).map_err(|errno| Error::Storage {
         operation: "look at the free space of",
@@ -84,7 +84,7 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
 
-/// Memory that is taken for a file before it is read: its length may be a claim.
+/// The most memory allocated before a file is read: its reported length may be wrong.
 const READ_AT_ONCE_MAX: u64 = 1 << 20;
 
 impl Files for Native {
@@ -125,7 +125,7 @@ impl Files for Native {
         if range.start > 0 {
             file.seek(SeekFrom::Start(range.start))?;
         }
-        // Read at once: into an empty vector it would be read in small pieces.
+        // Allocated at once: into an empty vector it would be read in small pieces.
         let expected = file
             .metadata()?
             .len()
@@ -154,10 +154,10 @@ impl Files for Native {
     }
 }
 
-/// What an open file or directory is.
+/// The metadata of an open file or directory.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn found(open: &fs::File) -> io::Result<Found> {
     open.metadata().map(|metadata| found_by(&metadata))
 }

@@ -1,13 +1,13 @@
-//! What threads share in a process, in a place that a forked child can leave behind.
+//! State shared by the threads of a process, which a forked child replaces.
 //!
-//! A child has a copy of the memory of its parent and none of its threads: a lock that one of them
-//! had at the fork stays locked in it for ever. So a child never touches what was there before.
+//! A child has a copy of its parent's memory and none of its threads: a lock that was held at the
+//! fork stays locked forever. So a child never touches the parent's state.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A value that lives as long as the process, made when it is first asked for.
+/// A value that lives as long as the process, made on first use.
 pub(super) struct Cell<T: 'static> {
     current: AtomicPtr<T>,
 }
@@ -31,30 +31,30 @@ impl<T: Default + Send + Sync> Cell<T> {
             {
                 Ok(_) => made,
                 Err(first) => {
-                    // SAFETY: `made` is from the box above, and nobody else has seen it.
+                    // SAFETY: `made` is from the box above, and nothing else has seen it.
                     drop(unsafe { Box::from_raw(made) });
                     first
                 }
             };
         }
-        // SAFETY: the pointer comes from a box that is never freed once it is in `current`. What
-        // it points to is only ever shared, between threads as well, since it is `Send + Sync`.
+        // SAFETY: the pointer comes from a box that is never freed once it is in `current`. The
+        // value is only ever shared, between threads as well, since it is `Send + Sync`.
         unsafe { &*current }
     }
 
-    /// Starts from nothing, in a child that was forked. What was there before is left as it is.
+    /// Starts with a new value, in a forked child. The old value is left as it is.
     pub(super) fn renew(&self) {
         let made = Box::into_raw(Box::<T>::default());
         self.current.store(made, Ordering::Release);
     }
 
-    /// Whether it is the value of this process and not that of the one it is a fork of.
+    /// Whether it is the value of this process, and not that of the parent.
     pub(super) fn is_current(&self, value: &'static T) -> bool {
         ptr::eq(value, self.current.load(Ordering::Acquire))
     }
 }
 
-/// No panic can leave what is behind these locks half changed, so a poisoned one is as good as any.
+/// No panic leaves a value behind these locks half changed, so a poisoned lock is used as it is.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

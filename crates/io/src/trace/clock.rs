@@ -1,4 +1,4 @@
-//! Whether there is anything to record, and the time it is recorded by.
+//! The switch of the trace, and its clock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,12 +10,12 @@ pub fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Has all threads record, or no longer.
+/// Switches recording on or off for all threads.
 pub(super) fn turn(on: bool) {
     IS_ON.store(on, Ordering::Relaxed);
 }
 
-/// Nanoseconds of the monotonic clock, of which spans are made.
+/// Nanoseconds of the monotonic clock, for the times of spans.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

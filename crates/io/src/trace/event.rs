@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 use super::record::{Record, Transfer};
 use super::row::Row;
 
-/// Whose trace it is.
+/// The process of a trace.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Its id.
     pub id: u32,
-    /// Where viewers put it among others.
+    /// Its position among the processes in viewers.
     pub order: u32,
-    /// What viewers show.
+    /// Its name in viewers.
     pub name: String,
-    /// What else there is to know, as a JSON object.
+    /// Further information, as a JSON object.
     pub about: Value,
 }
 
-/// One event; what a kind of event lacks is left out.
+/// One event; fields that its kind lacks are left out.
 #[derive(Serialize)]
 struct Event<'a> {
     name: &'a str,
@@ -38,7 +38,7 @@ struct Event<'a> {
     dur: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<&'static str>,
-    /// Which of several that go on at once in this process.
+    /// Distinguishes overlapping events of this process.
     #[serde(skip_serializing_if = "Option::is_none")]
     id2: Option<LocalId>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,12 +56,12 @@ pub(super) struct Writer<W: Write> {
     pid: u32,
     origin_ns: u64,
     is_first: bool,
-    /// Rows that have their names.
+    /// Rows whose names are written.
     named: HashSet<usize>,
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins the array and says whose events they are.
+    /// Begins the array and describes the process.
     pub(super) fn new(mut out: W, process: &Process, origin_ns: u64) -> io::Result<Writer<W>> {
         out.write_all(b"[\n")?;
         let mut writer = Writer {
@@ -105,7 +105,7 @@ impl<W: Write> Writer<W> {
                 at_ns,
                 level,
             } => {
-                // Viewers show a counter by both, one behind the other.
+                // Viewers show a counter's name and unit next to each other.
                 let (name, unit) = gauge.name_and_unit();
                 let event = Event {
                     ts: Some(self.microseconds(*at_ns)),
@@ -117,7 +117,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// As a pair of events: those in flight at once overlap, which spans of a row must not.
+    /// Writes a pair of events: requests in flight overlap, which spans of a row must not.
     fn write_transfer(&mut self, transfer: &Transfer) -> io::Result<()> {
         let Some(times) = self.since_origin(&transfer.times) else {
             return Ok(());
@@ -155,14 +155,14 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Ends the array, and says how many records are not in it.
+    /// Ends the array, and writes how many records were lost.
     pub(super) fn finish(mut self, lost: u64) -> io::Result<()> {
         self.metadata("penstock end", None, json!({ "lost": lost }))?;
         self.out.write_all(b"\n]\n")?;
         self.out.flush()
     }
 
-    /// The number of a row, which is named when it first comes up.
+    /// The number of a row; its name is written on first use.
     fn name_row(&mut self, row: Row) -> io::Result<usize> {
         let number = row.number();
         if self.named.insert(number) {
@@ -196,13 +196,13 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// What of some time is in the trace, if any is.
+    /// The part of a time range that is in the trace, if any is.
     fn since_origin(&self, times: &Range<u64>) -> Option<Range<u64>> {
         let start = times.start.max(self.origin_ns);
         (start <= times.end).then_some(start..times.end)
     }
 
-    /// Since the trace began.
+    /// Microseconds since the trace began.
     fn microseconds(&self, at_ns: u64) -> f64 {
         at_ns.saturating_sub(self.origin_ns) as f64 / 1e3
     }

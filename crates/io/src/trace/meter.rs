@@ -1,4 +1,4 @@
-//! Counters: rates and levels over time, one value for each of some hundredths of a second.
+//! Counters: rates and levels over time, one value for each hundredth of a second.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::cell::{Cell, lock};
 use super::record::{Gauge, Record, push};
 
-/// How finely rates are told: a hundredth of a second holds some requests of a fast device.
+/// The resolution of rates: a hundredth of a second holds some requests of a fast device.
 const BUCKET_NS: u64 = 10_000_000;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Records the level of something from a moment on.
+/// Records a level from `at_ns` on.
 pub(super) fn gauge(gauge: Gauge, at_ns: u64, level: f64) {
     push(Record::Level {
         gauge,
@@ -22,7 +22,7 @@ pub(super) fn gauge(gauge: Gauge, at_ns: u64, level: f64) {
 
 #[derive(Default)]
 struct Meter {
-    /// Start of the bucket that is being filled; 0 before the first.
+    /// Start of the bucket being filled; 0 before the first.
     bucket_ns: u64,
     submitted_bytes: u64,
     completed_bytes: u64,
@@ -33,7 +33,7 @@ struct Meter {
 
 static METER: Cell<Mutex<Meter>> = Cell::new();
 
-/// Leaves what was counted to the parent, in a child that was forked.
+/// Starts with new counts, in a forked child.
 pub(super) fn forget() {
     METER.renew();
 }
@@ -41,12 +41,12 @@ pub(super) fn forget() {
 /// Bytes of all pools that are in use.
 static POOL_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts memory that a pool gives out.
+/// Counts memory taken from a pool.
 pub(crate) fn taken(bytes: usize) {
     POOL_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Counts memory that a pool gets back.
+/// Counts memory returned to a pool.
 pub(crate) fn returned(bytes: usize) {
     POOL_BYTES.fetch_sub(bytes as u64, Ordering::Relaxed);
 }
@@ -67,28 +67,28 @@ pub(super) fn completed(at_ns: u64, bytes: usize) {
     meter.in_flight = meter.in_flight.saturating_sub(1);
 }
 
-/// A request that came to nothing.
+/// Counts a request that was abandoned.
 pub(super) fn dropped(at_ns: u64) {
     completed(at_ns, 0);
 }
 
-/// Closes what nothing has been added to for a while.
+/// Records the open bucket if it is over.
 pub(super) fn advance(at_ns: u64) {
     lock(METER.get()).advance(at_ns);
 }
 
-/// Closes whatever is open.
+/// Records the open bucket.
 pub(super) fn close(at_ns: u64) {
     advance(at_ns + 2 * BUCKET_NS);
 }
 
-/// Starts again from nothing.
+/// Resets all counts.
 pub(super) fn reset() {
     *lock(METER.get()) = Meter::default();
 }
 
 impl Meter {
-    /// Records the bucket before `at_ns`, if it had anything in it.
+    /// Records the bucket before `at_ns`, unless it is empty.
     fn advance(&mut self, at_ns: u64) {
         let bucket_ns = at_ns - at_ns % BUCKET_NS;
         if bucket_ns <= self.bucket_ns {
@@ -107,7 +107,7 @@ impl Meter {
             ];
             record(self.bucket_ns, levels);
             if bucket_ns > self.bucket_ns + BUCKET_NS {
-                // A level holds until the next one.
+                // A level is valid until the next one.
                 let levels = [0.0, 0.0, self.in_flight as f64, pool_bytes as f64];
                 record(self.bucket_ns + BUCKET_NS, levels);
             }

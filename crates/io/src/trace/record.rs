@@ -1,4 +1,4 @@
-//! What threads note, until the thread of the trace writes it.
+//! Records of threads, until the thread of the trace writes them.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use super::cell::{Cell, lock};
 use super::row::Row;
 
-/// One thing that happened. Times are nanoseconds of the monotonic clock.
+/// One event. Times are nanoseconds of the monotonic clock.
 pub(super) enum Record {
     Span {
         name: Cow<'static, str>,
@@ -18,7 +18,7 @@ pub(super) enum Record {
         times: Range<u64>,
         detail: Option<Box<str>>,
     },
-    /// Apart, as it is several times as large as the others.
+    /// Boxed, as it is several times as large as the others.
     Transfer(Box<Transfer>),
     Level {
         gauge: Gauge,
@@ -58,20 +58,20 @@ impl Record {
     }
 }
 
-/// Something that has a level at every moment.
+/// A quantity with a level at every moment.
 #[derive(Clone, Copy)]
 pub(super) enum Gauge {
-    /// Handed to the engines, in GiB/s.
+    /// Bytes submitted to the engines, in GiB/s.
     Submitted,
-    /// Done by the engines, in GiB/s.
+    /// Bytes completed by the engines, in GiB/s.
     Completed,
-    /// Requests in flight, the most of each moment.
+    /// Requests in flight, the most of each bucket.
     Depth,
     /// Memory of pools that is in use, in bytes.
     PoolBytes,
-    /// What the process reads from storage, in GiB/s.
+    /// Bytes that the process reads from storage, in GiB/s.
     ProcessRead,
-    /// What it writes, in GiB/s.
+    /// Bytes that the process writes to storage, in GiB/s.
     ProcessWritten,
 }
 
@@ -88,41 +88,41 @@ impl Gauge {
     }
 }
 
-/// What all threads keep until it is written, which is ten times a second: enough for ten million
-/// requests a second, and a bound where the file is slower than that.
+/// The most records in memory. They are written ten times a second: enough for ten million requests
+/// a second, and a bound where the file is slower than that.
 const RECORDS_MAX: usize = 1 << 20;
 
 /// The records of one thread. Only the writer of the trace ever contends for the lock.
 type Buffer = Arc<Mutex<Vec<Record>>>;
 
-/// What the threads have noted.
+/// The records of all threads.
 #[derive(Default)]
 struct Noted {
-    /// Of every thread, those that have ended included until they are drained.
+    /// The buffers of all threads, ended threads included until they are drained.
     buffers: Mutex<Vec<Buffer>>,
     /// Records in all buffers.
     records: AtomicUsize,
-    /// Records for which there was no room.
+    /// Records dropped for lack of room.
     lost: AtomicU64,
 }
 
 static NOTED: Cell<Noted> = Cell::new();
 
-/// Leaves all records to the parent, in a child that was forked.
+/// Leaves all records to the parent, in a forked child.
 pub(super) fn forget() {
     NOTED.renew();
 }
 
-/// A thread's buffer, and what knows it.
+/// A thread's buffer, and the list that has it.
 struct Own(&'static Noted, Buffer);
 
 thread_local! {
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
 }
 
-/// Notes what the calling thread did.
+/// Records an event of the calling thread.
 pub(super) fn push(record: Record) {
-    // A thread on its way out has nobody left to tell.
+    // A thread that is ending has lost its buffer already.
     let _ = OWN.try_with(|own| {
         let noted = NOTED.get();
         let mut own = own.borrow_mut();
@@ -130,7 +130,7 @@ pub(super) fn push(record: Record) {
             .as_ref()
             .is_some_and(|Own(known, _)| !NOTED.is_current(known))
         {
-            // The parent's, whose lock may be held by a thread that is not there.
+            // The parent's buffer, whose lock may be held by a thread that does not exist here.
             std::mem::forget(own.take());
         }
         let Own(_, buffer) = own.get_or_insert_with(|| {
@@ -147,18 +147,18 @@ pub(super) fn push(record: Record) {
     });
 }
 
-/// How many records there was no room for since the last time.
+/// Takes the number of records dropped for lack of room.
 pub(super) fn lost() -> u64 {
     NOTED.get().lost.swap(0, Ordering::Relaxed)
 }
 
-/// Everything noted since the last time.
+/// Takes all records.
 pub(super) fn drain() -> Vec<Record> {
     let noted = NOTED.get();
     let mut buffers = lock(&noted.buffers);
     let mut drained = Vec::new();
     buffers.retain(|buffer| {
-        // Of a thread that has ended nobody else holds it, and nothing more can come.
+        // A buffer held by nobody else is that of an ended thread, and gets no more records.
         let is_alive = Arc::strong_count(buffer) > 1;
         drained.append(&mut lock(buffer));
         is_alive

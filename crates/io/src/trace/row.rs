@@ -1,4 +1,4 @@
-//! The rows of a trace: which one a thread records in.
+//! The rows of a trace, and the row that a thread records in.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,17 +7,17 @@ use std::sync::Mutex;
 use super::cell::{Cell, lock};
 use super::clock::is_on;
 
-/// What a thread does, or what a row shows.
+/// The task of a thread, or the content of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
-    /// What the caller had to wait for.
+    /// Time that the caller had to wait.
     Stall,
-    /// What went on while the caller did something else.
+    /// Work in the background of the caller.
     Background,
-    /// A thread that calls.
+    /// A thread that calls Penstock.
     Caller,
-    /// Copies for a caller who wants the memory back.
+    /// Copies a caller's memory so that the caller can reuse it.
     Stager,
     /// Digests and writes.
     Writer,
@@ -40,7 +40,7 @@ const ROLES: [Role; 8] = [
     Role::Mirror,
 ];
 
-/// Rows of a role at most; further threads share the last.
+/// The most rows of a role; further threads share the last.
 const ROWS_MAX: u16 = 1000;
 
 impl Role {
@@ -67,7 +67,7 @@ impl Role {
     }
 }
 
-/// A row: the number of a thread among those of its role.
+/// A row: a role, and the index of a thread among those of that role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub(super) role: Role,
@@ -80,7 +80,7 @@ impl Row {
         Row { role, index }
     }
 
-    /// What stands for a thread in the file.
+    /// The thread id of the row in the file.
     pub(super) fn number(self) -> usize {
         self.role.place() * usize::from(ROWS_MAX) + usize::from(self.index) + 1
     }
@@ -96,20 +96,20 @@ impl Row {
 /// Which rows are in use.
 #[derive(Default)]
 struct Rows {
-    /// Which rows of each role have a thread, by index.
+    /// For each role, which rows have a thread, by index.
     taken: [Vec<bool>; ROLES.len()],
-    /// When what each row of each role shows ends, for rows without a thread.
+    /// For each role, when the last span of each row without a thread ends.
     ends: [Vec<u64>; ROLES.len()],
 }
 
 static ROWS: Cell<Mutex<Rows>> = Cell::new();
 
-/// Leaves all rows to the parent, in a child that was forked.
+/// Leaves all rows to the parent, in a forked child.
 pub(super) fn forget() {
     ROWS.renew();
 }
 
-/// A row that a thread has, until this is dropped.
+/// A row that belongs to a thread, until this is dropped.
 struct Held {
     rows: &'static Mutex<Rows>,
     role: Role,
@@ -136,14 +136,14 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // In a child that was forked the lock may be held by a thread that is not there.
+        // In a forked child, the lock may be held by a thread that does not exist there.
         if ROWS.is_current(self.rows) {
             lock(self.rows).taken[self.role.place()][self.place] = false;
         }
     }
 }
 
-/// The row of the calling thread: its own, or the one it has for the moment.
+/// The row of the calling thread: its own, or a borrowed one.
 enum Seat {
     Own(Held),
     Lent(Row),
@@ -153,7 +153,8 @@ thread_local! {
     static SEAT: RefCell<Option<Seat>> = const { RefCell::new(None) };
 }
 
-/// The row that the calling thread records in. One that never [entered](enter) is a caller.
+/// The row that the calling thread records in. A thread that never [entered](enter) a role is a
+/// caller.
 pub(super) fn current() -> Row {
     let row = SEAT.try_with(|seat| {
         let mut seat = seat.borrow_mut();
@@ -172,7 +173,7 @@ pub(super) fn current() -> Row {
     })
 }
 
-/// A row for something that no thread's row shows, and that others of its kind may overlap.
+/// A row without a thread, where the activity overlaps no other of that row.
 pub(super) fn beside(role: Role, times: &Range<u64>) -> Row {
     let ends = &mut lock(ROWS.get()).ends[role.place()];
     let index = ends.iter().position(|&end_ns| end_ns <= times.start);
@@ -184,29 +185,30 @@ pub(super) fn beside(role: Role, times: &Range<u64>) -> Row {
     Row::of(role, index)
 }
 
-/// Gives the calling thread back the row it had.
+/// Restores the calling thread's previous row on drop.
 #[must_use = "the row is left where this is dropped"]
 pub struct Entered(Option<Option<Seat>>);
 
-/// Has the calling thread record in a row of `role` until the guard is dropped.
+/// Makes the calling thread record in a row of `role` until the guard is dropped.
 pub fn enter(role: Role) -> Entered {
     seat(|| Seat::Own(Held::take(role)))
 }
 
 impl Row {
-    /// The row of the calling thread, for one that works while it waits; `None` without a trace.
+    /// The row of the calling thread, for a thread that works while it waits; `None` without a
+    /// trace.
     pub fn of_caller() -> Option<Row> {
         is_on().then(current)
     }
 
-    /// Has the calling thread record in the row of the one that waits for it.
+    /// Makes the calling thread record in the row of the thread that waits for it.
     pub fn lend(row: Option<Row>) -> Entered {
         row.map_or(Entered(None), |row| seat(|| Seat::Lent(row)))
     }
 }
 
 fn seat(next: impl FnOnce() -> Seat) -> Entered {
-    // Also without a trace: one may begin while the thread is at work.
+    // Even without a trace, as one may begin while the thread is working.
     let next = next();
     Entered(SEAT.try_with(|seat| seat.borrow_mut().replace(next)).ok())
 }

@@ -20,13 +20,13 @@ use super::record::{self, Gauge, Record, drain, lost};
 use super::row;
 use crate::{Error, Result};
 
-/// Levels from before there is a file: some minutes of a process that is always at it.
+/// The most levels kept before a file exists: some minutes of a busy process.
 const KEPT_MAX: usize = 1 << 14;
 
-/// Names that are tried for a file of one's own.
+/// The most names tried for a file of this process's own.
 const OPENED_MAX: u32 = 100;
 
-/// How often what threads noted is written out.
+/// How often the records of threads are written out.
 const TURN: Duration = Duration::from_millis(100);
 
 /// A trace that runs.
@@ -38,26 +38,26 @@ struct Running {
 
 static RUNNING: Cell<Mutex<Option<Running>>> = Cell::new();
 
-/// How many traces have begun.
+/// Counts the traces begun.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
-/// Which trace it is, of those that have begun: the one that a request belongs to.
+/// The number of the latest trace, which identifies the trace that a request belongs to.
 pub(super) fn number() -> u64 {
     BEGUN.load(Ordering::Relaxed)
 }
 
-/// How the writer hears that it is to end.
+/// Tells the writer to end.
 #[derive(Default)]
 struct Ending {
     is_wanted: Mutex<bool>,
     wanted: Condvar,
 }
 
-/// Begins a trace. Where another process is writing the file, this one gets a file of its own beside
-/// it, with its number in the name. Times in the file count from now.
+/// Begins a trace. If another process is writing the file, this one writes a file of its own next
+/// to it, with its process id in the name. Times in the file count from now.
 ///
-/// With `is_shared`, several processes were given the path: the file is made when something is
-/// recorded, and what another process has left there is kept. Else it is replaced, at once.
+/// With `is_shared`, several processes were given the path: the file is made at the first record,
+/// and another process's file is kept. Otherwise the file is replaced, at once.
 ///
 /// # Errors
 /// [`Error::Storage`] where the file cannot be made, or another trace of this process runs.
@@ -130,7 +130,7 @@ pub fn stop() -> Result<()> {
     })
 }
 
-/// Leaves the trace to the parent, in a child that was forked: the thread that writes is not there.
+/// Leaves the trace to the parent, in a forked child, which does not have the writing thread.
 pub fn forget() {
     turn(false);
     RUNNING.renew();
@@ -139,16 +139,16 @@ pub fn forget() {
     row::forget();
 }
 
-/// What the thread of a trace has.
+/// The state of the trace's thread.
 struct Output {
     path: PathBuf,
     process: Process,
     origin_ns: u64,
     is_shared: bool,
     writer: Option<Writer<BufWriter<fs::File>>>,
-    /// The same file, to let others have it in the end.
+    /// The same file, to unlock it at the end.
     locked: Option<fs::File>,
-    /// Levels from before there is a file, the last ones.
+    /// The latest levels from before the file exists.
     kept: VecDeque<Record>,
 }
 
@@ -172,13 +172,14 @@ impl Output {
                 false => meter::advance(now_ns()),
             }
             if let Err(error) = self.write(drain()) {
-                // Nobody would read what comes after.
+                // Later records could not be written.
                 turn(false);
                 return Err(error);
             }
             if is_last {
                 let finished = self.writer.map_or(Ok(()), |writer| writer.finish(lost()));
-                // Children that were forked have the file open, and with it the lock.
+                // Forked children have the file open, and with it the lock, so it is released
+                // explicitly.
                 return finished.and(self.locked.map_or(Ok(()), |file| file.unlock()));
             }
         }
@@ -199,7 +200,7 @@ impl Output {
         let Some(writer) = &mut self.writer else {
             unreachable!("it was just opened");
         };
-        // Viewers take the first of several spans that begin together for the outermost.
+        // Viewers take the first of several spans with the same start as the outermost.
         records.sort_by_key(|record| match record {
             Record::Span { times, .. } => (times.start, u64::MAX - times.end),
             Record::Transfer(transfer) => (transfer.times.start, 0),
@@ -218,8 +219,8 @@ impl Output {
     }
 }
 
-/// A file for this process alone, empty: the one at `path`, or one beside it. Where several processes
-/// were given the path, what is in a file stays there.
+/// Opens an empty file for this process alone: the one at `path`, or one next to it. With
+/// `is_shared`, a file with content is left as it is.
 fn open_own(path: &Path, is_shared: bool) -> io::Result<fs::File> {
     for attempt in 0..OPENED_MAX {
         let file = open(&beside(path, attempt))?;
@@ -228,7 +229,7 @@ fn open_own(path: &Path, is_shared: bool) -> io::Result<fs::File> {
         }
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => continue,
-            // A file system without locks: nothing is known of others.
+            // On a file system without locks, other processes go unnoticed.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         if is_shared && file.metadata()?.len() > 0 {
@@ -240,7 +241,7 @@ fn open_own(path: &Path, is_shared: bool) -> io::Result<fs::File> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Without waiting for anybody, as the open of a pipe would.
+/// Opens the file without blocking, as opening a pipe would.
 fn open(path: &Path) -> io::Result<fs::File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false);
@@ -248,7 +249,8 @@ fn open(path: &Path) -> io::Result<fs::File> {
     options.open(path)
 }
 
-/// The path with the number of the process in it, and further ones that of the attempt.
+/// `path` itself at attempt 0, then with the process id in it, and from attempt 2 on with the
+/// attempt as well.
 fn beside(path: &Path, attempt: u32) -> PathBuf {
     let process = std::process::id();
     let number = match attempt {
@@ -262,7 +264,7 @@ fn beside(path: &Path, attempt: u32) -> PathBuf {
     }
 }
 
-/// What the process has read and written, as the kernel counts it: of storage, not of caches.
+/// Bytes that the process has read from and written to storage (not caches), by the kernel's count.
 struct Traffic {
     at_ns: u64,
     read_bytes: u64,
@@ -271,7 +273,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// `None` where the kernel does not count it.
+    /// `None` where the kernel does not count them.
     fn now() -> Option<Traffic> {
         let text = fs::read_to_string("/proc/self/io").ok()?;
         let field = |name: &str| {
@@ -286,13 +288,13 @@ impl Traffic {
         })
     }
 
-    /// Records that the rates end here.
+    /// Records the end of the rates.
     fn end(&self) {
         gauge(Gauge::ProcessRead, self.at_ns, 0.0);
         gauge(Gauge::ProcessWritten, self.at_ns, 0.0);
     }
 
-    /// Records the rates since the last sample, unless nothing was moved before or now.
+    /// Records the rates since the last sample, unless both this rate and the last are zero.
     fn sample(&mut self) {
         let Some(now) = Traffic::now() else { return };
         let seconds = (now.at_ns - self.at_ns) as f64 / 1e9;

@@ -1,4 +1,4 @@
-//! Requests as they are written in a test, and their answers.
+//! Requests as the tests write them, and their answers.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
@@ -8,10 +8,10 @@ use tokio::runtime::Runtime;
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// What catalogues give the checksums of.
+/// The usual input of published check values of checksums.
 pub(crate) const DIGITS: &[u8] = b"123456789";
 
-/// An answer, as far as it came.
+/// An answer, as far as it was received.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
@@ -23,7 +23,7 @@ impl Answer {
         self.headers[name].to_str().unwrap()
     }
 
-    /// What is between the tags of a name for the first time.
+    /// The text of the first element of a name.
     pub(crate) fn element(&self, name: &str) -> &str {
         let (_, rest) = self.text.split_once(&format!("<{name}>")).unwrap();
         rest.split_once("</").unwrap().0
@@ -48,7 +48,7 @@ pub(crate) fn request(
     request.body(body).unwrap()
 }
 
-/// Sends a request; `None` where the connection ends before its answer does.
+/// Sends a request; `None` where the connection ends before the whole answer.
 pub(crate) fn send(runtime: &Runtime, request: Request<HttpRequestBody>) -> Option<Answer> {
     runtime.block_on(async {
         let http: HttpClient = ReqwestConnector::default().connect(&options()).unwrap();

@@ -1,4 +1,4 @@
-//! Small files that go with a checkpoint, read against their digests.
+//! Sidecars (small files of a checkpoint), read and checked against their digests.
 
 use std::path::Path;
 
@@ -9,18 +9,13 @@ use crate::format::description::read_checked;
 use crate::format::digest::Digest;
 use crate::format::manifest::BesideEntry;
 
-/// The bytes of one.
-///
-/// # Errors
-/// [`Error::Corrupt`], and the system's errors.
+/// The bytes of one sidecar, checked against its digest.
 pub(super) fn read(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<Vec<u8>> {
     read_as(path, files, &entry.file, entry)
 }
 
-/// The same, out of its copy where the file is damaged and nobody has edited that.
-///
-/// # Errors
-/// As [`read`], of the file.
+/// Reads a sidecar as [`read`] does; if it is damaged, returns its copy, provided that nobody has
+/// edited the copy.
 pub(super) fn read_either(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<Vec<u8>> {
     read(path, files, entry)
         .or_else(|error| read_as(path, files, &entry.name, entry).map_err(|_| error))

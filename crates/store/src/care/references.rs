@@ -1,7 +1,7 @@
-//! References of a tree to tensors, changed where tensors are gone.
+//! Renumbers a tree's references to tensors after some of the tensors were lost.
 //!
-//! A tree is kept as the text it is: only the objects that name a tensor are written anew, so every
-//! number and every order of members stays as the writer had it.
+//! A tree is kept as text: only the objects that refer to a tensor are rewritten, so every number
+//! and the order of members stay as the writer stored them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,35 +10,36 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Deeper than any tree that the format allows, and far from the end of a stack.
+/// Nesting limit: deeper than any tree that the format allows, and far below what overflows a
+/// stack.
 const LEVELS_MAX: usize = 1024;
 
 const TOO_DEEP: &str = "the tree is nested too deeply";
 
-/// What becomes of the tensors, aliases and missing ones that a tree refers to, by old index.
+/// The new place of each tensor, alias and missing entry that a tree refers to, by its old index.
 #[derive(Debug, Default)]
 pub(crate) struct Renumbering {
     pub(crate) tensors: HashMap<usize, Place>,
     pub(crate) aliases: HashMap<usize, Place>,
 }
 
-/// The new place of what a reference names.
+/// The new target of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A tensor or an alias with this index.
+    /// The tensor or alias with this index.
     Kept(usize),
-    /// Missing, as entry of the part's list of those.
+    /// The entry with this index in the part's list of missing tensors.
     Missing(usize),
 }
 
-/// The tree with its references renumbered.
+/// Returns the tree with its references renumbered.
 pub(crate) fn renumber(tree: &RawValue, to: &Renumbering) -> Result<Box<RawValue>, String> {
     let mut text = String::with_capacity(tree.get().len());
     write(tree, to, 0, &mut text)?;
     RawValue::from_string(text).map_err(|error| error.to_string())
 }
 
-/// A tensor that ranks share, as a tree refers to it.
+/// A reference in a tree to a tensor that ranks share.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct SharedReference {
     #[serde(rename = "g")]
@@ -47,10 +48,10 @@ pub(crate) struct SharedReference {
     pub(crate) shape: Vec<u64>,
 }
 
-/// The references of a tree to tensors that ranks share, in its order; one may be there twice.
+/// Returns a tree's references to shared tensors in order, duplicates included.
 pub(crate) fn shared(tree: &RawValue) -> Result<Vec<SharedReference>, String> {
     let mut found = Vec::new();
-    // Most trees of one rank have none, and are not taken apart for that.
+    // Most trees of one rank refer to no shared tensor; this test saves parsing those.
     if tree.get().contains("\"g\"") {
         collect_shared(tree, 0, &mut found)?;
     }
@@ -133,11 +134,11 @@ fn write(node: &RawValue, to: &Renumbering, level: usize, text: &mut String) -> 
     Ok(())
 }
 
-/// Members of an object in their order.
+/// Members of a JSON object in order.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl Members<'_> {
-    /// The object's new text, if it names a tensor.
+    /// Returns the object's new text if the object refers to a tensor.
     fn reference(&self, to: &Renumbering) -> Result<Option<String>, String> {
         let member = |name: &str| self.0.iter().find(|(key, _)| key == name);
         let Some((_, tag)) = member("$") else {
@@ -148,7 +149,7 @@ impl Members<'_> {
             (None, Some((_, index))) => (&to.aliases, ("a", index)),
             _ => return Ok(None),
         };
-        // One that was missing before stays what it is: its entry keeps its place.
+        // A reference to a tensor that was missing before keeps its index.
         if tag.get() == "\"missing\"" {
             return Ok(None);
         }

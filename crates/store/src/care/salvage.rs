@@ -1,10 +1,10 @@
-//! Salvage: the intact tensors of a damaged checkpoint, in a new one that says what it lacks.
+//! Salvage: saves the intact tensors of a damaged checkpoint as a new one that lists its losses.
 //!
-//! Every tensor that is taken over was read against its digest in this very call, and the new
-//! checkpoint is saved as any other is, by as many ranks, with digests of its own. What is missing is
-//! listed in it with the reason. A tensor that ranks share is taken over with all of its boxes, or
-//! with none. What is of a group stays in it, and small files that the manifest vouches for go with
-//! the new checkpoint as they did with the old one.
+//! Every recovered tensor is read and checked against its digest in the same call. The new
+//! checkpoint is an ordinary save with the same number of ranks and digests of its own, and it
+//! lists each missing tensor with the reason. A tensor that ranks share is recovered with all of
+//! its boxes or not at all. Tensors stay in their group, and sidecars whose digests are in the
+//! manifest are copied to the new checkpoint.
 
 mod rank;
 
@@ -27,46 +27,46 @@ use crate::progress::Progress;
 use crate::save::{self, Attempt, Job, check_manifest_size, commit_as};
 use rank::Salvage;
 
-/// The group whose index lies in the directory.
+/// The group whose index file is in the checkpoint directory itself.
 const INDEXED: &str = "";
 
-/// What a salvage brought.
+/// The outcome of a salvage.
 #[derive(Debug)]
 pub struct SalvageReport {
     /// Identity of the new checkpoint.
     pub id: String,
-    /// The step it was saved as, where that is known.
+    /// The step that the new checkpoint was saved as, if known.
     pub step: Option<u64>,
-    /// Identity of the damaged one, where that could be read.
+    /// Identity of the damaged checkpoint, if it could be read.
     pub source: Option<String>,
-    /// Bytes of all files that were written.
+    /// Total size of all files written.
     pub bytes: u64,
-    /// Tensors that were taken over; one that ranks share counts once.
+    /// Number of recovered tensors; a tensor that ranks share counts once.
     pub tensors: usize,
-    /// Bytes of them.
+    /// Total size of the recovered tensors.
     pub recovered_bytes: u64,
-    /// What was not taken over, with the rank whose own it is where there are several.
+    /// Tensors that were not recovered; with several ranks, each with the rank that owned it.
     pub missing: Vec<(Option<u32>, Missing)>,
-    /// Small files that do not go with it, with the reason. They are no part of the state.
+    /// Sidecars that were not copied, with the reason. They are no part of the state.
     pub files_lost: Vec<(String, String)>,
-    /// Whether what was taken over could not be checked.
+    /// Whether tensors were recovered that could not be checked.
     pub unverified: bool,
     /// The ranks whose structure and plain values are lost.
     pub ranks_lost: Vec<u32>,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Saves what is intact of the checkpoint at `path` as a new one at `out`, of as many ranks. If
-/// nothing is missing after all, it is a complete one. The tensors that one rank stored are in memory
-/// meanwhile.
+/// Saves the intact tensors of the checkpoint at `path` as a new checkpoint at `out`, with as many
+/// ranks. If nothing is missing, the new checkpoint is complete. The tensors of one rank at a time
+/// are held in memory.
 ///
-/// `unverified` also takes over what cannot be checked, where the manifest or parts are lost. `into` are
-/// the options of `out`, which may be of another file system.
+/// `unverified` also recovers tensors that cannot be checked because the manifest or parts are
+/// lost. `into` holds the options for `out`, which may be on another file system.
 ///
 /// # Errors
-/// As [`survey`] and [`crate::save::save`]; [`Error::Corrupt`] where nothing can be checked and
-/// `unverified` is not given.
+/// Those of [`survey`] and [`crate::save::save`]; [`Error::Corrupt`] if nothing can be checked and
+/// `unverified` is not set.
 pub fn salvage(
     path: &Path,
     out: &Path,
@@ -130,9 +130,9 @@ pub fn salvage(
     })
 }
 
-/// Takes over small files that are what was saved; returns the others with the reason. An index names
-/// the shards of one checkpoint, so it is made anew, and only of a group that is all there: whoever
-/// looks for a model by it does not know a checkpoint that lacks something.
+/// Adds sidecars that match their digests to the new checkpoint; returns the others with the
+/// reason. An index names the shards of one checkpoint, so it is rebuilt, and only for a group that
+/// is complete: programs that find a model through its index do not know partial checkpoints.
 fn take_files(
     path: &Path,
     files: &dyn Files,
@@ -160,8 +160,8 @@ fn take_files(
     Ok(lost)
 }
 
-/// What is recovered goes to a place of its own: a save tidies up what lies beside it, and that may be
-/// what is being recovered, or somebody else's last hope.
+/// Checks that `out` is a new directory outside of the damaged checkpoint. A save cleans up other
+/// files in its directory, and these may be the very files that are being recovered.
 fn check_is_new(path: &Path, out: &Path, files: &dyn Files, into: &Options) -> Result<()> {
     let refused = |source| Error::storage("salvage to", out)(source);
     match into
@@ -177,7 +177,7 @@ fn check_is_new(path: &Path, out: &Path, files: &dyn Files, into: &Options) -> R
         _ => {}
     }
     let source = files.resolve(path).ok();
-    // A URL is absolute as it is.
+    // A URL is already absolute.
     let above = std::path::absolute(out).ok();
     let mut above = out
         .ancestors()
@@ -189,7 +189,8 @@ fn check_is_new(path: &Path, out: &Path, files: &dyn Files, into: &Options) -> R
     Ok(())
 }
 
-/// A store takes a checkpoint for damaged that lies at another step than its own.
+/// Checks that the name of `out` agrees with the checkpoint's step: a store reports a checkpoint as
+/// damaged if its directory names another step.
 fn check_is_its_step(found: &Survey, out: &Path) -> Result<()> {
     let name = out.file_name().and_then(|name| name.to_str());
     let step = found.manifest.as_ref().and_then(|manifest| manifest.step);
@@ -205,7 +206,7 @@ fn check_is_its_step(found: &Survey, out: &Path) -> Result<()> {
     }
 }
 
-/// Says what is lost, and what there would be without proof.
+/// Returns an error that says how much is lost and how much `unverified` would recover.
 fn unproven(path: &Path, found: &Survey) -> Error {
     let first = found.problems.first();
     let (file, problem) = first.map_or(("", ""), |problem| (&problem.file, &problem.detail));

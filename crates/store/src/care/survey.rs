@@ -1,11 +1,12 @@
-//! A survey: which tensors of a damaged checkpoint are intact, which are hit, and by what.
+//! A survey: finds which tensors of a damaged checkpoint are intact, which are hit, and by which
+//! damage.
 //!
-//! It reads what a load would refuse: shards that are cut, sectors that the device cannot give
-//! back, and, where manifest or parts are gone, the headers of the shards. Those vouch for nothing:
-//! what is found by them alone is *unverified*, and nobody gets it without asking for it.
+//! It reads files that a load refuses: truncated shards, shards with unreadable sectors, and, if
+//! manifest or parts are gone, the headers of the shards. Headers carry no digests, so tensors
+//! known by headers alone are *unverified*; a caller gets them only on request.
 //!
-//! Each rank is described for itself, so that what one has lost is no loss of another; a tensor that
-//! ranks share is what the boxes in all of their parts come to.
+//! Each rank is described separately, so that a loss in one rank is no loss in another. A tensor
+//! that ranks share is assembled from the boxes in all of their parts.
 
 mod describe;
 mod findings;
@@ -33,15 +34,15 @@ use describe::describe;
 pub(crate) use describe::loss;
 pub use findings::{SharedTensor, Survey};
 
-/// Looks at everything of the checkpoint at `path` that can be read.
+/// Examines everything readable of the checkpoint at `path`.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Version`], [`Error::Interrupted`]; [`Error::Corrupt`] where
-/// nothing tells what tensors there were; and the system's errors, but not those that say that
-/// bytes are lost.
+/// [`Error::NotFound`], [`Error::Version`], [`Error::Interrupted`]; [`Error::Corrupt`] if nothing
+/// shows which tensors there were; and system errors, except those that mean lost bytes.
 pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Survey> {
     let begun = Instant::now();
-    // A digest covers a chunk: what shares a request with a bad sector is not lost with it.
+    // One request per digest chunk: otherwise chunks read together with a bad sector would be lost
+    // too.
     let options = Options {
         extent_bytes: Some(CHUNK_BYTES as usize),
         ..options.clone()
@@ -54,7 +55,7 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
 }
 
 impl Survey {
-    /// Some of the files as far as they are there, with their numbers, in order.
+    /// Opens the given files as far as they exist; returns them in order with their numbers.
     pub(crate) fn open(
         &self,
         path: &Path,
@@ -67,7 +68,7 @@ impl Survey {
             let bytes = self.usable_bytes[number];
             if bytes > 0 && is_wanted(number) {
                 let file = Arc::new(files.open(&path.join(&entry.name), direct)?);
-                // What only headers tell of has no digests.
+                // Files known only by their headers have no digests.
                 let has_digests = !entry.chunks.is_empty();
                 let chunks = has_digests.then_some(entry.chunks.as_slice());
                 sources.push((
@@ -123,7 +124,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Counts the tensors that damage touches as hit; returns the first of them.
+    /// Marks the tensors that the damage touches as hit; returns the name of the first one.
     pub(crate) fn hit(&mut self, number: usize, damage: &Damage) -> Option<String> {
         let file = &self.part.files[number].name;
         let mut first: Option<&TensorEntry> = None;
@@ -139,7 +140,7 @@ impl Survey {
         first.map(|tensor| tensor.name.clone())
     }
 
-    /// How many bytes of a file are there in whole chunks; what lies beyond is hit.
+    /// Returns how many bytes of a file are readable in whole chunks; tensors beyond that are hit.
     fn measure(&mut self, path: &Path, files: &dyn Files, number: usize) -> Result<u64> {
         let entry = &self.part.files[number];
         let file = path.join(&entry.name);

@@ -1,4 +1,4 @@
-//! Verification: every byte of a checkpoint against its digest, and all damage listed.
+//! Verification: reads every byte of a checkpoint against its digest and lists all damage.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,19 +20,20 @@ use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, Run, VerifyReport};
 
-/// Bytes that most headers have no more than: what is read of a file before its header's length is known.
+/// First read of a file, before the length of its header is known; larger than most headers.
 const HEADER_BYTES: u64 = 64 << 10;
 
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Unknown`],
-/// [`Error::Interrupted`], and the system's errors. Damage is no error here but a [`Problem`].
+/// [`Error::Interrupted`], and system errors. Damage is no error here but a [`Problem`].
 pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<VerifyReport> {
     verify_as(path, OnDamage::List, options, progress)
 }
 
-/// As [`verify`]; what the device cannot give back is a problem as well if `on_damage` says so.
+/// Verifies as [`verify`] does; `on_damage` decides whether unreadable sectors are problems or
+/// errors.
 pub(crate) fn verify_as(
     path: &Path,
     on_damage: OnDamage,
@@ -46,7 +47,7 @@ pub(crate) fn verify_as(
         let mut report = VerifyReport::default();
         let id = verify_files(path, on_damage, options, progress, &mut report)?;
         let now = || read_manifest(path, files).map(|(manifest, _)| manifest.id);
-        // What is missing because another checkpoint took its place is no damage.
+        // A file that is missing because another checkpoint replaced this one is no damage.
         let is_replaced = |id: &String| now().is_ok_and(|now| now != *id);
         if report.problems.is_empty() || !id.as_ref().is_some_and(is_replaced) {
             report.seconds = begun.elapsed().as_secs_f64();
@@ -55,8 +56,8 @@ pub(crate) fn verify_as(
     }
 }
 
-/// Checks manifest, part and shards in turn, each against the one before; returns the id of what
-/// was checked, if its manifest could be read.
+/// Checks manifest, part and shards in turn, each against the one before; returns the id of the
+/// checkpoint if its manifest could be read.
 fn verify_files(
     path: &Path,
     on_damage: OnDamage,
@@ -80,7 +81,7 @@ fn verify_files(
             parts.push(part);
         }
     }
-    // Their copies are anybody's to edit.
+    // Users may edit the copies of sidecars, so only the originals are checked.
     for entry in &manifest.beside {
         report.files += 1;
         if or_problem(beside::read(path, files, entry), report)?.is_some() {
@@ -95,7 +96,7 @@ fn verify_files(
     Ok(Some(manifest.id))
 }
 
-/// Turns damage into a problem on the list; other errors stay errors.
+/// Turns damage into a problem on the list; passes other errors on.
 fn or_problem<T>(result: Result<T>, report: &mut VerifyReport) -> Result<Option<T>> {
     let (file, problem) = match result {
         Ok(value) => return Ok(Some(value)),
@@ -192,7 +193,8 @@ fn check_header(
     listed: Vec<&TensorEntry>,
     progress: &Progress,
 ) -> Result<()> {
-    // Of the header the chunks' digests tell whether it is what was written.
+    // The chunk digests already decide whether the header was damaged; a mismatch here is
+    // malformed.
     let malformed = |detail: String| Error::malformed(path, &entry.name, detail);
     let file = path.join(&entry.name);
     let read = |range| {
@@ -215,7 +217,8 @@ fn check_header(
     compare(&header, listed).map_err(malformed)
 }
 
-/// What a part lists is in the header; a file that was linked may hold tensors of nobody beside.
+/// Checks that the header has each listed tensor. A linked file may also hold tensors that are not
+/// listed.
 fn compare(header: &Header, listed: Vec<&TensorEntry>) -> std::result::Result<(), String> {
     let boxes = shard::boxes(header)?;
     let found: HashMap<&str, &HeaderTensor> = header

@@ -1,14 +1,14 @@
-//! Small files that lie in the directory of a checkpoint under names of their own.
+//! Sidecars: small files in a checkpoint's directory that also exist under fixed names.
 //!
-//! What readers of models look for (`model.safetensors.index.json`, `config.json`, …) is called the
-//! same in every checkpoint. So it is there twice: as a file of the attempt, which the manifest
-//! vouches for, and as a copy under its own name, which nothing depends on and anybody may edit.
+//! Programs that load models look for fixed names (`model.safetensors.index.json`, `config.json`,
+//! …). So each sidecar exists twice: as a file of the attempt, whose digest is in the manifest, and
+//! as a copy under the fixed name, which nothing depends on and anybody may edit.
 //!
-//! A copy is put in its place when all that it speaks of is durable: before the manifest, so that
-//! whoever finds that finds the copy, or, where another checkpoint is replaced, right after it, as
-//! until then the old copies are those of the checkpoint that is there. A crash in between leaves
-//! those, with the shards that they name; whoever removes these puts the new copies in place first
-//! ([`settle`]).
+//! A copy is put in place once everything that it refers to is durable: before the manifest, so
+//! that a reader of the manifest finds the copy too, or, when another checkpoint is replaced, right
+//! after it, since the old copies belong to the checkpoint that is still current. A crash in
+//! between leaves the old copies together with the shards that they name; a later removal of those
+//! shards puts the new copies in place first ([`settle`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use super::files::discard;
 use crate::error::{Error, Result};
 use crate::format::name::{self, beside_of};
 
-/// Puts copies of an attempt's files in their places.
+/// Puts copies of an attempt's sidecars in place.
 pub(super) fn place<'a>(
     path: &Path,
     file_system: &dyn FileSystem,
@@ -39,7 +39,8 @@ pub(super) fn place<'a>(
 fn put(path: &Path, file_system: &dyn FileSystem, id: &str, name: &str, text: &[u8]) -> Result<()> {
     let (temporary, copy) = (path.join(name::temporary_copy(id)), path.join(name));
     if file_system.files().has_directories() {
-        // Of whoever died here before. Elsewhere it has no name before it has its own.
+        // Left by a save that died. On storage without directories a temporary file is never
+        // visible.
         discard(&temporary, file_system)?;
     }
     let file = file_system.create_temporary(&temporary)?;
@@ -50,18 +51,18 @@ fn put(path: &Path, file_system: &dyn FileSystem, id: &str, name: &str, text: &[
     Ok(file_system.change(Change::Rename { from, to })?)
 }
 
-/// What is there of one name.
+/// The contents that a copy of one name can have.
 #[derive(Default)]
 struct Copies {
-    /// Contents of the files that go.
+    /// Contents of the sidecars about to be removed.
     going: Vec<Vec<u8>>,
-    /// The attempt of one that stays, and its contents.
+    /// The attempt and contents of one that remains.
     staying: Option<(String, Vec<u8>)>,
 }
 
-/// Does to the copies what becomes of the attempt files among `entries` that `is_going` picks, before those are
-/// removed: a copy of one goes too, or gives way to that of one that stays. What somebody has edited
-/// stays as it is.
+/// Updates the copies before the sidecars among `entries` that `is_going` selects are removed: each
+/// copy of one is removed too, or replaced by a copy of a sidecar that remains. Copies edited by
+/// users stay.
 pub(crate) fn settle(
     path: &Path,
     file_system: &dyn FileSystem,
@@ -74,7 +75,7 @@ pub(crate) fn settle(
         let (Some(name), Some(id)) = (beside_of(file), name::attempt_of(file)) else {
             continue;
         };
-        // Somebody else may remove it at the same time, and what cannot be read has no copy here.
+        // Somebody else may remove it meanwhile, and an unreadable sidecar has no copy here.
         let Ok(text) = files.read(&path.join(file)) else {
             continue;
         };
@@ -90,7 +91,7 @@ pub(crate) fn settle(
         let found = match files.read(&copy) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // A directory, say: somebody's own.
+            // Not a readable file, for example a user's directory.
             Err(_) => continue,
         };
         let is_free = found
@@ -110,7 +111,7 @@ pub(crate) fn settle(
         }
     }
     if is_changed {
-        // Without its file, nobody would know any more whose a copy is.
+        // Once the sidecars are gone, nothing shows which attempt a copy belongs to.
         file_system.change(Change::SyncDirectory(path))?;
     }
     Ok(())

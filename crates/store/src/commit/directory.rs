@@ -1,4 +1,4 @@
-//! The directory that is saved to: made where it is not there, and made durable.
+//! Creating the checkpoint directory and making it durable.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
 
-/// Creates a directory and its parents; tells whether the last one is new.
+/// Creates a directory and its parents; returns whether the last one is new.
 pub(super) fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
     let parent = parent_of(path);
     let create = || file_system.change(Change::CreateDirectory(path));
@@ -28,7 +28,7 @@ pub(super) fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Resul
                     let source = io::Error::from(io::ErrorKind::NotADirectory);
                     Err(Error::storage("save to", path)(source))
                 }
-                // Removed since by a sweep; or a link to nothing, which has a name.
+                // A sweep has removed it since, or it is a dangling link, which occupies the name.
                 Err(_)
                     if files
                         .look(path)
@@ -50,9 +50,9 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes the entry of a directory durable, and those of all above it on the same file system: any
-/// of them may have been made just now, by this save, by one beside it, or by one that died before
-/// it came to this. Where nothing is new that is a fraction of a millisecond for each.
+/// Makes the entry of a directory durable, and those of all directories above it on the same file
+/// system: this save, a concurrent one, or one that died before its sync may have created any of
+/// them. Without new entries this takes a fraction of a millisecond per directory.
 pub(super) fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
     let files = file_system.files();
     if !files.has_directories() {
@@ -68,8 +68,9 @@ pub(super) fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Resul
             break;
         }
         match file_system.change(Change::SyncDirectory(parent)) {
-            // Who may not write there made nothing there. A directory that may be written to and
-            // not read cannot be synced: nothing that is made in it could be promised.
+            // A process that may not write to the parent created nothing there. A directory that is
+            // writable but not readable cannot be synced, so nothing created in it could be
+            // promised.
             Err(error)
                 if error.kind() == Some(io::ErrorKind::PermissionDenied)
                     && !files.may_write(parent) => {}

@@ -1,26 +1,27 @@
-//! Fences: how files of an attempt are removed where no lock tells whether it is live.
+//! Fences: safe removal of an attempt's files where no lock shows whether the attempt is live.
 //!
-//! Whoever takes an attempt for dead, by its age or because its checkpoint was replaced, may be wrong: a
-//! clock was set, a process was stopped for a day, a request came late. So nothing that is acknowledged
-//! hangs on that. Who removes puts a *fence* first, a file that names the attempt, and only then looks
-//! whether a manifest does. Who commits publishes the manifest first, and only then looks whether there is
-//! a fence, and whether its files are all there. Of two who are at it at one moment at least one sees the
-//! other: either nothing is removed, or the commit is taken back before anybody is told of it.
+//! Taking an attempt for dead, by its age or because its checkpoint was replaced, can be wrong: a
+//! clock was set, a process was stopped for a day, a request arrived late. No acknowledged data
+//! depends on that guess. The remover first creates a *fence*, a file that names the attempt, and
+//! only then checks whether a manifest names the attempt. The committer first publishes the
+//! manifest, and only then checks for a fence and for missing files. If both act at once, at least
+//! one sees the other: either nothing is removed, or the commit is revoked before it is
+//! acknowledged.
 //!
-//! A deletion has no need of one: the copy of the manifest that it takes away is there before that is gone, and
-//! until the files are ([`crate::steps::removal`]). It counts as a fence, for a manifest that is put again
-//! because an answer was lost.
+//! A deletion needs no fence: its copy of the manifest exists before the original is removed, and
+//! until the files are gone ([`crate::steps::removal`]). That copy acts as a fence against a
+//! manifest that is put again because a response was lost.
 //!
-//! A fence goes last, after all that it was put up for. Of a remover that dies it stays, and whoever
-//! takes its place, once the fence is old, removes it with the rest: what the first one had meant to remove
-//! is among that.
+//! The fence is removed last, after the files that it was created for. The fence of a remover that
+//! dies stays; once it is old, the next remover deletes it together with the attempt's remaining
+//! files, which include all that the first one meant to remove.
 //!
-//! Who commits and dies between the manifest and the look leaves, if files were removed in that moment, a
-//! checkpoint that lacks files: a load says so, and nobody was told of it. If it was to replace another
-//! one, that is gone then.
+//! A committer that dies between the manifest and the check, while files are being removed, leaves
+//! a checkpoint without some of its files: it was never acknowledged, and a load reports it. A
+//! checkpoint that it was to replace is gone then.
 //!
-//! It takes storage that shows everybody the same at one moment, as stores of objects do. It does not keep
-//! a live attempt from losing its files, which then fails; the lease of [`super::renewal`] does.
+//! Fences rely on strongly consistent storage, as object stores are. They do not keep a live
+//! attempt from losing its files, which makes it fail; the lease of [`super::renewal`] does.
 
 use std::collections::HashSet;
 use std::io;
@@ -36,8 +37,9 @@ use crate::format::description::read_manifest;
 use crate::format::directory::entries;
 use crate::format::name::{self, attempt_of, is_fence, is_taken_manifest};
 
-/// Removes the files of an attempt behind a fence, if no manifest names it and its files still look dead;
-/// returns their bytes, or that it is not. Fences of others that are known to be dead go with them.
+/// Removes the files of an attempt behind a fence, if no manifest names the attempt and its files
+/// still look dead; returns the removed bytes, or `None` if the attempt is not dead. `dead_fences`
+/// are removed too.
 pub(crate) fn clear(
     path: &Path,
     file_system: &dyn FileSystem,
@@ -65,8 +67,8 @@ pub(crate) fn clear(
             return looked.and(removed).map(|()| None);
         }
     };
-    // What it makes since it was listed stays: it was not seen to be dead. Where one of them cannot be
-    // removed, the fence stays for whoever goes on.
+    // Only listed files are removed, since only those were seen to be dead. If one cannot be
+    // removed, the fence stays for the next remover.
     let removed_bytes = remove_attempt_files_among(path, file_system, &listed, is_its)?;
     for dead in dead_fences {
         discard(&path.join(dead), file_system)?;
@@ -75,7 +77,7 @@ pub(crate) fn clear(
     Ok(Some(removed_bytes))
 }
 
-/// Whether no manifest names an attempt, for certain.
+/// Whether it is certain that no manifest names the attempt.
 fn is_free(path: &Path, files: &dyn Files, id: &str) -> bool {
     match read_manifest(path, files) {
         Ok((manifest, _)) => manifest.id != id,
@@ -84,13 +86,13 @@ fn is_free(path: &Path, files: &dyn Files, id: &str) -> bool {
     }
 }
 
-/// Whether something is not there any more.
+/// Whether the error says that the file no longer exists, or was changed meanwhile.
 pub(crate) fn is_gone(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
 }
 
-/// Why a commit is none: a fence, a manifest that a deletion is about to take away, or the first of these
-/// files of an attempt that is not there.
+/// Finds the reason why a commit does not count: a fence, a manifest that a deletion has taken, or
+/// the first of the attempt's files that is missing.
 pub(crate) fn flaw<'a>(
     path: &Path,
     files: &dyn Files,
@@ -106,8 +108,8 @@ pub(crate) fn flaw<'a>(
     ))
 }
 
-/// The same, by what was listed. A file that the list lacks is looked for by its name before it counts as
-/// missing: a list may be wrong, and what it is wrong about is as good as ever.
+/// Finds the same as [`flaw`] in a list. A file that the list lacks is looked up by name before it
+/// counts as missing, since a list can be incomplete.
 pub(crate) fn flaw_among<'a>(
     path: &Path,
     files: &dyn Files,

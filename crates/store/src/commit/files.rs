@@ -1,4 +1,4 @@
-//! Files of attempts: given a name that is free, and removed.
+//! Files of attempts: naming one without replacing another, and removing them.
 
 use std::io;
 use std::path::Path;
@@ -7,14 +7,11 @@ use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
 
-/// Gives a file a name unless that is taken: by a link, which every POSIX file system with hard links
-/// makes in one step, or by a rename that does not replace.
-///
-/// # Errors
-/// [`Error::NoFreeNames`] where the file system has neither, and the system's errors.
+/// Gives a file a new name unless the name exists: with a hard link, which POSIX file systems
+/// create atomically, or with a rename that does not replace.
 pub(crate) fn link_new(file_system: &dyn FileSystem, from: &Path, to: &Path) -> Result<()> {
     match file_system.change(Change::Link { from, to }) {
-        // A bucket has no abilities to lack: its refusals say what they are.
+        // Buckets support the operation, so their errors are real failures.
         Err(error)
             if error.kind().is_some_and(has_no_links) && file_system.files().has_directories() => {}
         result => return Ok(result?),
@@ -27,13 +24,13 @@ pub(crate) fn link_new(file_system: &dyn FileSystem, from: &Path, to: &Path) -> 
     }
 }
 
-/// Removes a file, if it is there, whose bytes nobody asks for.
+/// Removes a file, if it exists, without counting its bytes.
 pub(crate) fn discard(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
     remove_listed(path, 0, file_system).map(drop)
 }
 
-/// Whether it is an answer of file systems without hard links (FAT, SMB, some in user space): EPERM, ENOSYS,
-/// EOPNOTSUPP, EINVAL.
+/// Whether the error is one that file systems without hard links return (FAT, SMB, some FUSE ones):
+/// EPERM, ENOSYS, EOPNOTSUPP, EINVAL.
 pub(crate) fn has_no_links(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -41,7 +38,8 @@ pub(crate) fn has_no_links(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Whether it is an answer of file systems that know no flags of a rename: EINVAL, ENOSYS, EOPNOTSUPP.
+/// Whether the error is one that file systems without rename flags return: EINVAL, ENOSYS,
+/// EOPNOTSUPP.
 fn replaces_always(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -49,7 +47,7 @@ fn replaces_always(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Removes a file, if it is there, and returns its bytes.
+/// Removes a file, if it exists, and returns its size.
 pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
     let bytes = file_system
         .files()
@@ -58,8 +56,8 @@ pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u
     remove_listed(path, bytes, file_system)
 }
 
-/// The same of a file whose bytes are known. Where removing what is gone is no error, those of one that
-/// somebody else has removed meanwhile count as well.
+/// Removes a file of known size, if it exists, and returns the size. Where removing a missing file
+/// is no error, a file that somebody else removed meanwhile counts as well.
 pub(crate) fn remove_listed(path: &Path, bytes: u64, file_system: &dyn FileSystem) -> Result<u64> {
     match file_system.change(Change::RemoveFile(path)) {
         Ok(()) => Ok(bytes),

@@ -1,4 +1,4 @@
-//! Attempt files that are removed, and the copies of those that lie under other names as well.
+//! Removal of attempt files together with the copies of removed sidecars.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use super::files::remove_listed;
 use crate::error::Result;
 use crate::format::directory::{attempt_files_among, entries};
 
-/// Removes the attempt files of a directory that `select` picks, and the copies of those that lie
-/// under other names as well ([`settle`]), and returns their bytes. Files
-/// that somebody else removes at the same time are as good as removed.
+/// Removes the attempt files of a directory that `select` picks, and updates the copies of sidecars
+/// among them ([`settle`]); returns the removed bytes. A file that somebody else removes at the
+/// same time counts as removed.
 pub(crate) fn remove_attempt_files(
     path: &Path,
     file_system: &dyn FileSystem,
@@ -21,7 +21,7 @@ pub(crate) fn remove_attempt_files(
     remove_attempt_files_among(path, file_system, &entries, select)
 }
 
-/// The same, of what was listed: what is there since then stays.
+/// Removes files as [`remove_attempt_files`] does, from a list: files created since then stay.
 pub(crate) fn remove_attempt_files_among(
     path: &Path,
     file_system: &dyn FileSystem,

@@ -1,7 +1,8 @@
-//! The publication of a manifest, and what has become of it.
+//! Publishing a manifest, and finding out whether that succeeded.
 //!
-//! Where no lock tells who is at work, the directory is looked at once more: it is taken back, or what it has
-//! replaced is put in its place again, if files of it are being removed ([`fence`]).
+//! Where no lock shows which attempts are live, the directory is checked again after the manifest
+//! is published: if files of the checkpoint are being removed, the manifest is removed, or the
+//! replaced one is put back ([`fence`]).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::directory::entries;
 use crate::format::name::{self, MANIFEST};
 
-/// How often others may be faster at replacing a checkpoint.
+/// How often other savers may replace the checkpoint first.
 const TURNS_MAX: usize = 64;
 
 const SWEPT: &str =
@@ -47,13 +48,13 @@ impl Attempt {
             error => error,
         })?;
         if !overwrite {
-            // The second name of the manifest; the checkpoint is complete with it or without.
+            // The manifest's temporary name; the checkpoint is complete with or without it.
             let _ = self.file_system.change(Change::RemoveFile(from));
         }
         Ok(())
     }
 
-    /// Puts the manifest in the place of the one that is there, or of none, and remembers that.
+    /// Puts the manifest in place of the existing one, or of none, and remembers which.
     fn replace(&mut self, from: &Path, to: &Path) -> penstock_io::Result<()> {
         let mut turns = 0;
         loop {
@@ -74,7 +75,7 @@ impl Attempt {
             });
             turns += 1;
             match moved {
-                // Somebody else was faster.
+                // Another saver replaced it first.
                 Err(error) if error.kind().is_some_and(fence::is_gone) && turns < TURNS_MAX => {}
                 Ok(()) => {
                     self.replaced = seen.map(|seen| seen.bytes);
@@ -85,12 +86,12 @@ impl Attempt {
         }
     }
 
-    /// Whether nothing but the age of files tells others that somebody is at work.
+    /// Whether the age of files is all that shows that an attempt is live.
     pub(super) fn is_swept_by_age(&self) -> bool {
         !self.files().has_directories()
     }
 
-    /// Takes the publication back if files of it are being removed: then it is none.
+    /// Revokes the publication if files of the checkpoint are being removed.
     fn check_committed(&mut self, manifest: &Path, text: &[u8]) -> Result<()> {
         let own = self
             .made
@@ -102,10 +103,10 @@ impl Attempt {
         let missing = match fence::flaw(&self.path, self.files(), &self.id, expected) {
             Ok(None) => return Ok(()),
             Ok(Some(missing)) => missing,
-            // It is there, whole or not, and others see it.
+            // The manifest exists, and readers see it, whether its files are complete or not.
             Err(error) => return Err(self.undecided(error)),
         };
-        // Whoever deletes the step means what it had replaced as well.
+        // A deletion of the step is meant to include the checkpoint that this one replaced.
         let name = missing.file_name().and_then(|name| name.to_str());
         let is_deleted = name.is_some_and(name::is_taken_manifest);
         let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
@@ -117,14 +118,14 @@ impl Attempt {
         };
         match changed {
             Ok(()) => Err(swept(missing)),
-            // Another checkpoint has replaced it, and its files went with it.
+            // Another checkpoint has replaced this one and removed its files.
             Err(failed) if failed.kind() == Some(io::ErrorKind::AlreadyExists) => Ok(()),
-            // Or it was taken back, or deleted: by a request of ours, or by somebody else's.
+            // Our own request revoked it, or somebody else deleted it.
             Err(failed) => Err(self.undecided(failed.into())),
         }
     }
 
-    /// Leaves open what has become of the publication, and the files where they are.
+    /// Leaves the publication undecided, and the files in place.
     fn undecided(&mut self, error: Error) -> Error {
         self.end = End::Undecided;
         match error {
@@ -148,16 +149,16 @@ impl Attempt {
         })
     }
 
-    /// Whether everybody who removes files here sees our lease.
+    /// Whether the lease is visible to everybody who removes files here.
     pub(crate) fn is_guarded(&self) -> bool {
         self.lease.is_seen_by_all()
     }
 
-    /// Somebody who does not see our lease may have removed a file: what is incomplete is not
-    /// published. Nor is what would come to lie over another checkpoint.
+    /// Refuses to publish if a file is missing, since somebody to whom the lease is invisible may
+    /// have removed it, or if the manifest would hide another checkpoint.
     fn check_publishable(&self, temporary: &Path, overwrite: bool) -> Result<()> {
         if self.is_swept_by_age() {
-            // One list says all of it.
+            // One list answers all of it.
             let entries = entries(&self.path, self.files())?;
             let made = self.made.iter().filter(|path| *path != temporary);
             let own = made.filter_map(|path| path.file_name()?.to_str());
@@ -178,10 +179,10 @@ impl Attempt {
         }
     }
 
-    /// Decides what a failed publication was. What storage is reached over a network may report
-    /// failure for one that it carried out, or carries out later. Where that is open, the files stay,
-    /// since a manifest may refer to them; a sweep decides later. A local one that fails carries out
-    /// nothing later, and its own error says more.
+    /// Decides the outcome of a publication that reported failure. Storage reached over a network
+    /// may report failure for an operation that it carried out, or carries out later. If the
+    /// outcome is open, the files stay, since a manifest may refer to them; a sweep decides later.
+    /// A local failure carries out nothing later, and its own error says more.
     fn judge_failure(
         &mut self,
         manifest: &Path,
@@ -193,13 +194,13 @@ impl Attempt {
         let is_own = |found: &io::Result<Vec<u8>>| matches!(found, Ok(found) if found == text);
         let mut found = self.files().read(manifest);
         if !is_own(&found) {
-            // A transfer can go wrong where the stored bytes are right, and the files of a checkpoint that is not
-            // its own are about to be removed.
+            // A transfer can fail although the stored bytes are right, and a wrong answer here
+            // removes the files of a checkpoint.
             found = self.files().read(manifest);
         }
         match found {
             Ok(found) if found == text => return Ok(()),
-            // Nothing takes the place of that, were it carried out later.
+            // A late publication could not replace that manifest.
             Ok(_) if !overwrite => return Err(self.exists()),
             Err(missing) if is_taken && missing.kind() == io::ErrorKind::NotFound => {
                 return Err(self.exists());
@@ -217,13 +218,13 @@ impl Attempt {
     }
 }
 
-/// What it is that files of an attempt were removed, or are about to be.
+/// Returns the error for an attempt whose files were removed or are about to be.
 fn swept(missing: PathBuf) -> Error {
     let source = io::Error::new(io::ErrorKind::NotFound, SWEPT);
     Error::storage("publish", missing)(source)
 }
 
-/// Whether the system refused, as opposed to lost track of what it did.
+/// Whether the system refused the operation, rather than lost its outcome.
 fn is_definite(kind: io::ErrorKind) -> bool {
     matches!(
         kind,

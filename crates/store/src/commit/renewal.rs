@@ -1,13 +1,13 @@
-//! Renewals: how an attempt is known to be live where no lock tells.
+//! Renewals: keep an attempt recognizable as live where no lock does.
 //!
-//! There a sweep goes by age: an attempt is dead whose youngest file is older than a limit, by the clock of
-//! the storage. Whoever saves for long writes a small file now and then, the *lease*, whose age is what
-//! counts then. It is written by a thread, first after [`RENEW`], so that a save that is shorter asks for
-//! nothing, and removed with the end of the attempt. [`RENEW`] is a third of the least limit that a sweep
-//! takes ([`AGE_MIN`]), so sweeps and saves need not agree on one.
+//! Sweeps go by age there: an attempt is dead if its youngest file is older than a limit, by the
+//! clock of the storage. A long save therefore rewrites a small file, the *lease*, at intervals. A
+//! thread writes it, first after [`RENEW`], so that a shorter save sends no request for it, and the
+//! file is removed when the attempt ends. [`RENEW`] is a third of the smallest limit that a sweep
+//! accepts ([`AGE_MIN`]), so saves and sweeps need no agreement on the limit.
 //!
-//! What it does not promise: a process that is stopped for longer than a limit is taken for dead. Its
-//! commit fails then ([`super::fence`]).
+//! Limit: a process that is stopped for longer than a sweep's limit is taken for dead. Its commit
+//! fails then ([`super::fence`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use std::time::Duration;
 use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, FileSystem};
 
-/// The least age at which files of an attempt are taken for dead. A request that nobody waits for any more
-/// may be carried out for as long as its signature is good, 15 minutes on S3.
+/// The smallest age at which files of an attempt are taken for dead. An abandoned request can still
+/// be carried out while its signature is valid, 15 minutes on S3.
 pub(crate) const AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
-/// Between two renewals.
+/// Time between two renewals.
 pub(crate) const RENEW: Duration = Duration::from_secs(AGE_MIN.as_secs() / 3);
 
 /// The lease of an attempt, renewed until it is dropped.
@@ -30,15 +30,15 @@ pub(crate) const RENEW: Duration = Duration::from_secs(AGE_MIN.as_secs() / 3);
 pub(crate) struct Renewal {
     file_system: Arc<dyn FileSystem>,
     path: PathBuf,
-    /// Ends the thread, which tells whether it has written anything.
+    /// Stops the thread, which returns whether it has written the lease.
     running: Option<(Sender<()>, JoinHandle<bool>)>,
-    /// A fork has no such thread, and nothing to remove.
+    /// A forked child has no such thread, and must remove nothing.
     process: u32,
 }
 
 impl Renewal {
-    /// Renews a lease once in an interval. Without a thread to be had there is none: sweeps take longer
-    /// than saves by default.
+    /// Renews a lease once per interval. If no thread can be started there is no lease: by default,
+    /// sweeps allow more time than saves take.
     pub(crate) fn begin(
         path: PathBuf,
         file_system: &Arc<dyn FileSystem>,
@@ -49,7 +49,7 @@ impl Renewal {
         let renew = move || {
             let mut is_written = false;
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                // The next one may succeed.
+                // If this write fails, the next one may succeed.
                 is_written |= write(&to, writes.as_ref()).is_ok();
             }
             is_written
@@ -80,7 +80,7 @@ impl Drop for Renewal {
         }
         drop(end);
         if thread.join().unwrap_or(true) {
-            // Best effort: it is swept with what is left of the attempt.
+            // Best effort: a sweep removes it with the attempt's other files.
             let _ = self.file_system.change(Change::RemoveFile(&self.path));
         }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Where a file is made again as often as anybody wants to, as objects are.
+    /// A file system on which a file can be created again any number of times, as objects can.
     #[derive(Debug)]
     struct Told(Mutex<Sender<&'static str>>);
 

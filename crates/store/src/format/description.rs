@@ -1,7 +1,7 @@
-//! What a checkpoint says about itself: its manifest and its parts, read and believed.
+//! Reading and checking a checkpoint's description: its manifest and its parts.
 //!
-//! Nothing is believed whose digest is wrong, and nothing is called damaged before it was read a
-//! second time past the page cache, since a transfer can go wrong where the stored bytes are right.
+//! Text is used only if its digest matches, and reported as damaged only after a second read that
+//! bypasses the page cache, since a transfer can fail although the stored bytes are right.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -20,14 +20,15 @@ use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
 use crate::format::taken::{misplaced, misplaced_among};
 
-/// A manifest names parts and holds the user's metadata: megabytes at most.
+/// Limit on the size of a manifest, which names parts and holds the user's metadata: megabytes at
+/// most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
-/// How often a manifest that is not there is looked for in its other place.
+/// How often a missing manifest is looked for elsewhere.
 const LOOKS_MAX: usize = 2;
 
-/// Reads and checks the manifest; its size comes with it. One that a deletion elsewhere has taken by
-/// mistake and is about to put back is as good.
+/// Reads and checks the manifest; returns it with its size. A manifest that a deletion has taken by
+/// mistake, and is about to put back, is used as well.
 pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
     let mut found = read_manifest_at(path, &file, files);
@@ -43,13 +44,13 @@ pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest,
     found
 }
 
-/// Where a manifest may be that was not there.
+/// Where a missing manifest may be instead.
 fn place_of(manifest: &Path, path: &Path, files: &dyn Files) -> Option<PathBuf> {
     if files.has_directories() {
-        // Where it is nowhere else either, it may have been put back since.
+        // If it is nowhere else, it may have been put back since.
         return Some(misplaced(path, files).unwrap_or_else(|| manifest.to_owned()));
     }
-    // A list is of one moment: what is not in it was nowhere then.
+    // A list is consistent: a file that it lacks did not exist at that moment.
     let listed = entries(path, files).ok()?;
     let is_back = has(&listed, MANIFEST).then(|| manifest.to_owned());
     is_back.or_else(|| misplaced_among(path, files, &listed))
@@ -57,7 +58,7 @@ fn place_of(manifest: &Path, path: &Path, files: &dyn Files) -> Option<PathBuf> 
 
 fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let failed = |source| no_manifest(path, file, files, source);
-    // A FIFO would keep the reader waiting, a device would never end.
+    // Opening a FIFO could block, and reading a device might never end.
     let (found, seen) = files.look_into(file, MANIFEST_BYTES_MAX).map_err(failed)?;
     if let Some(flaw) = plain::flaw(&found) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
@@ -76,7 +77,7 @@ fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Mani
     Ok((manifest.0, manifest.1 as u64))
 }
 
-/// Tells a path that is not there from a directory without a manifest.
+/// Distinguishes a missing path from a directory without a manifest.
 fn no_manifest(path: &Path, file: &Path, files: &dyn Files, source: io::Error) -> Error {
     match files.look_at_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
@@ -99,7 +100,7 @@ fn no_manifest(path: &Path, file: &Path, files: &dyn Files, source: io::Error) -
     }
 }
 
-/// Tells a store from a save that did not finish, and both from a directory of something else.
+/// Distinguishes a store, an unfinished save, and any other directory.
 fn without_manifest(path: &Path, files: &dyn Files) -> Error {
     let names = names(path, files).unwrap_or_default();
     let path = path.to_owned();
@@ -107,7 +108,7 @@ fn without_manifest(path: &Path, files: &dyn Files) -> Error {
         let newest = path.join(step);
         return Error::Store { path, newest };
     }
-    // A save makes its directory before its first file, so an empty one may be a save too.
+    // A save creates its directory before its first file, so an empty directory may be a save too.
     let is_ours = |name: &String| is_attempt_file(name) || name == PROTECTED;
     if names.is_empty() || names.iter().any(is_ours) {
         let detail = format!("it has no {MANIFEST}");
@@ -139,7 +140,7 @@ pub(crate) fn read_part(
     })
 }
 
-/// A small file of the checkpoint, which has to be there, regular and of the recorded size.
+/// Reads a small file of the checkpoint, which must exist, be regular and have the recorded size.
 pub(crate) fn read_checked(
     path: &Path,
     files: &dyn Files,
@@ -160,7 +161,7 @@ pub(crate) fn read_checked(
     }
 }
 
-/// Parses a file; before it is taken for damaged, it is read once more.
+/// Parses a file; reads it once more before it is reported as damaged.
 fn believe<T>(
     text: &[u8],
     again: impl Fn() -> Result<Vec<u8>>,
@@ -172,9 +173,10 @@ fn believe<T>(
     }
 }
 
-/// A whole file, past what the page cache has of it.
+/// Reads a whole file, bypassing the page cache.
 fn read_again(file: &Path, files: &dyn Files) -> io::Result<Vec<u8>> {
-    // A page cache would give the same bytes again; the device may not. What is elsewhere has none.
+    // The page cache would return the same bytes again; the device may not. Remote storage has no
+    // page cache.
     if files.has_directories()
         && let Ok(file) = files.open(file, Direct::Off)
     {
@@ -183,8 +185,8 @@ fn read_again(file: &Path, files: &dyn Files) -> io::Result<Vec<u8>> {
     files.read(file)
 }
 
-/// The sizes of files of a checkpoint. Where each look is a request, one list does for all of them; who may
-/// not list looks.
+/// The sizes of a checkpoint's files. Where each lookup is a request, one list replaces them; a
+/// caller without permission to list falls back to lookups.
 pub(crate) struct Sizes<'a> {
     path: &'a Path,
     files: &'a dyn Files,
@@ -192,7 +194,7 @@ pub(crate) struct Sizes<'a> {
 }
 
 impl<'a> Sizes<'a> {
-    /// Those of so many files.
+    /// Reads the sizes of `count` files.
     pub(crate) fn of(path: &'a Path, files: &'a dyn Files, count: usize) -> Sizes<'a> {
         let listed = match count > 1 && !files.has_directories() {
             true => files.list(path).unwrap_or_default(),
@@ -206,7 +208,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// As [`check_size`].
+    /// Checks a file as [`check_size`] does.
     pub(crate) fn check(&self, entry: &FileEntry) -> Result<()> {
         match self.listed.get(OsStr::new(&entry.name)) == Some(&Some(entry.bytes)) {
             true => Ok(()),
@@ -215,8 +217,8 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
-/// process: a checkpoint that cannot be read must not count as one that others are deleted for.
+/// Checks that a file of the checkpoint exists, is regular, has the recorded size, and is readable
+/// by this process: an unreadable checkpoint must not count as one that justifies deleting others.
 pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> Result<()> {
     let file = path.join(&entry.name);
     let found = files.look_at_file(&file);
@@ -230,7 +232,7 @@ pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> R
 const NOT_FETCHED: &str = "it is a pointer of Git LFS, and the file that it stands for was not \
                            fetched: run `git lfs pull` in its repository";
 
-/// How Git LFS begins the text that it leaves in the place of a file.
+/// The first bytes of the text that Git LFS leaves in place of a file.
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1";
 
 fn begins_pointer(text: &[u8]) -> bool {
@@ -246,7 +248,7 @@ fn is_as_recorded(found: &Found, expected: u64) -> bool {
     found.kind == Kind::File && found.bytes == expected
 }
 
-/// As [`judge`]; what is not as it was recorded, or not there, is looked at once more.
+/// Checks as [`judge`] does; looks a second time before a file counts as changed or missing.
 fn judge_again(
     path: &Path,
     files: &dyn Files,
@@ -265,7 +267,7 @@ fn judge_again(
     judge(path, name, expected, found)
 }
 
-/// Whether what was found is a regular file of the recorded size.
+/// Checks that the file found is regular and of the recorded size.
 fn judge(path: &Path, name: &str, expected: u64, found: io::Result<Found>) -> Result<()> {
     match found {
         Ok(found) if found.kind != Kind::File => {

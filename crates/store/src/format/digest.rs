@@ -1,7 +1,7 @@
 //! CRC-64/NVME digests of chunks and whole files.
 //!
-//! Every file is digested in chunks of [`CHUNK_BYTES`]; the digest of the whole follows from those
-//! of its chunks by combination, so no byte is digested twice.
+//! Every file is digested in chunks of [`CHUNK_BYTES`]; the digest of the whole file is combined
+//! from those of its chunks, so no byte is digested twice.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// Bytes of a file that share one digest. The last chunk of a file may be shorter.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Bytes that are copied at a time to be digested.
+/// Bytes copied at a time for digesting.
 const PIECE_BYTES: u64 = 32 << 10;
 
 const PREFIX: &str = "crc64nvme:";
@@ -20,8 +20,8 @@ const PREFIX: &str = "crc64nvme:";
 /// The generator polynomial, its highest coefficient in the lowest bit (the leading x⁶⁴ left out).
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// What moves a digest over a whole chunk. Computed once: a file has a thousand chunks a gibibyte,
-/// and the combination in `crc-fast` starts from the length each time (0.3 ms).
+/// The polynomial that moves a digest over a whole chunk. A constant, since a file has a thousand
+/// chunks per gibibyte, and `crc-fast` would compute it from the length each time (0.3 ms).
 const CHUNK_SHIFT: u64 = power_of_x(CHUNK_BYTES * 8);
 
 /// Product of two polynomials modulo [`POLYNOMIAL`]; bit 63 is the coefficient of x⁰.
@@ -38,7 +38,7 @@ const fn multiply(mut a: u64, mut b: u64) -> u64 {
     product
 }
 
-/// The polynomial that times x is this one, modulo [`POLYNOMIAL`].
+/// Divides by x modulo [`POLYNOMIAL`].
 const fn divide_by_x(a: u64) -> u64 {
     if a >> 63 == 1 {
         (a ^ POLYNOMIAL) << 1 | 1
@@ -61,7 +61,7 @@ const fn power_of_x(mut exponent: u64) -> u64 {
     power
 }
 
-/// CRC-64/NVME of a run of bytes; that of no bytes is [`Digest::EMPTY`].
+/// CRC-64/NVME of a byte sequence; that of no bytes is [`Digest::EMPTY`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Digest(pub u64);
 
@@ -74,15 +74,16 @@ impl Digest {
         Digest(crc_fast::checksum(Crc64Nvme, bytes))
     }
 
-    /// Digests what memory holds, in row-major order.
+    /// Digests the contents of a memory region, in row-major order.
     pub fn of_memory(memory: &HostRegion) -> Digest {
         let chunks = Digest::chunks_of_memory(memory);
         Digest::of_chunks(&chunks, memory.len())
     }
 
-    /// Digests each chunk of what memory holds, in row-major order.
+    /// Digests each chunk of a memory region, in row-major order.
     pub fn chunks_of_memory(memory: &HostRegion) -> Vec<Digest> {
-        // Copied, as others may write to it meanwhile, and in pieces that stay in the caches.
+        // Copied, since other threads may write to the region meanwhile, and in pieces that fit in
+        // the CPU caches.
         let mut buffer = vec![0; memory.len().min(PIECE_BYTES) as usize];
         let chunk = |first: u64| {
             let end = (first + CHUNK_BYTES).min(memory.len());
@@ -122,13 +123,13 @@ impl Digest {
         whole
     }
 
-    /// Which of the `bytes` under a digest was changed, if only one was: a CRC is linear, so what
-    /// two digests differ by is the changed bits moved by the number of bytes that follow them.
-    /// `found` is the digest of the damaged bytes. That other damage looks like a single byte's has
-    /// a chance of 2⁻⁵⁶ a byte.
+    /// Finds the only changed byte among the `bytes` that a digest covers: a CRC is linear, so the
+    /// difference of two digests is the changed bits shifted by the number of bytes that follow
+    /// them. `found` is the digest of the damaged bytes. Other damage looks like a single changed
+    /// byte with a probability of 2⁻⁵⁶ per byte.
     pub fn changed_byte(self, found: Digest, bytes: u64) -> Option<u64> {
         const ABOVE_ONE_BYTE: u64 = u64::MAX >> 8;
-        // The digest is the remainder after 64 zeros more, which are taken away first.
+        // The digest is the remainder after 64 appended zero bits, which are removed first.
         let mut bits = (0..64).fold(self.0 ^ found.0, |bits, _| divide_by_x(bits));
         if bits == 0 {
             return None;
@@ -167,8 +168,8 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// A chunk's digest inside a list of them: sixteen hexadecimal digits without the prefix, which
-/// would be repeated once a mebibyte.
+/// Serialization of chunk digests in a list: sixteen hexadecimal digits without the prefix, which
+/// would be repeated for each mebibyte.
 pub(crate) mod hex_list {
     use super::{Digest, parse_hex};
     use serde::{Deserialize, Deserializer, Serializer, de, ser::SerializeSeq};
@@ -195,7 +196,7 @@ pub(crate) mod hex_list {
     }
 }
 
-/// Sixteen lower-case hexadecimal digits; anything else, a sign for instance, is refused.
+/// Parses sixteen lower-case hexadecimal digits; anything else, such as a sign, is refused.
 fn parse_hex(text: &str) -> Option<Digest> {
     let lower_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != 16 || !text.bytes().all(lower_hex) {

@@ -1,4 +1,4 @@
-//! What lies in the directory of a checkpoint beside what its manifest names.
+//! Listing the directory of a checkpoint.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use penstock_io::file_system::{Entry, Files};
 use crate::error::{Error, Result};
 use crate::format::name::{PROTECTED, is_attempt_file};
 
-/// What lies in a directory. Where nothing but files makes one, one without files holds nothing: somebody
-/// else may have removed the last.
+/// Lists a directory. Where directories exist only through their files, a missing one counts as
+/// empty: somebody else may have removed its last file.
 pub(crate) fn entries(path: &Path, files: &dyn Files) -> Result<Vec<Entry>> {
     match files.list(path) {
         Err(error) if error.kind() == ErrorKind::NotFound && !files.has_directories() => {
@@ -19,12 +19,12 @@ pub(crate) fn entries(path: &Path, files: &dyn Files) -> Result<Vec<Entry>> {
     }
 }
 
-/// Whether a name is among what was listed.
+/// Whether a list contains a name.
 pub(crate) fn has(entries: &[Entry], name: &str) -> bool {
     entries.iter().any(|entry| entry.name == name)
 }
 
-/// The names in a directory that are text, as all of ours are.
+/// The names in a directory that are valid UTF-8, as all names of a checkpoint's own files are.
 pub(crate) fn names(path: &Path, files: &dyn Files) -> Result<Vec<String>> {
     let names = entries(path, files)?.into_iter();
     Ok(names
@@ -32,7 +32,7 @@ pub(crate) fn names(path: &Path, files: &dyn Files) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The attempt files of a directory that `select` picks, with their bytes.
+/// The attempt files of a directory that `select` picks, with their sizes.
 pub(crate) fn attempt_files(
     path: &Path,
     files: &dyn Files,
@@ -46,7 +46,8 @@ pub(crate) fn attempt_files(
     ))
 }
 
-/// The same, of what was listed: where each is a request, one list answers for many.
+/// Finds the same as [`attempt_files`] in a list: where each lookup is a request, one list replaces
+/// many.
 pub(crate) fn attempt_files_among(
     path: &Path,
     files: &dyn Files,
@@ -68,9 +69,10 @@ pub(crate) fn attempt_files_among(
     selected
 }
 
-/// Whether the step in a directory is protected, by whatever name.
+/// Whether the step in a directory is protected, under its own name or as a quarantined one.
 pub(crate) fn is_protected_at(path: &Path, files: &dyn Files) -> bool {
-    // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
+    // When in doubt the step counts as protected: if the marker is a dangling link, or cannot be
+    // looked up.
     let found = files.look_at_file(&path.join(PROTECTED));
     !found
         .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))

@@ -1,31 +1,31 @@
-//! Element types: their names in a part and the safetensors type that carries their bytes.
+//! Element types: their names in a part, and the safetensors types that store them.
 //!
 //! Names are those of PyTorch and NumPy. A dtype that earlier versions had no safetensors name for
-//! is stored under a *carrier*, which the part records: a type of the same bytes, in the shape that
-//! the carrier's own elements need.
+//! is stored under a *carrier*, which the part records: a safetensors type with the same bytes, in
+//! a shape that its own element size requires.
 
-/// How the elements of one dtype lie in a shard.
+/// The representation of a dtype's elements in a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Carrier {
     /// The safetensors name.
     pub name: &'static str,
-    /// How many elements of the carrier make one of the dtype, and along which dimension.
+    /// How many carrier elements make one element of the dtype, and along which dimension.
     pub layout: Layout,
 }
 
-/// How the shape in a shard's header follows from the shape of the tensor.
+/// How the shape in a shard's header follows from the tensor's shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// It is the same.
+    /// The header has the tensor's shape.
     Same,
-    /// One more dimension of that length comes last.
+    /// An additional last dimension of this length.
     Extra(usize),
-    /// The last dimension is that many times as long; a tensor without dimensions has no such shape.
+    /// A last dimension longer by this factor; not applicable to a tensor without dimensions.
     Packed(u64),
 }
 
 impl Carrier {
-    /// The shape that a shard's header gives a tensor of the dtype, where the layout has one.
+    /// The shape in a shard's header for a tensor of the dtype, if the layout has one.
     pub fn stored_shape(&self, shape: &[u64]) -> Option<Vec<u64>> {
         let mut stored = shape.to_vec();
         match self.layout {
@@ -40,7 +40,7 @@ impl Carrier {
     }
 }
 
-/// Types that safetensors names itself: ours, theirs, bytes an element.
+/// Types that safetensors names itself: our name, its name, bytes per element.
 const NATURAL: &[(&str, &str, usize)] = &[
     ("bool", "BOOL", 1),
     ("uint8", "U8", 1),
@@ -61,8 +61,8 @@ const NATURAL: &[(&str, &str, usize)] = &[
     ("float8_e8m0fnu", "F8_E8M0", 1),
 ];
 
-/// Types under a carrier: ours, carrier, layout, bytes an element. Shards are written with the first
-/// row of a dtype whose layout has a shape for the tensor; each of its rows is read.
+/// Types under a carrier: our name, carrier, layout, bytes per element. Shards are written with the
+/// first row of a dtype whose layout has a shape for the tensor; all rows are read.
 const CARRIED: &[(&str, &str, Layout, usize)] = &[
     ("complex128", "F64", Layout::Extra(2), 16),
     ("complex32", "F16", Layout::Extra(2), 4),
@@ -70,9 +70,10 @@ const CARRIED: &[(&str, &str, Layout, usize)] = &[
     ("bits16", "U16", Layout::Same, 2),
     ("float8_e4m3fnuz", "F8_E4M3FNUZ", Layout::Same, 1),
     ("float8_e5m2fnuz", "F8_E5M2FNUZ", Layout::Same, 1),
-    // safetensors counts the halves of a byte, PyTorch the bytes.
+    // safetensors counts half-bytes, PyTorch bytes.
     ("float4_e2m1fn_x2", "F4", Layout::Packed(2), 1),
-    // Earlier versions knew none of the three names, and a scalar has no dimension to count halves in.
+    // Earlier versions knew none of these three names, and a scalar has no dimension in which to
+    // count half-bytes.
     ("float8_e4m3fnuz", "U8", Layout::Same, 1),
     ("float8_e5m2fnuz", "U8", Layout::Same, 1),
     ("float4_e2m1fn_x2", "U8", Layout::Same, 1),
@@ -96,10 +97,10 @@ const CARRIED: &[(&str, &str, Layout, usize)] = &[
     ("uint7", "U8", Layout::Same, 1),
 ];
 
-/// Carriers that safetensors knows as the type itself: another reader sees what was saved.
+/// Carriers that are the safetensors name of the dtype itself: other readers see the saved type.
 const NAMED: &[&str] = &["F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"];
 
-/// Types of the safetensors library that are not in `NATURAL`, with the bits of an element.
+/// Types of the safetensors library missing from `NATURAL`, with the bits per element.
 const OTHERS: &[(&str, u64)] = &[
     ("F4", 4),
     ("F6_E2M3", 6),
@@ -108,11 +109,11 @@ const OTHERS: &[(&str, u64)] = &[
     ("F8_E5M2FNUZ", 8),
 ];
 
-/// Prefix of a NumPy type that has no name of its own here; its `dtype.str` follows.
+/// Prefix of a NumPy type without a name of its own here; its `dtype.str` follows.
 const NUMPY_PREFIX: &str = "numpy:";
 
-/// The ways in which shards hold a dtype whose elements take `item_bytes`, the one that is written
-/// first; none if the format has no place for it or an element of it has another size.
+/// The possible representations of a dtype whose elements take `item_bytes`, the one used for
+/// writing first; none if the format does not support the dtype, or its elements have another size.
 pub(crate) fn carriers(dtype: &str, item_bytes: usize) -> impl Iterator<Item = Carrier> {
     let natural = NATURAL.iter().find(|row| row.0 == dtype);
     let natural = natural.map(|&(_, name, bytes)| (name, Layout::Same, bytes));
@@ -126,22 +127,22 @@ pub(crate) fn carriers(dtype: &str, item_bytes: usize) -> impl Iterator<Item = C
         .map(|(name, layout, _)| Carrier { name, layout })
 }
 
-/// How a shard that is written now holds a tensor.
+/// The representation used for writing a tensor.
 pub fn carrier(dtype: &str, item_bytes: usize, shape: &[u64]) -> Option<Carrier> {
     carriers(dtype, item_bytes).find(|carrier| carrier.stored_shape(shape).is_some())
 }
 
-/// Every dtype that has a name of its own here, with the bytes of an element.
+/// Every dtype with a name of its own here, with the bytes per element.
 pub fn all() -> impl Iterator<Item = (&'static str, usize)> {
     let natural = NATURAL.iter().map(|row| (row.0, row.2));
-    // Carriers of earlier versions are not written any more, and name no further dtype.
+    // Further rows of a dtype are carriers of earlier versions, which are no longer written.
     let carried = CARRIED.iter().enumerate();
     let first = carried.filter(|(at, row)| !CARRIED[..*at].iter().any(|other| other.0 == row.0));
     natural.chain(first.map(|(_, row)| (row.0, row.3)))
 }
 
-/// Every dtype that safetensors has a name for: ours, theirs, and how many elements of theirs make
-/// one of ours along the last dimension.
+/// Every dtype that safetensors has a name for: our name, its name, and how many of its elements
+/// make one of ours along the last dimension.
 pub fn named() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     let natural = NATURAL.iter().map(|row| (row.0, row.1, 1));
     let carried = CARRIED.iter().filter(|row| NAMED.contains(&row.1));
@@ -151,18 +152,18 @@ pub fn named() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     }))
 }
 
-/// Whether this version has a place for the dtype. What else a part names is of a newer one.
+/// Whether this version supports the dtype. Other names in a part come from newer versions.
 pub(crate) fn is_known(dtype: &str) -> bool {
     item_bytes(dtype).is_some() || dtype.starts_with(NUMPY_PREFIX)
 }
 
-/// Whether shards of this version hold elements under that safetensors type.
+/// Whether shards of this version store elements under this safetensors type.
 pub(crate) fn is_carrier(stored: &str) -> bool {
     let natural = NATURAL.iter().any(|row| row.1 == stored);
     natural || CARRIED.iter().any(|row| row.1 == stored)
 }
 
-/// Whether safetensors itself names the dtype, so that nothing but the name needs recording.
+/// Whether safetensors itself names the dtype, so that only the name needs recording.
 pub fn is_natural(dtype: &str) -> bool {
     natural(dtype).is_some()
 }
@@ -172,21 +173,21 @@ pub(crate) fn natural(dtype: &str) -> Option<&'static str> {
     NATURAL.iter().find(|row| row.0 == dtype).map(|row| row.1)
 }
 
-/// Bytes an element of a dtype takes; `None` for `numpy:` types, whose size is in their carrier.
+/// Bytes per element of a dtype; `None` for `numpy:` types, whose size is in their carrier.
 pub fn item_bytes(dtype: &str) -> Option<usize> {
     let natural = NATURAL.iter().find(|row| row.0 == dtype).map(|row| row.2);
     natural.or_else(|| CARRIED.iter().find(|row| row.0 == dtype).map(|row| row.3))
 }
 
-/// Bits an element of a safetensors type takes; `None` for a type that this version does not know.
+/// Bits per element of a safetensors type; `None` for a type that this version does not know.
 pub(crate) fn stored_bits(stored: &str) -> Option<u64> {
     let natural = NATURAL.iter().find(|row| row.1 == stored);
     let natural = natural.map(|row| row.2 as u64 * 8);
     natural.or_else(|| OTHERS.iter().find(|row| row.0 == stored).map(|row| row.1))
 }
 
-/// The dtype that a safetensors type stands for by itself, and the shape in elements of it; `None`
-/// where no dtype here has such elements, or a row of them ends within one.
+/// The dtype that a safetensors type means by itself, and the shape in elements of that dtype;
+/// `None` if no dtype here has such elements, or if a row ends within an element.
 pub fn of_stored(stored: &str, shape: &[u64]) -> Option<(&'static str, Vec<u64>)> {
     let (dtype, _, count) = named().find(|row| row.1 == stored)?;
     let mut shape = shape.to_vec();
@@ -200,10 +201,10 @@ pub fn of_stored(stored: &str, shape: &[u64]) -> Option<(&'static str, Vec<u64>)
     Some((dtype, shape))
 }
 
-/// Product of a shape and an element's size; `None` when it does not fit.
+/// Product of a shape and an element size; `None` on overflow.
 pub fn nbytes(shape: &[u64], item_bytes: usize) -> Option<u64> {
-    // A zero anywhere makes the size zero, but the other factors still have to be sane: a reader
-    // in another language may multiply in another order.
+    // A zero dimension makes the size zero, but the product of the others must still not overflow:
+    // a reader in another language may multiply in another order.
     let mut product = item_bytes as u64;
     let mut has_zero = false;
     for &dim in shape {

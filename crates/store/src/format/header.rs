@@ -1,13 +1,12 @@
-//! Headers of safetensors files: the one parser for shards of ours and for files of others.
+//! The parser for headers of safetensors files, both our shards and files of other writers.
 //!
-//! It takes what the safetensors library takes, and nothing else: where that refuses a file, so does
-//! this ([`InvalidHeader::Damaged`]). A type of elements that is not known here is of a newer library
-//! and stays in the header as text; the few other things that the library reads and this does not
-//! are [`InvalidHeader::Unsupported`], and `docs/format.md` lists them. A fuzz target holds the two
-//! against each other.
+//! It accepts exactly the files that the safetensors library accepts: files that the library
+//! refuses are refused here too ([`InvalidHeader::Damaged`]). An unknown element type comes from a
+//! newer library and stays in the header as text; the few other things that the library reads and
+//! this parser does not are [`InvalidHeader::Unsupported`], and `docs/format.md` lists them. A fuzz
+//! target compares the two parsers.
 //!
-//! Everything here is hostile input: every number is checked against the file before anything
-//! follows from it.
+//! All input is treated as hostile: every number is checked against the file before it is used.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -18,15 +17,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::format::dtype;
 
-/// The longest header that the safetensors library reads; longer ones are refused.
+/// Longest header that the safetensors library reads; longer ones are refused.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Bytes of the length that precedes the header.
+/// Size of the length field before the header.
 pub const LENGTH_BYTES: u64 = 8;
 
 const METADATA: &str = "__metadata__";
 
-/// One tensor as a header describes it.
+/// A tensor's entry in a header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeaderTensor {
     /// The safetensors type.
@@ -38,8 +37,8 @@ pub struct HeaderTensor {
 }
 
 impl HeaderTensor {
-    /// Whether this version knows how large an element is. If not, nothing says whether the shape
-    /// fits the bytes.
+    /// Whether this version knows the element size. If not, the shape cannot be checked against the
+    /// byte range.
     pub fn is_known(&self) -> bool {
         dtype::stored_bits(&self.dtype).is_some()
     }
@@ -50,28 +49,28 @@ impl HeaderTensor {
 pub struct Header {
     /// Where the data starts in the file.
     pub data_start: u64,
-    /// Free text that the writer left.
+    /// Free text from the writer.
     pub metadata: BTreeMap<String, String>,
-    /// Names and descriptions, in the order of the header.
+    /// Names and entries of the tensors, in the order of the header.
     pub tensors: Vec<(String, HeaderTensor)>,
 }
 
-/// Why the start of a file is no header that this version reads.
+/// Why the start of a file is not a header that this version reads.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidHeader {
-    /// The safetensors library refuses it, too.
+    /// The safetensors library also refuses it.
     #[error("{}{detail}", of_tensor(tensor.as_deref()))]
     Damaged {
-        /// The tensor that it is about.
+        /// The tensor concerned, if any.
         tensor: Option<String>,
         /// The reason.
         detail: String,
     },
-    /// The safetensors library reads it, and this version does not.
+    /// The safetensors library reads it, this version does not.
     #[error("{}{detail}", of_tensor(tensor.as_deref()))]
     Unsupported {
-        /// The tensor that it is about.
+        /// The tensor concerned, if any.
         tensor: Option<String>,
         /// The unsupported property.
         detail: String,
@@ -104,7 +103,7 @@ fn unsupported_at(name: &str, detail: impl Into<String>) -> InvalidHeader {
     }
 }
 
-/// Bytes of the file's start that [`parse_header`] needs, read off its first eight bytes.
+/// Computes from a file's first eight bytes how many bytes [`parse_header`] needs.
 pub fn header_end(prefix: [u8; 8], file_bytes: u64) -> Result<u64, InvalidHeader> {
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > HEADER_BYTES_MAX {
@@ -121,7 +120,7 @@ pub fn header_end(prefix: [u8; 8], file_bytes: u64) -> Result<u64, InvalidHeader
     Ok(end)
 }
 
-/// [`header_end`] of a file that may be too short to say.
+/// Computes [`header_end`] for a file that may be shorter than eight bytes.
 pub fn header_end_of(start: &[u8], file_bytes: u64) -> Result<u64, InvalidHeader> {
     match start.first_chunk::<{ LENGTH_BYTES as usize }>() {
         Some(prefix) => header_end(*prefix, file_bytes),
@@ -130,7 +129,7 @@ pub fn header_end_of(start: &[u8], file_bytes: u64) -> Result<u64, InvalidHeader
 }
 
 /// Parses the start of a file of `file_bytes` and checks that its tensors fill the data without
-/// holes or overlaps, as the format demands.
+/// gaps or overlaps, as the format requires.
 pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHeader> {
     let data_start = header_end_of(start, file_bytes)?;
     let Some(text) = start.get(LENGTH_BYTES as usize..data_start as usize) else {
@@ -138,7 +137,7 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
     };
     let no_json = |error: &dyn fmt::Display| damaged(format!("the header is no JSON: {error}"));
     let text = std::str::from_utf8(text).map_err(|error| no_json(&error))?;
-    // Members that are passed over must be as valid as the others.
+    // Ignored members must be valid JSON too.
     let Sound = serde_json::from_str(text).map_err(|error| no_json(&error))?;
     let raw: RawHeader = serde_json::from_str(text)
         .map_err(|error| damaged(format!("the header is none of safetensors: {error}")))?;
@@ -157,7 +156,7 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
     })
 }
 
-/// A tensor whose bytes are those of its shape, as the rest of this crate takes it.
+/// Converts an entry whose byte range fits its shape into the form used by this crate.
 fn supported((name, raw): (String, RawTensor)) -> Result<(String, HeaderTensor), InvalidHeader> {
     let Type::Name(dtype) = raw.dtype else {
         return Err(unsupported_at(&name, "has a type that is no text"));
@@ -206,7 +205,7 @@ fn check_layout(tensors: &[(String, RawTensor)], data_bytes: u64) -> Result<(), 
     Ok(())
 }
 
-/// Whether a tensor's bytes are as many as its type and shape take, computed as the library does.
+/// Checks the byte range of a tensor against its type and shape, computed as the library does.
 fn check_size(name: &str, tensor: &RawTensor) -> Result<(), InvalidHeader> {
     let (begin, end) = tensor.data_offsets;
     let Some(bytes) = end.checked_sub(begin) else {
@@ -235,11 +234,11 @@ fn check_size(name: &str, tensor: &RawTensor) -> Result<(), InvalidHeader> {
     Ok(())
 }
 
-/// The header's JSON object: `__metadata__` apart from the tensors.
+/// The header's JSON object, with `__metadata__` separated from the tensors.
 #[derive(Default)]
 struct RawHeader {
     metadata: Option<BTreeMap<String, String>>,
-    /// A name that is there again is here once, with what came last.
+    /// A repeated name appears once, with its last value.
     tensors: Vec<(String, RawTensor)>,
     repeated: Option<String>,
 }
@@ -287,7 +286,7 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
     }
 }
 
-/// A tensor's entry; members that are not known are passed over, as the library does.
+/// A tensor's JSON entry; unknown members are ignored, as in the library.
 #[derive(Deserialize)]
 struct RawTensor {
     dtype: Type,
@@ -295,10 +294,10 @@ struct RawTensor {
     data_offsets: (u64, u64),
 }
 
-/// The type of a tensor's elements.
+/// The element type in an entry.
 enum Type {
     Name(String),
-    /// The library's own code also reads `{"F32": null}`.
+    /// The library also accepts `{"F32": null}`.
     Object,
 }
 
@@ -326,8 +325,8 @@ impl<'de> Visitor<'de> for TypeVisitor {
     }
 }
 
-/// Any JSON without a flaw: a deserializer that only skips a value does not look into its strings
-/// and numbers, nor does it count how deep it nests.
+/// Any valid JSON: a deserializer that only skips a value checks neither its strings and numbers
+/// nor its nesting depth.
 struct Sound;
 
 impl<'de> Deserialize<'de> for Sound {
@@ -426,7 +425,7 @@ mod tests {
     fn a_type_of_a_newer_library_is_no_damage() {
         let header = parse(&one(r#""F128""#, "[2]", 8), 8).unwrap();
         assert!(!header.tensors[0].1.is_known());
-        // The size of the data is checked all the same.
+        // The size of the data is still checked.
         parse(&one(r#""F128""#, "[2]", 8), 9).unwrap_err();
     }
 

@@ -1,4 +1,5 @@
-//! The index of a group: which of its tensors is in which shard, as readers of models look for it.
+//! The index of a group: a file that maps its tensors to shards, in the form that model loaders
+//! read.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use serde::Serialize;
 
 use super::part::{Part, TensorEntry};
 
-/// What readers of models call it.
+/// File name under which model loaders look for the index.
 pub const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Serialize)]
@@ -20,10 +21,11 @@ struct Metadata {
     total_size: u64,
 }
 
-/// The index of a group over the parts of all ranks, or why such readers could not load it by one.
+/// Builds the index of a group over the parts of all ranks; the inner error says why model loaders
+/// could not use one.
 ///
 /// # Errors
-/// What is wrong with the group, in words: it has no tensors.
+/// A description of the flaw if the group has no tensors.
 pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, String>, String> {
     let mut weight_map = BTreeMap::new();
     let mut total_size = 0;
@@ -59,7 +61,7 @@ pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, Strin
     Ok(Ok(text))
 }
 
-/// Why readers of models must not be led to a tensor.
+/// Says why model loaders would misread a tensor.
 fn misread(tensor: &TensorEntry) -> String {
     format!(
         "{} has elements of type {}, which safetensors has no name for: other readers would take \

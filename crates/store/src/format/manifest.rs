@@ -1,8 +1,8 @@
 //! The manifest: the commit point of a checkpoint.
 //!
-//! A checkpoint is complete exactly when this file is there. It stamps itself with a digest over
-//! its own text, each part with a digest in the manifest, and each shard with digests in its part:
-//! no byte of a checkpoint is outside the chain.
+//! A checkpoint is complete exactly when this file exists. The manifest contains a digest of its
+//! own text and one of each part, and each part the digests of its shards: the chain covers every
+//! byte of a checkpoint.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::format::name::{self, MANIFEST};
 /// Value of a manifest's `format` member.
 pub(crate) const FORMAT: &str = "penstock-checkpoint";
 
-/// What precedes and follows the digest at the end of the file.
+/// Text before and after the digest at the end of the file.
 const STAMP_PREFIX: &str = ",\"digest\":\"";
 const STAMP_SUFFIX: &str = "\"}\n";
 /// `crc64nvme:` and sixteen digits.
@@ -32,52 +32,53 @@ pub struct Manifest {
     pub format: String,
     /// Version of the format; see [`FORMAT_VERSION`].
     pub version: u64,
-    /// The attempt that committed: the identity of this checkpoint.
+    /// The attempt that committed it: the identity of the checkpoint.
     pub id: String,
-    /// The training step, where the caller gave one.
+    /// The training step, if the caller gave one.
     pub step: Option<u64>,
-    /// When it was committed, for people; nothing is ordered by it.
+    /// Time of the commit, for people; nothing is ordered by it.
     pub created: String,
     /// The program that wrote it.
     pub writer: String,
-    /// How many ranks wrote parts.
+    /// Number of ranks that wrote parts.
     pub world_size: u32,
-    /// One per rank, in order.
+    /// One entry per rank, in order.
     pub parts: Vec<PartEntry>,
     /// The caller's own JSON object.
     pub metadata: Box<RawValue>,
-    /// There where it holds only what was salvaged from another checkpoint.
+    /// Set if the checkpoint holds only tensors salvaged from another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<Partial>,
-    /// Small files that go with it, and lie there under names of their own as well.
+    /// Sidecars: small files of the checkpoint that are also copied to fixed names in its
+    /// directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<BesideEntry>,
 }
 
-/// A small file and the digest that vouches for it.
+/// A sidecar and its digest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BesideEntry {
-    /// What its copy is called.
+    /// Name of the copy.
     pub name: String,
     /// Name inside the checkpoint directory.
     pub file: String,
     /// Exact size.
     pub bytes: u64,
-    /// Digest of all of it.
+    /// Digest of the whole file.
     pub digest: Digest,
 }
 
-/// Where a partial checkpoint comes from.
+/// The origin of a partial checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partial {
-    /// Identity of the checkpoint that it was salvaged from, where that could be read.
+    /// Identity of the checkpoint that it was salvaged from, if that could be read.
     pub source: Option<String>,
-    /// Whether its contents could not be checked against a digest when they were salvaged.
+    /// Whether its contents were salvaged without a digest to check them against.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unverified: bool,
 }
 
-/// One part and the digest that vouches for it.
+/// A part and its digest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartEntry {
     /// The rank that wrote it.
@@ -86,12 +87,12 @@ pub struct PartEntry {
     pub file: String,
     /// Exact size.
     pub bytes: u64,
-    /// Digest of all of it.
+    /// Digest of the whole file.
     pub digest: Digest,
 }
 
 impl Manifest {
-    /// The file's text, stamped.
+    /// The text of the file, with its digest at the end.
     pub fn stamp(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec(self).expect("a manifest always serialises");
         text.pop();
@@ -100,12 +101,12 @@ impl Manifest {
         text
     }
 
-    /// Checks the stamp, parses, and checks what was parsed.
+    /// Checks the digest, parses the text, and validates the result.
     pub fn parse(text: &[u8], path: &Path) -> Result<Manifest> {
         let corrupt = |detail: String| Error::corrupt(path, MANIFEST, detail);
         let malformed = |detail: String| Error::malformed(path, MANIFEST, detail);
         let Some((digest, stamped)) = split_stamp(text) else {
-            // A newer format may stamp itself in another way; it still says which it is.
+            // A newer format may place its digest elsewhere, but still states its version.
             check_version(text, path)?;
             return Err(corrupt("not a Penstock manifest, or cut short".into()));
         };
@@ -158,7 +159,7 @@ impl Manifest {
     }
 }
 
-/// The digest at the end of the text and the bytes that it covers.
+/// Splits the text into the digest at its end and the bytes that it covers.
 fn split_stamp(text: &[u8]) -> Option<(Digest, &[u8])> {
     let (stamped, stamp) = text.split_at_checked(text.len().checked_sub(STAMP_BYTES)?)?;
     let stamp = std::str::from_utf8(stamp).ok()?;
@@ -168,7 +169,7 @@ fn split_stamp(text: &[u8]) -> Option<(Digest, &[u8])> {
     Some((Digest::parse(digest)?, stamped))
 }
 
-/// Tells a checkpoint of a newer format from a damaged one.
+/// Returns an error if the checkpoint has a newer format, to distinguish it from a damaged one.
 fn check_version(text: &[u8], path: &Path) -> Result<()> {
     #[derive(Deserialize)]
     struct Probe {

@@ -1,17 +1,17 @@
-//! Names of files and directories, and what may be accepted as one.
+//! Names of files and directories, and which stored names are accepted.
 //!
-//! Names that come out of a manifest or a part are input: only the exact forms below are ever
-//! joined to a path, so nothing stored can point outside its own checkpoint.
+//! Names read from a manifest or a part are untrusted input: only the exact forms below are ever
+//! joined to a path, so no stored name can point outside its own checkpoint.
 
 use uuid::Uuid;
 
-/// The commit point of a checkpoint.
+/// The manifest: commit point of a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
-/// In the directory of a step that nobody may delete.
+/// Marker file in the directory of a step that is protected from deletion.
 pub(crate) const PROTECTED: &str = "protected";
 
-/// In a store: what was read back of its steps, and found good or damaged.
+/// Scrub results of a store: which steps were read and found good or damaged.
 pub(crate) const MARKS: &str = "verified.json";
 
 /// Draws a fresh attempt id: 32 lower-case hexadecimal digits.
@@ -33,19 +33,19 @@ pub(crate) fn temporary_manifest(attempt: &str) -> String {
     format!("manifest.{attempt}.tmp")
 }
 
-/// Name of a file of an attempt that lies under `name` beside the shards as well.
+/// Name of an attempt's sidecar that is also copied to `name`.
 pub(crate) fn beside_file(attempt: &str, name: &str) -> String {
     format!("beside.{attempt}.{name}")
 }
 
-/// What a file with this name is called beside the shards, if it is one of those.
+/// The name of the copy if a file with this name is an attempt's sidecar.
 pub(crate) fn beside_of(name: &str) -> Option<&str> {
     let (attempt, own) = name.strip_prefix("beside.")?.split_once('.')?;
     (is_attempt(attempt) && is_beside(own)).then_some(own)
 }
 
-/// Whether a file may lie under this name beside the shards: a plain one that is none of ours, and
-/// that no reader takes for weights.
+/// Whether a sidecar may have this name: plain characters, none of our own names, and no name that
+/// readers take for weights.
 pub(crate) fn is_beside(name: &str) -> bool {
     const NAME_BYTES_MAX: usize = 200;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
@@ -58,7 +58,7 @@ pub(crate) fn is_beside(name: &str) -> bool {
         && step_of(name).is_none()
 }
 
-/// Name of a copy of a file of an attempt before it is in its place.
+/// Temporary name of a copy of a sidecar.
 pub(crate) fn temporary_copy(attempt: &str) -> String {
     format!("copy.{attempt}.tmp")
 }
@@ -67,8 +67,8 @@ pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.tmp")
 }
 
-/// A fresh name for a manifest that is taken away to delete the checkpoint of this attempt. It is one
-/// of the files of that.
+/// A new name for a manifest that is renamed in order to delete this attempt's checkpoint. It
+/// counts as a file of the attempt.
 pub(crate) fn taken_manifest(attempt: &str) -> String {
     format!("deleted-{}.{attempt}.json", draw_attempt())
 }
@@ -77,7 +77,7 @@ pub(crate) fn is_taken_manifest(name: &str) -> bool {
     name.starts_with("deleted-") && is_attempt_file(name)
 }
 
-/// Name of what tells that an attempt is live, where no lock does.
+/// Name of the file that shows that an attempt is live where no lock does.
 pub(crate) fn lease(attempt: &str) -> String {
     format!("lease.{attempt}.tmp")
 }
@@ -86,7 +86,7 @@ pub(crate) fn is_lease(name: &str) -> bool {
     name.starts_with("lease.") && is_attempt_file(name)
 }
 
-/// A fresh name for what tells an attempt that its files are being removed. Lists have it before all
+/// A new name for a file that signals the removal of an attempt's files. Lists return it before all
 /// other files of the attempt.
 pub(crate) fn fence(attempt: &str) -> String {
     format!("fence-{}.{attempt}.tmp", draw_attempt())
@@ -96,7 +96,7 @@ pub(crate) fn is_fence(name: &str) -> bool {
     name.starts_with("fence-") && is_attempt_file(name)
 }
 
-/// A fresh name in a store for what asks the storage for the time.
+/// A new name in a store for a file that reads the storage's clock.
 pub(crate) fn clock() -> String {
     format!("clock.{}.tmp", draw_attempt())
 }
@@ -105,7 +105,7 @@ pub(crate) fn is_clock(name: &str) -> bool {
     is_temporary_of(name, "clock.")
 }
 
-/// A fresh name for the next version of a store's marks.
+/// A new name for the next version of a store's scrub results.
 pub(crate) fn temporary_marks() -> String {
     format!("verified.{}.tmp", draw_attempt())
 }
@@ -114,7 +114,7 @@ pub(crate) fn is_temporary_marks(name: &str) -> bool {
     is_temporary_of(name, "verified.")
 }
 
-/// A fresh name in a store for a step that is being set aside file by file.
+/// A new name in a store for a step that is being quarantined file by file.
 pub(crate) fn unfinished_aside() -> String {
     format!("aside.{}.tmp", draw_attempt())
 }
@@ -135,25 +135,25 @@ pub fn step_directory(step: u64) -> String {
     format!("step-{step:010}")
 }
 
-/// The step that a directory name stands for; only the canonical form counts.
+/// The step of a directory name; only the canonical form counts.
 pub fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_directory(step) == name).then_some(step)
 }
 
-/// Name of a damaged step that was set aside; the number tells which came later.
+/// Name of a damaged, quarantined step; later ones have higher numbers.
 pub(crate) fn aside(step: u64, number: u64) -> String {
     format!("damaged-{step:010}-{number:04}")
 }
 
-/// The step and the number that a name stands for; only the canonical form counts.
+/// The step and number of a quarantined step's name; only the canonical form counts.
 pub(crate) fn parse_aside(name: &str) -> Option<(u64, u64)> {
     let (step, number) = name.strip_prefix("damaged-")?.split_once('-')?;
     let (step, number) = (step.parse().ok()?, number.parse().ok()?);
     (aside(step, number) == name).then_some((step, number))
 }
 
-/// The step that a directory of this name holds or held, also where it was set aside.
+/// The step that a directory of this name holds or held, quarantined ones included.
 pub fn step_of(name: &str) -> Option<u64> {
     parse_step(name).or_else(|| parse_aside(name).map(|(step, _)| step))
 }
@@ -184,24 +184,24 @@ pub(crate) fn is_shard(name: &str, rank: u32, attempt: &str) -> bool {
     is_attempt(attempt) && index.is_some_and(|index| name == shard_file(rank, index, attempt))
 }
 
-/// Whether a name is one that some attempt gives to a file of its own, and so may be removed when
-/// the attempt is dead. Foreign files never match.
+/// Whether some attempt gives this name to a file of its own, which may be removed once the attempt
+/// is dead. Files of other programs never match.
 pub(crate) fn is_attempt_file(name: &str) -> bool {
     attempt_of(name).is_some()
 }
 
-/// Whether a file with this name is a part that some attempt wrote.
+/// Whether a file with this name is a part.
 pub fn is_part_file(name: &str) -> bool {
     name.starts_with("part-") && name.ends_with(".json") && is_attempt_file(name)
 }
 
-/// The rank that a file with this name belongs to, if it is one that attempts make for a rank.
+/// The rank that a file with this name belongs to, if it is an attempt's file of a rank.
 pub fn rank_of_file(name: &str) -> Option<u32> {
     attempt_of(name)?;
     name.split(['-', '.']).nth(1)?.parse().ok()
 }
 
-/// The attempt that a file with this name belongs to, if it is one that attempts make.
+/// The attempt that a file with this name belongs to, if any.
 pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     if beside_of(name).is_some() {
         return name.split('.').nth(1);

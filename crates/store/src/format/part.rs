@@ -1,8 +1,8 @@
-//! Part manifests: what one rank wrote.
+//! Part manifests: the record of one rank's files and state.
 //!
-//! A part lists the rank's files with their digests, its tensors with the bytes that hold them,
-//! the tied names, and the tree of everything else. It is parsed as hostile input although the
-//! manifest vouches for its digest: a checkpoint may come from anywhere.
+//! A part lists the rank's files with their digests, its tensors with their byte ranges, the tied
+//! names, and the tree of everything else. It is parsed as hostile input although its digest is in
+//! the manifest: a checkpoint may come from anywhere.
 
 mod alias;
 mod file;
@@ -52,7 +52,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Parses and checks a part of the checkpoint at `path`, of which the digest is right.
+    /// Parses and checks a part of the checkpoint at `path`, whose digest already matched.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Version`], and [`Error::Unknown`] for types that this version
@@ -93,7 +93,7 @@ impl Part {
         Ok(part)
     }
 
-    /// A type that this version has no name for, in words; whoever wrote it did.
+    /// Describes a type that this version does not know, if there is one; a newer version wrote it.
     fn unknown_type(&self) -> Option<String> {
         self.tensors.iter().find_map(|tensor| {
             let carrier = tensor.stored.as_ref().map(|stored| &stored.dtype);
@@ -110,8 +110,8 @@ impl Part {
         })
     }
 
-    /// Whether every number in it stays inside the others; a writer asks before it commits, a
-    /// reader before it believes.
+    /// Checks that all numbers are consistent and within bounds; called before a commit and after a
+    /// read.
     pub(crate) fn check(&self) -> std::result::Result<(), String> {
         for file in &self.files {
             file.check(&self.id, self.rank)?;
@@ -155,8 +155,9 @@ fn check_overlaps(part: &Part) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A file that is listed twice would let a small checkpoint claim its bytes many times over, and
-/// hide overlaps; a name that is there twice would stand for two things. Global names are apart.
+/// Refuses repeated names. A file listed twice would let a small checkpoint claim its bytes many
+/// times over, and hide overlaps; a tensor name used twice would be ambiguous. Global names are a
+/// separate namespace.
 fn check_repeats(part: &Part) -> std::result::Result<(), String> {
     let files = part.files.iter().map(|file| &file.name);
     let tensors = part.tensors.iter().map(|tensor| &tensor.name);

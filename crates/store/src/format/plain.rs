@@ -1,15 +1,16 @@
-//! Files that are files: how those of a checkpoint are looked at and opened.
+//! Regular files: how the files of a checkpoint are looked up and opened.
 //!
-//! A symbolic link in the place of one is not followed. It would let whoever hands a checkpoint out
-//! choose what of the reader's machine is read in its place, and a copy or a deletion would not be
-//! one of the data. Nothing that is no file is waited for. Links on the way to a checkpoint, that to
-//! its directory included, are the reader's own and followed.
+//! A symbolic link in place of one of these files is not followed. It would let the author of a
+//! checkpoint choose which file of the reader's machine is read instead, and a copy or a deletion
+//! would not affect the data. Nothing but a regular file is opened, since opening other kinds may
+//! block. Links on the path to a checkpoint, including one to its directory, belong to the reader
+//! and are followed.
 
 use std::io;
 
 use penstock_io::file_system::{Found, Kind};
 
-/// Why what has a file's name is none, if it is none.
+/// The reason why an entry is not a regular file, if it is not.
 pub(crate) fn flaw(found: &Found) -> Option<&'static str> {
     match found.kind {
         Kind::File => None,
@@ -20,8 +21,8 @@ pub(crate) fn flaw(found: &Found) -> Option<&'static str> {
     }
 }
 
-/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
-/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
+/// Whether an error means that bytes are lost, not that the read failed: EIO, ENODATA, EBADMSG,
+/// EILSEQ, EUCLEAN, EREMOTEIO, and an unexpected end of file.
 pub(crate) fn is_lost(error: &io::Error) -> bool {
     const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
     let number = error.raw_os_error();

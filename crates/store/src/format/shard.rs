@@ -1,7 +1,7 @@
-//! Shards: safetensors files whose data starts on a page.
+//! Shards: safetensors files whose data starts on a page boundary.
 //!
-//! The header is written padded with spaces, as the format allows, so that the first tensor lies
-//! on a [`PAGE_BYTES`] boundary. Its metadata says which of its tensors are boxes of larger ones.
+//! The header is padded with spaces, as the format allows, so that the first tensor starts on a
+//! [`PAGE_BYTES`] boundary. Its metadata lists which tensors are boxes of larger ones.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,19 +13,19 @@ use serde::ser::{SerializeMap, Serializer as _};
 use crate::format::header::{self, Header, HeaderTensor, LENGTH_BYTES};
 use crate::format::part::TensorBox;
 
-/// Boundary on which the data of a shard starts, and that direct I/O is aligned to.
+/// Alignment of a shard's data, and of direct I/O.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Where the metadata of a shard says which of its tensors are boxes of larger ones.
+/// Metadata key of the list of tensors that are boxes of larger ones.
 const BOXES: &str = "penstock.boxes";
 
-/// Builds the first bytes of a shard, up to where its data starts.
+/// Builds the first bytes of a shard, up to the start of its data.
 pub fn encode_header<'a>(tensors: impl Iterator<Item = (&'a str, HeaderTensor)>) -> Vec<u8> {
     encode_header_of(tensors, &BTreeMap::new())
 }
 
-/// The same of a shard some of whose tensors are boxes of global ones: it says which, for whoever
-/// has nothing but the shard.
+/// Builds the header of a shard with boxes of global tensors: its metadata lists them, for readers
+/// that have only the shard.
 pub(crate) fn encode_header_of<'a>(
     tensors: impl Iterator<Item = (&'a str, HeaderTensor)>,
     boxes: &BTreeMap<&str, &TensorBox>,
@@ -46,7 +46,7 @@ fn write_header_json<'a>(
 ) -> serde_json::Result<()> {
     let mut serializer = serde_json::Serializer::new(bytes);
     let mut map = serializer.serialize_map(None)?;
-    // "format": "pt" is what transformers asks of a file before it loads it.
+    // transformers checks for "format": "pt" before it loads a file.
     let mut metadata = BTreeMap::from([("format", "pt"), ("penstock", "1")]);
     let boxes_json = serde_json::to_string(boxes)?;
     if !boxes.is_empty() {
@@ -59,38 +59,40 @@ fn write_header_json<'a>(
     map.end()
 }
 
-/// Upper bound of what one tensor adds to a header, for cutting shards before they grow too long.
+/// Upper bound of a tensor's share of a header, so that shards are split before their headers are
+/// too long.
 pub(crate) fn header_bytes_bound(name: &str, dims: usize) -> u64 {
     // A byte of a name takes at most six when escaped (\u0000); a number at most twenty digits.
     const FIXED_BYTES: usize = 128;
     (name.len() * 6 + dims * 21 + FIXED_BYTES) as u64
 }
 
-/// The same of what a box adds beside that. Its JSON stands in a string and is escaped twice: a byte
-/// of a name takes at most seven (\\u0000).
+/// Upper bound of the additional header bytes of a box. Its JSON is inside a string and escaped
+/// twice: a byte of a name takes at most seven (\\u0000).
 pub(crate) fn box_bytes_bound(name: &str, region: &TensorBox) -> u64 {
     const FIXED_BYTES: usize = 128;
     let dims = region.shape.len() + region.start.len();
     ((name.len() + region.tensor.len()) * 7 + dims * 21 + FIXED_BYTES) as u64
 }
 
-/// The tensors that are boxes of global ones, where the writer said so. Nothing vouches for it.
+/// The tensors that are boxes of global ones, if the writer listed them. No digest confirms the
+/// list.
 ///
 /// # Errors
-/// Why the text is no such list, in words.
+/// A description of the flaw if the text is not such a list.
 pub(crate) fn boxes(header: &Header) -> Result<Option<BTreeMap<String, TensorBox>>, String> {
     let text = header.metadata.get(BOXES);
     let boxes = text.map(|text| serde_json::from_str(text)).transpose();
     boxes.map_err(|error| format!("{BOXES}: {error}"))
 }
 
-/// The header of a shard, and the size of the file.
+/// Reads the header of a shard, and the size of the file.
 pub(crate) fn read_header(path: &Path, files: &dyn Files) -> Result<(Header, u64), String> {
     let read = || -> io::Result<(Vec<u8>, u64)> {
         let bytes = files.look(path)?.bytes;
         let mut start = files.read_range(path, 0..LENGTH_BYTES)?;
         let prefix = start.first_chunk().copied().unwrap_or_default();
-        // One that makes no sense is refused below.
+        // An invalid length is refused below.
         let end = header::header_end(prefix, bytes).unwrap_or_default();
         start.extend(files.read_range(path, LENGTH_BYTES..end.max(LENGTH_BYTES))?);
         Ok((start, bytes))

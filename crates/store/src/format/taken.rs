@@ -1,4 +1,4 @@
-//! Manifests that a deletion elsewhere has taken away, and neither finished with nor put back
+//! Tombstones: manifests that a deletion has renamed, and neither finished with nor put back
 //! ([`crate::steps::removal`]).
 
 use std::io;
@@ -11,34 +11,34 @@ use crate::format::directory::{attempt_files_among, entries, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, attempt_of};
 
-/// A manifest that a deletion has taken away.
+/// A manifest that a deletion has renamed.
 pub(crate) struct Taken {
     pub(crate) file: PathBuf,
-    /// The checkpoint that was to be deleted.
+    /// Identity of the checkpoint that was to be deleted.
     pub(crate) meant: String,
-    /// The one whose manifest it is; `None` where it cannot be made out.
+    /// Identity of the checkpoint whose manifest it is; `None` if unknown.
     pub(crate) found: Option<String>,
 }
 
 impl Taken {
-    /// Whether it is what was to be taken.
+    /// Whether it is the manifest that was to be deleted.
     pub(crate) fn is_meant(&self) -> bool {
         self.found.as_ref() == Some(&self.meant)
     }
 
-    /// Whether it is another's.
+    /// Whether it is the manifest of another checkpoint.
     fn is_misplaced(&self) -> bool {
         self.found.is_some() && !self.is_meant()
     }
 }
 
-/// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
-/// another checkpoint, or of one that was protected in time.
+/// Finds a manifest that a deletion took by mistake: that of another checkpoint, or of one that was
+/// protected in time.
 pub(crate) fn misplaced(path: &Path, files: &dyn Files) -> Option<PathBuf> {
     misplaced_among(path, files, &entries(path, files).ok()?)
 }
 
-/// The same, by what was listed.
+/// Finds the same as [`misplaced`] in a list.
 pub(crate) fn misplaced_among(
     path: &Path,
     files: &dyn Files,
@@ -51,7 +51,7 @@ pub(crate) fn misplaced_among(
     taken.find(is_found).map(|taken| taken.file)
 }
 
-/// What deletions have taken away and neither finished nor put back, of what was listed.
+/// Finds in a list the manifests that deletions took and neither finished with nor put back.
 pub(crate) fn taken_among(path: &Path, files: &dyn Files, entries: &[Entry]) -> Result<Vec<Taken>> {
     let is_taken = |name: &str| name::is_taken_manifest(name);
     let mut all = Vec::new();
@@ -60,7 +60,7 @@ pub(crate) fn taken_among(path: &Path, files: &dyn Files, entries: &[Entry]) -> 
         let meant = attempt_of(&name).unwrap_or_default().to_owned();
         let found = id_of(&file, path, files)?;
         if found.is_none() && !files.is_there(&file) {
-            // Whoever took it has finished since.
+            // The deletion has finished since.
             continue;
         }
         all.push(Taken { file, meant, found });
@@ -68,18 +68,18 @@ pub(crate) fn taken_among(path: &Path, files: &dyn Files, entries: &[Entry]) -> 
     Ok(all)
 }
 
-/// Whether something lies there that a deletion has taken, and nobody knows whose it is.
+/// Whether there is a taken manifest that cannot be attributed to a checkpoint.
 pub(crate) fn has_unknown(path: &Path, files: &dyn Files) -> bool {
     let all = entries(path, files).and_then(|entries| taken_among(path, files, &entries));
     !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
 }
 
-/// The id in a manifest; `None` where two readings found none, or nothing that makes sense.
+/// The id in a manifest; `None` if two reads found no file, or no valid manifest.
 pub(crate) fn id_of(file: &Path, path: &Path, files: &dyn Files) -> Result<Option<String>> {
     for _ in 0..2 {
         let text = match files.read(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            // A manifest that cannot be read once is no reason to take it for nobody's.
+            // A failed read does not prove that the manifest belongs to no checkpoint.
             text => text.map_err(Error::storage("read", file))?,
         };
         match Manifest::parse(&text, path) {

@@ -1,7 +1,7 @@
-//! The tree of a part, as far as this crate looks into it: which kinds of values it has.
+//! The tree of a part, as far as this crate inspects it: the kinds of its values.
 //!
-//! What a tree says is Python's to understand. But whether a step takes a newer version to load has to
-//! be told without loading it.
+//! Only Python interprets trees. This crate finds out whether a step needs a newer version, without
+//! loading the step.
 
 /// The tags of format 1 (docs/format.md, 6.2 and 6.6).
 const TAGS: [&str; 39] = [
@@ -46,11 +46,11 @@ const TAGS: [&str; 39] = [
     "jagged",
 ];
 
-/// How a writer begins a tagged object. Inside of a string it would need escapes.
+/// The start of a tagged object in compact JSON. Inside a string it would contain escapes.
 const TAGGED: &str = "{\"$\":\"";
 
-/// The first tag that this version does not know. A tree that is not written as writers write it may
-/// hide one, which whoever loads it finds.
+/// The first tag that this version does not know. A tree in another JSON style may hide one; the
+/// load then finds it.
 pub(crate) fn unknown_tag(tree: &str) -> Option<&str> {
     tree.split(TAGGED).skip(1).find_map(|rest| {
         let tag = rest.split_once('"').map_or(rest, |(tag, _)| tag);

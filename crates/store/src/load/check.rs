@@ -1,7 +1,7 @@
-//! Bytes of a checkpoint's files that somebody else has read, compared with their digests.
+//! Checks file bytes that the caller has read itself against their digests.
 //!
-//! A load reads and checks in one go. Who reads files in place, again and again, into memory of its
-//! own, has what came checked here before anybody computes with it.
+//! A load reads and checks in one pass. A caller that reads files in place repeatedly, into its own
+//! memory, checks the bytes here before it uses them.
 
 use std::ops::Range;
 use std::thread;
@@ -13,20 +13,20 @@ use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::load::checkpoint::Checkpoint;
 use crate::pipeline::damage::Damage;
 
-/// Threads at most: a few of them are as fast as memory.
+/// Thread limit: a few threads reach memory bandwidth.
 const THREADS_MAX: usize = 4;
 
-/// Chunks of a thread at least: it takes a fraction of a millisecond to digest them.
+/// Minimum number of chunks per thread: digesting them takes a fraction of a millisecond.
 const CHUNKS_MIN: usize = 8;
 
 impl Checkpoint {
     /// Compares whole chunks of a file with their digests.
     ///
-    /// `pieces` hold the bytes of the file from `start` on, one behind the other. Of what may be
-    /// damaged, a tensor in `wanted` is named first.
+    /// `pieces` hold the bytes of the file from `start` on, in order. If bytes may be damaged, an
+    /// affected tensor in `wanted` is named first.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where they are not what was saved. [`Error::Mismatch`] where they are not
+    /// [`Error::Corrupt`] if they differ from those saved. [`Error::Mismatch`] if they are not
     /// whole chunks of a file of this checkpoint.
     pub fn check(
         &self,
@@ -75,7 +75,7 @@ impl Checkpoint {
     }
 }
 
-/// The pieces of each chunk; the first one begins a chunk.
+/// Groups the pieces by chunk; the first one begins a chunk.
 fn cut<'a>(pieces: &[&'a [u8]]) -> Vec<Vec<&'a [u8]>> {
     let mut chunks: Vec<Vec<&[u8]>> = Vec::new();
     let mut room = 0;
@@ -98,7 +98,7 @@ fn cut<'a>(pieces: &[&'a [u8]]) -> Vec<Vec<&'a [u8]>> {
     chunks
 }
 
-/// The first chunk whose digest is another, and what that is.
+/// The first chunk whose digest differs, and the digest found.
 fn first_wrong(chunks: &[Vec<&[u8]>], digests: &[Digest]) -> Option<(usize, Digest)> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(chunks.len() / CHUNKS_MIN).max(1);

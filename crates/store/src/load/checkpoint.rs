@@ -31,7 +31,7 @@ use crate::tier;
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
 
-/// A complete checkpoint, its manifest and part read and checked.
+/// A complete checkpoint, its manifest and parts read and checked.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -47,36 +47,36 @@ pub struct Checkpoint {
 /// Tensors in memory.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Fresh memory that holds them.
+    /// New memory that holds them.
     pub segments: Vec<Memory>,
-    /// Where each one is, in the order asked for.
+    /// The position of each tensor, in the order of the request.
     pub placements: Vec<Placement>,
-    /// How it went.
+    /// How the load went.
     pub report: LoadReport,
 }
 
-/// What is asked of the files.
+/// Everything to read in one load.
 pub(crate) struct Fetch {
-    /// By the files of the part.
+    /// Requests by index of the part's files.
     pub(crate) requests: Vec<Request>,
     /// The memory of each request.
     pub(crate) targets: Vec<Target>,
-    /// The entries that are read, for naming what is damaged.
+    /// The entries that are read, for naming damaged tensors.
     pub(crate) entries: Vec<usize>,
-    /// Bytes that the caller gets.
+    /// Bytes that the caller receives.
     pub(crate) bytes: u64,
-    /// Tensors, or boxes of them, that the caller gets.
+    /// Tensors, or boxes of them, that the caller receives.
     pub(crate) tensors: usize,
     /// Whether every byte of every file is read.
     pub(crate) is_all: bool,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint at `path`: reads its manifest and part, and checks that its files are
-    /// there with exact sizes. No tensor data is read.
+    /// Opens the checkpoint at `path`: reads its manifest and parts, and checks that its files
+    /// exist with their exact sizes. No tensor data is read.
     ///
-    /// As long as it is open, neither a deletion nor an overwrite nor a sweep removes its files,
-    /// where the file system has locks.
+    /// While it is open, neither a deletion nor an overwrite nor a sweep removes its files, where
+    /// the file system has locks.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Malformed`],
@@ -85,7 +85,7 @@ impl Checkpoint {
         Checkpoint::open_on(path, &tier::file_system(path)?)
     }
 
-    /// As [`open`](Checkpoint::open), on a given file system.
+    /// Opens a checkpoint as [`open`](Checkpoint::open) does, on a given file system.
     ///
     /// # Errors
     /// As [`open`](Checkpoint::open).
@@ -97,26 +97,26 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// Lets its files be removed. Loading is still possible, as long as they are there.
+    /// Allows others to remove the files. Loading remains possible while they exist.
     pub fn release(&self) {
         *self.lease.lock().expect("nothing panics with the lock") = None;
     }
 
-    /// One that was looked at, as one that is opened: where nobody is kept from removing the files of those
-    /// either, in a bucket, it is the same.
+    /// Converts a checkpoint opened without a lease into an open one. Only possible in a bucket,
+    /// where a lease keeps nobody from removing files and both are the same.
     pub fn into_opened(self) -> Option<Checkpoint> {
         let has_lease = self.file_system.files().has_directories();
         (!has_lease).then_some(self)
     }
 
-    /// Opens it without keeping anybody from removing its files.
+    /// Opens a checkpoint without a lease that keeps others from removing its files.
     pub(crate) fn look(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
         let files = file_system.files();
         for _ in 0..REPLACED_MAX {
             let (manifest, manifest_bytes) = read_manifest(path, files)?;
             let id = manifest.id.clone();
             match Checkpoint::open_parts(path, file_system, manifest, manifest_bytes) {
-                // Replaced between two of the reads: the new one is there and whole.
+                // Replaced between two of the reads: the new checkpoint is in place and whole.
                 Err(error) if is_replaced(path, files, &id, &error) => {}
                 result => return result,
             }
@@ -152,12 +152,12 @@ impl Checkpoint {
         })
     }
 
-    /// The directory.
+    /// The checkpoint directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the commit recorded.
+    /// The manifest that the commit wrote.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -166,8 +166,8 @@ impl Checkpoint {
         self.manifest
     }
 
-    /// What the ranks recorded, all in one: files, tensors and aliases of each, in their order. It
-    /// has no tree; see [`Checkpoint::tree`].
+    /// The parts of all ranks merged into one: files, tensors and aliases of each rank in order.
+    /// The merged part has no tree; see [`Checkpoint::tree`].
     pub fn part(&self) -> &Part {
         &self.part
     }
@@ -176,13 +176,13 @@ impl Checkpoint {
     /// own tensors and aliases, see [`Checkpoint::offsets`].
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn tree(&self, rank: u32) -> &RawValue {
         &self.ranks[rank as usize].tree
     }
 
-    /// That a tree has a tag which this version does not know, if it has one. Not an error of
-    /// opening it: what is not tagged so can be read.
+    /// Returns an error if a tree has a tag that this version does not know. Opening such a
+    /// checkpoint is no error, since its other values can be read.
     pub(crate) fn unknown_tag(&self) -> Option<Error> {
         let mut trees = self.ranks.iter().zip(&self.manifest.parts);
         trees.find_map(|(rank, entry)| {
@@ -198,13 +198,14 @@ impl Checkpoint {
         })
     }
 
-    /// Where the tensors and the aliases of each rank begin among those of all.
+    /// The index of each rank's first tensor and first alias in the merged part.
     pub fn offsets(&self) -> Vec<(usize, usize)> {
         let offset = |rank: &Rank| (rank.first_tensor, rank.first_alias);
         self.ranks.iter().map(offset).collect()
     }
 
-    /// What could not be salvaged, with the rank whose own it is where there are several.
+    /// State that could not be salvaged; with several ranks, each entry with the rank that owned
+    /// it.
     pub fn missing(&self) -> Vec<(Option<u32>, &Missing)> {
         let several = self.ranks.len() > 1;
         let missing = self.part.missing.iter().enumerate();
@@ -243,20 +244,20 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Bytes of all tensors.
+    /// Size of all tensors.
     pub fn tensor_bytes(&self) -> u64 {
         self.part.tensors.iter().map(TensorEntry::nbytes).sum()
     }
 
-    /// Loads the tensors with the indices in `selection`, or all of them and with them every byte
-    /// of every file. Those with an entry in `targets` fill that memory, the others fresh memory. What devices
-    /// copy is in place when this returns.
+    /// Loads the tensors with the indices in `selection`; without a selection loads all tensors and
+    /// reads every byte of every file. Tensors with an entry in `targets` fill that memory, the
+    /// others new memory. Copies made by devices are complete when this returns.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that do not match their digest: no fresh memory is handed out
-    /// then, but targets may have been filled in part. [`Error::Mismatch`] for a target of another
-    /// size, before anything is read. [`Error::Replaced`] where an overwrite was faster.
-    /// [`Error::Interrupted`], and the system's errors, those of devices among them.
+    /// [`Error::Corrupt`] for bytes that do not match their digest: no new memory is returned then,
+    /// but targets may have been filled in part. [`Error::Mismatch`] for a target of another size,
+    /// before anything is read. [`Error::Replaced`] if an overwrite removed the files.
+    /// [`Error::Interrupted`], and system errors, including those of devices.
     pub fn load(
         &self,
         selection: Option<&[usize]>,
@@ -292,7 +293,7 @@ impl Checkpoint {
         self.fetch(fetch, options, progress)
     }
 
-    /// Reads what is asked for, verified.
+    /// Reads and verifies the requested bytes.
     pub(crate) fn fetch(
         &self,
         fetch: Fetch,
@@ -315,8 +316,7 @@ impl Checkpoint {
         let opened = self.open_files(&used, settings.direct, &mut run);
         let sources = opened.map_err(|error| self.replaced_or(error, &used))?;
         for request in &mut requests {
-            // A tensor without bytes may lie in a file that is not used; its place is never
-            // looked at.
+            // The file of an empty tensor may not be in use; its position is never used.
             request.file = used.binary_search(&request.file).unwrap_or_default();
         }
         let files: Vec<FileFacts> = sources.iter().map(Source::facts).collect();
@@ -358,7 +358,7 @@ impl Checkpoint {
         })
     }
 
-    /// About how much is read for some requests: each for itself in whole chunks.
+    /// Estimates the bytes read for some requests, each rounded separately to whole chunks.
     fn bytes_to_read(&self, requests: &[Request]) -> u64 {
         let chunks = |request: &Request| {
             let bytes = request.range.end - request.range.start;
@@ -368,7 +368,7 @@ impl Checkpoint {
         all.min(requests.iter().map(chunks).fold(0, u64::saturating_add))
     }
 
-    /// The targets in the order of `entries`, each checked against its tensor.
+    /// Arranges the targets in the order of `entries`, each checked against its tensor.
     fn arrange_targets(
         &self,
         entries: &[usize],
@@ -405,7 +405,7 @@ impl Checkpoint {
         Ok(arranged)
     }
 
-    /// Indices of the files that a load reads from, ascending.
+    /// Indices of the files that a load reads, ascending.
     fn used_files(&self, requests: &[Request], all: bool) -> Vec<usize> {
         let mut is_used = vec![all; self.part.files.len()];
         for request in requests {
@@ -414,23 +414,24 @@ impl Checkpoint {
         (0..is_used.len()).filter(|&file| is_used[file]).collect()
     }
 
-    /// Opens files, in the order that is given.
+    /// Opens files in the given order.
     fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
         let files = self.file_system.files();
         let open = |&index: &usize| {
             let entry = &self.part.files[index];
             match files.has_directories() {
                 true => open_shard(&self.path, files, entry, direct, run),
-                // Its size was looked at when the checkpoint was opened, and is again with each answer.
+                // The size was checked when the checkpoint was opened, and is checked again with
+                // each response.
                 false => open_unseen(&self.path, files, entry, direct),
             }
         };
         used.iter().map(open).collect()
     }
 
-    /// What an error about some files is: one that is missing because another checkpoint is in place now is
-    /// no damage. Where a file is opened without a look at it, that it is missing or of another size is found
-    /// out when it is read, and looked at here.
+    /// Explains an error about some files: a file that is missing because another checkpoint has
+    /// taken its place is no damage. A file opened without a lookup may turn out to be missing or
+    /// of another size only when it is read; it is looked up here.
     fn replaced_or(&self, error: Error, used: &[usize]) -> Error {
         let files = self.file_system.files();
         if is_replaced(&self.path, files, &self.manifest.id, &error) {
@@ -443,7 +444,7 @@ impl Checkpoint {
                 match check_size(&self.path, files, &self.part.files[index]) {
                     Ok(()) => {}
                     Err(flaw @ Error::Corrupt { .. }) => return flaw,
-                    // It cannot be asked.
+                    // The lookup itself failed.
                     Err(_) => break,
                 }
             }
@@ -452,7 +453,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn corrupt(&self, file: usize, damage: &Damage, indices: &[usize]) -> Error {
-        // Of several tensors that may be hit, one that was asked for says most.
+        // If several tensors may be hit, a requested one is the most useful to name.
         let asked = indices.iter().map(|&index| &self.part.tensors[index]);
         let touched = touched_tensor(asked, file, damage);
         let touched = touched.or_else(|| touched_tensor(&self.part.tensors, file, damage));
@@ -466,7 +467,7 @@ impl Checkpoint {
     }
 }
 
-/// The global tensors of a part.
+/// Collects the global tensors of a part.
 pub(crate) fn global_tensors_of(path: &Path, part: &Part) -> Result<GlobalTensors> {
     let file = |entry: usize| part.files[part.tensors[entry].file].name.clone();
     GlobalTensors::new(&part.tensors).map_err(|conflict| Error::Malformed {
@@ -477,8 +478,8 @@ pub(crate) fn global_tensors_of(path: &Path, part: &Part) -> Result<GlobalTensor
     })
 }
 
-/// Whether an error about files of the checkpoint `id` only says that it is gone, or that another
-/// one is in its place.
+/// Whether an error about files of the checkpoint `id` only means that the checkpoint is gone or
+/// replaced.
 pub(crate) fn is_replaced(path: &Path, files: &dyn Files, id: &str, error: &Error) -> bool {
     let is_about_files = matches!(
         error,
@@ -491,7 +492,7 @@ pub(crate) fn is_replaced(path: &Path, files: &dyn Files, id: &str, error: &Erro
         }
 }
 
-/// The first of some tensors that damage touches.
+/// The first of the tensors that the damage touches.
 pub(crate) fn touched_tensor<'a>(
     tensors: impl IntoIterator<Item = &'a TensorEntry>,
     file: usize,
@@ -514,7 +515,7 @@ pub(crate) fn open_shard<'a>(
     let opened = files.open(&path.join(&entry.name), direct);
     let is_whole = |file: &File| file.len().is_ok_and(|bytes| bytes == entry.bytes);
     if !opened.as_ref().is_ok_and(is_whole) {
-        // What is wrong with it; a look may be a request, which is not made where nothing is.
+        // Explains a failed check; a lookup may be a request, so it is made only after a failure.
         check_size(path, files, entry)?;
     }
     let file = opened?;
@@ -528,7 +529,7 @@ pub(crate) fn open_shard<'a>(
     })
 }
 
-/// Opens a shard for reading whose size was checked already, and will be with all that is read of it.
+/// Opens a shard whose size was already checked, and is checked again with each response.
 pub(crate) fn open_unseen<'a>(
     path: &Path,
     files: &dyn Files,

@@ -1,8 +1,9 @@
-//! Filling the caller's memory with boxes of tensors, whatever boxes they are stored as.
+//! Filling the caller's memory with boxes of tensors, independently of the boxes in which they are
+//! stored.
 //!
-//! Runs that lie together in a file and in memory are read in place. What does not, and bytes of a
-//! file that several boxes ask for, goes through staging and is scattered from there once it was
-//! verified; so each byte is read once, and the extra memory is that of any load.
+//! Runs that are contiguous both in a file and in memory are read in place. Other runs, and bytes
+//! of a file that several boxes need, are read into staging and scattered from there after
+//! verification. So each byte is read once, and the additional memory is that of any load.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,27 +19,27 @@ use crate::plan::reshard::{Fragment, GlobalTensor, WantedBox, text};
 use crate::progress::Progress;
 use crate::report::LoadReport;
 
-/// What a box is one of.
+/// The tensor that a box is part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whole {
     /// The global tensor with this name.
     Tensor(String),
-    /// The entry with this index, whether it is a box itself or not.
+    /// The entry with this index, even if it is a box itself.
     Entry(usize),
 }
 
-/// A box of a tensor that is wanted.
+/// A requested box of a tensor.
 #[derive(Debug)]
 pub struct Fill {
-    /// What it is a box of.
+    /// The tensor that it is part of.
     pub of: Whole,
-    /// Its first index along each dimension.
+    /// First index along each dimension.
     pub start: Vec<u64>,
-    /// The memory it is to be put in, of its shape.
+    /// The memory to fill, of the box's shape.
     pub into: ArrayMut,
 }
 
-/// A fragment with its memory.
+/// A run of a file with its memory.
 struct PlacedFragment {
     file: usize,
     entry: usize,
@@ -59,7 +60,8 @@ impl PlacedFragment {
         }
     }
 
-    /// In one piece where it lies so on both sides, and storage reaches it.
+    /// Reads in place if the run is contiguous on both sides and storage can write to the memory;
+    /// scatters otherwise.
     fn into_target(self) -> (Goal, Target) {
         let bytes = self.range.end - self.range.start;
         if self.into.len() as u64 != bytes {
@@ -85,14 +87,14 @@ fn scattered(placed: Vec<PlacedFragment>) -> (Goal, Target) {
 }
 
 impl Checkpoint {
-    /// Puts boxes of tensors into the caller's memory. No two of the memories may overlap; boxes
-    /// may, and each byte of a file is read once for all of them. What devices copy is in place when this
-    /// returns.
+    /// Reads boxes of tensors into the caller's memory. The memories must not overlap; boxes may,
+    /// and each byte of a file is read once for all of them. Copies made by devices are complete
+    /// when this returns.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for a box that the tensor has no place for, [`Error::Malformed`] for one
-    /// that the stored boxes do not cover, both before anything is read. Else as
-    /// [`Checkpoint::load`]: what is wanted may have been filled in part.
+    /// [`Error::Mismatch`] for a box outside of its tensor, [`Error::Malformed`] for one that the
+    /// stored boxes do not cover, both before anything is read. Otherwise as [`Checkpoint::load`]:
+    /// the memory may have been filled in part.
     pub fn fill(
         &self,
         fills: Vec<Fill>,
@@ -138,7 +140,7 @@ impl Checkpoint {
         }
     }
 
-    /// Finds the runs of files that hold a box, and takes their memory apart accordingly.
+    /// Finds the runs of files that make up a box, and divides its memory accordingly.
     fn cut(&self, fill: Fill, placed: &mut Vec<PlacedFragment>) -> Result<()> {
         let Fill { of, start, into } = fill;
         let shape = into.shape().iter().map(|&size| size as u64).collect();
@@ -205,7 +207,7 @@ impl Checkpoint {
         }
     }
 
-    /// An error about a tensor that its boxes do not make.
+    /// Returns an error about a tensor that its stored boxes do not cover.
     fn incomplete(&self, of: &Whole, detail: String) -> Error {
         Error::Malformed {
             path: self.path().to_owned(),
@@ -225,7 +227,7 @@ impl fmt::Display for Whole {
     }
 }
 
-/// One request for all fragments that share bytes of a file.
+/// Merges all fragments that share bytes of a file into one request.
 fn share(mut placed: Vec<PlacedFragment>) -> (Vec<Request>, Vec<Target>) {
     placed.sort_unstable_by_key(|one| (one.file, one.range.start));
     let mut requests: Vec<Request> = Vec::with_capacity(placed.len());

@@ -1,4 +1,4 @@
-//! One file of a copy: as it is, in one request, or in parts of an upload that goes on.
+//! Sending one file of a mirrored copy: in one request, or in parts of a resumable upload.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::load::checkpoint::open_shard;
 use crate::pipeline::send::{Sending, digest_of, send};
 use crate::report::Run;
 
-/// How often a file is begun anew whose upload somebody else has ended.
+/// How often a file is restarted after somebody else ended its upload.
 const ANEW_MAX: usize = 3;
 
 impl Copy<'_> {
@@ -43,7 +43,7 @@ impl Copy<'_> {
         unreachable!("it is begun anew so often and no more")
     }
 
-    /// Sends what the store does not have of a shard.
+    /// Sends the parts of a shard that the store lacks.
     fn send_parts(&mut self, file: usize) -> Result<()> {
         let entry = &self.checkpoint.part().files[file];
         let path = self.to.join(&entry.name);
@@ -53,7 +53,7 @@ impl Copy<'_> {
             start..(start + part_bytes).min(bytes)
         };
         let (bytes, chunks) = (entry.bytes, entry.chunks.clone());
-        // Of a part without a checksum the store has at least the bytes of its length, which it acknowledged.
+        // If the store keeps no checksum of a part, at least the acknowledged length must match.
         let is_right = move |part: &Part| {
             let range = range(u64::from(part.number.saturating_sub(1)), bytes);
             part.number > 0
@@ -109,7 +109,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Sends a file in one request, under the same name or another one.
+    /// Sends a file in one request, under the same or another name.
     pub(super) fn send_small(
         &mut self,
         file: &str,
@@ -132,7 +132,8 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The bytes of a small file. What does not match its digest is read once more, past the page cache.
+    /// Reads a small file. If it does not match its digest, it is read once more, bypassing the
+    /// page cache.
     fn read_small(&self, file: &str, bytes: u64, digest: Digest) -> Result<Vec<u8>> {
         let path = self.from.join(file);
         let mut found = Digest::EMPTY;

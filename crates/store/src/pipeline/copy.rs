@@ -1,9 +1,9 @@
-//! Copying files that have digests: each chunk is compared with its own between read and write.
+//! Copying files with digests: each chunk is verified between its read and its write.
 //!
 //! One staging buffer holds an extent from its read to the end of its write, so memory is bounded
-//! by the depth of the queue. What does not match its digest is read once more, past the page
-//! cache, since a transfer can go wrong where the stored bytes are right; then it is damage, and
-//! nothing of the copy will be used.
+//! by the queue depth. A chunk that does not match its digest is read once more, bypassing the page
+//! cache, since a transfer can fail although the stored bytes are right. A second mismatch is
+//! damage, and the copy is discarded.
 
 use std::io;
 use std::ops::Range;
@@ -26,18 +26,18 @@ use crate::options::Settings;
 use crate::progress::Progress;
 use crate::report::Run;
 
-/// A file, and another one that is to have its bytes.
+/// A file, and the file to copy it to.
 pub(crate) struct Copy {
     pub(crate) from: Arc<File>,
     pub(crate) to: Arc<File>,
     pub(crate) bytes: u64,
-    /// The digests of its chunks.
+    /// Digests of its chunks.
     pub(crate) chunks: Vec<Digest>,
 }
 
-/// Copies files; returns damage that it found in one of them, by the index of that.
+/// Copies files; returns damage found in one of them, by the index of that file.
 ///
-/// Direct files are written up to a multiple of a page; cutting them to size is the caller's.
+/// Direct files are written up to a multiple of a page; the caller truncates them.
 pub(crate) fn copy(
     copies: &[Copy],
     settings: &Settings,
@@ -81,13 +81,13 @@ pub(crate) fn copy(
     Ok(damage)
 }
 
-/// All files cut into what is copied at once, in whole chunks.
+/// All files, cut into extents of whole chunks.
 struct Extents<'a> {
     copies: &'a [Copy],
     bytes: u64,
-    /// Number of the first extent of each file, and of all at the end.
+    /// Number of the first extent of each file, and the total number at the end.
     firsts: Vec<u64>,
-    /// The next one that nobody has taken.
+    /// The next extent that is not taken.
     next: AtomicU64,
 }
 
@@ -101,7 +101,7 @@ impl Extents<'_> {
         (number < self.count()).then_some(number)
     }
 
-    /// The file of an extent, where it begins in that, and its size.
+    /// The file of an extent, its offset in that file, and its size.
     fn place(&self, number: u64) -> (usize, u64, usize) {
         let file = self.firsts.partition_point(|&first| first <= number) - 1;
         let start = (number - self.firsts[file]) * self.bytes;
@@ -110,7 +110,7 @@ impl Extents<'_> {
     }
 }
 
-/// What an operation does for its extent; in the token beside the extent's number.
+/// The stage of an extent's operation, encoded in the token with the extent's number.
 const READ: u64 = 0;
 const REREAD: u64 = 1;
 const WRITE: u64 = 2;
@@ -159,7 +159,7 @@ impl Worker<'_> {
         submit(&mut self.engine, op);
     }
 
-    /// Verifies what was read, and has it written.
+    /// Verifies a completed read, and queues the write.
     fn carry_on(&mut self, completion: Completion) -> Result<()> {
         let (number, stage) = (completion.token / STAGES, completion.token % STAGES);
         let (file, offset, bytes) = self.extents.place(number);
@@ -170,7 +170,7 @@ impl Worker<'_> {
         }
         let moved = completion.result;
         let moved = moved.and_then(|moved| match moved {
-            // The size was right when the file was opened: somebody is cutting it under us.
+            // The size was right when the file was opened, so somebody is truncating it meanwhile.
             moved if moved < bytes => Err(io::ErrorKind::UnexpectedEof.into()),
             moved => Ok(moved),
         });
@@ -178,7 +178,7 @@ impl Worker<'_> {
         let mut buf = completion.buf.expect("a read returns its buffer");
         if let Some(range) = mismatch(&copy.chunks, offset, &buf.as_slice()[..bytes]) {
             if stage == READ {
-                // A page cache would give the same bytes again; the device may not.
+                // The page cache would return the same bytes again; the device may not.
                 let _ = copy.from.drop_cache();
                 self.read(number, REREAD, buf);
                 return Ok(());
@@ -204,7 +204,7 @@ impl Worker<'_> {
     }
 }
 
-/// Bytes of a request: of a direct file, whole pages.
+/// Size of a request: whole pages for a direct file.
 pub(super) fn length(file: &File, bytes: usize) -> usize {
     match file.is_direct() {
         true => bytes.next_multiple_of(PAGE_BYTES as usize),
@@ -212,7 +212,7 @@ pub(super) fn length(file: &File, bytes: usize) -> usize {
     }
 }
 
-/// The first chunk that is not what its digest says, of bytes that begin at an offset.
+/// The first chunk that does not match its digest, among bytes that begin at an offset.
 pub(super) fn mismatch(chunks: &[Digest], offset: u64, bytes: &[u8]) -> Option<Range<u64>> {
     let first = (offset / CHUNK_BYTES) as usize;
     let chunks = bytes.chunks(CHUNK_BYTES as usize).zip(&chunks[first..]);

@@ -1,27 +1,27 @@
-//! Damage: a chunk that is not what was written, and how precisely it is known where.
+//! Damage: a chunk that differs from what was written, and how precisely its position is known.
 
 use std::ops::Range;
 
-/// A chunk whose bytes are not those that were written.
+/// A chunk whose bytes differ from those written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     /// Index of the file.
     pub(crate) file: usize,
     /// The chunk's bytes.
     pub(crate) range: Range<u64>,
-    /// The one byte that was changed, where it is only one.
+    /// The changed byte, if it is only one.
     pub(crate) byte: Option<u64>,
-    /// Why it could not be read, if it could not.
+    /// Why the chunk could not be read, if it could not.
     pub(crate) unreadable: Option<String>,
 }
 
 impl Damage {
-    /// Where it is: the byte, or else the start of the chunk.
+    /// Position of the damage: the byte, or else the start of the chunk.
     pub(crate) fn offset(&self) -> u64 {
         self.byte.unwrap_or(self.range.start)
     }
 
-    /// What is wrong.
+    /// Description of the damage.
     pub(crate) fn detail(&self) -> String {
         match (&self.unreadable, self.byte) {
             (Some(reason), _) => format!("the bytes from here on cannot be read: {reason}"),
@@ -30,7 +30,7 @@ impl Damage {
         }
     }
 
-    /// Whether it lies in, or cannot be told not to lie in, these bytes of its file.
+    /// Whether the damage is, or may be, within these bytes of its file.
     pub(crate) fn touches(&self, (begin, end): (u64, u64)) -> bool {
         match self.byte {
             Some(byte) => begin <= byte && byte < end,

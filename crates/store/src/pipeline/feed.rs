@@ -1,18 +1,20 @@
-//! Where a save's workers get filled extents from.
+//! The staging queue: supplies the workers of a save with filled extents.
 //!
-//! Two kinds of threads copy out of the caller's memory: *stagers*, on behalf of a caller who wants
-//! it back, and, in a lazy feed, the workers that write. Both take extents from one cursor, so each
-//! is copied once. What stagers have copied waits in a queue, which workers look at first.
+//! Two kinds of threads copy out of the caller's memory: *stagers*, for a caller who waits to get
+//! the memory back, and, in a lazy save, the workers that write. Both take extents from one cursor,
+//! so each extent is copied once. Extents copied by stagers wait in a queue, which workers empty
+//! first.
 //!
-//! Nobody holds a buffer while waiting for one, and a worker waits only while nothing of its own is
-//! under way: where the pool is smaller than the state, the two sides take turns and never block each
+//! No thread holds a buffer while it waits for another, and a worker waits only if it has nothing
+//! in flight: if the pool is smaller than the state, the two sides take turns and never block each
 //! other. All waits end within a [`TURN`] of the save's end, however it ends.
 //!
-//! What a device has is copied by the device: a thread queues the copies of an extent and goes on, and
-//! the extent can be written when it has arrived. The sources are let go of when the last copy is done.
+//! Devices copy their own memory: a thread queues the copies of an extent and continues, and the
+//! extent can be written when the copies have arrived. The sources are released after the last
+//! copy.
 //!
-//! Where the sources are watched, the last copy is followed by the question whether anybody has
-//! written to them, and only then is the caller told that they may be changed.
+//! If the sources are watched, the last copy is followed by a check whether anybody has written to
+//! them. Only then does the caller learn that they may be changed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,31 +32,32 @@ use crate::error::{Error, Result};
 use crate::format::shard::PAGE_BYTES;
 use crate::plan::write::{Piece, WritePlan};
 
-/// How often a thread that waits looks whether its work is still wanted.
+/// How often a waiting thread checks whether its work is still needed.
 const TURN: Duration = Duration::from_millis(20);
 
-/// How often a thread that waits for a device looks.
+/// How often a thread that waits for a device polls.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// What a stager takes on at once: neighbours, so that it reads in one direction for long.
+/// Amount that a stager claims at once: adjacent extents, so that it reads sequentially for long.
 const RUN_BYTES: u64 = 4 << 20;
 
-/// The same where a device copies, but for this part of the state at the most: it is told of as much by one call.
+/// Amount that a stager claims at once if a device copies all but this part of the state: one call
+/// queues that much.
 const DEVICE_RUN_BYTES: u64 = 16 << 20;
 const HOST_PART_MAX: u64 = 8;
 
-/// An extent whose bytes are in a buffer, or on their way to it, padded with zeros to a whole page.
+/// An extent whose bytes are in a buffer, or arriving there, padded with zeros to a whole page.
 pub(crate) struct Filled {
     pub(crate) number: u64,
     pub(crate) buf: Arriving,
 }
 
-/// What a worker that asks for an extent gets.
+/// The answer to a worker that asks for an extent.
 pub(super) enum Next {
     Filled(Filled),
-    /// Nothing now, but there will be.
+    /// No extent now, but one will follow.
     Later,
-    /// Nothing any more.
+    /// No further extents.
     End,
 }
 
@@ -62,45 +65,45 @@ pub(super) enum Next {
 pub(crate) struct Feed {
     plan: Arc<WritePlan>,
     pool: Pool,
-    /// What sources that are watched had beside their pages at first.
+    /// Bytes of watched sources outside of whole pages, as they were at first.
     edges: Option<Arc<Edges>>,
-    /// Whether workers copy what nobody has staged.
+    /// Whether workers copy extents that are not staged.
     is_lazy: bool,
-    /// Whether a device has some of the sources.
+    /// Whether some sources are in device memory.
     is_on_device: bool,
-    /// Bytes that a stager takes on at once.
+    /// Bytes that a stager claims at once.
     run_bytes: u64,
-    /// Devices that copy them when it is their turn.
+    /// Streams of the devices that copy them in order.
     lanes: Vec<Arc<Lane>>,
     state: Mutex<State>,
-    /// There may be something for a worker.
+    /// Signals that there may be an extent for a worker.
     supplied: Condvar,
-    /// The sources are gone.
+    /// Signals that the sources are released.
     released: Condvar,
 }
 
 struct State {
-    /// Dropped with the last copy.
+    /// Dropped after the last copy.
     sources: Option<Arc<Vec<Region>>>,
-    /// Tells whether they changed before that; ends with them.
+    /// Detects changes before that; dropped with the sources.
     watch: Option<Watch>,
-    /// The tensor that did, where one did: the save is over then.
+    /// The tensor that was changed before it was copied, if one was: the save is over then.
     torn: Option<usize>,
-    /// The cursor: the first extent that nobody has taken on.
+    /// The cursor: the first extent that is not claimed.
     next: u64,
     /// Claims of stagers and of workers that are still copied from.
     staging: usize,
     filling: usize,
     staged: VecDeque<Filled>,
-    /// Whether workers may begin with what is staged. An eager feed keeps them out of the memory bus
+    /// Whether workers may take staged extents. An eager save keeps workers off the memory bus
     /// until everything is copied or a stager needs their buffers.
     is_open: bool,
     is_released: bool,
-    /// Whether nobody is kept waiting for devices who does not ask to.
+    /// Whether threads wait for devices only on request.
     is_deferred: bool,
-    /// Whether somebody is asking at the moment who has changed the sources.
+    /// Whether a thread is currently checking whether the sources were changed.
     is_asking: bool,
-    /// Failed or cancelled: nothing is copied or written any more.
+    /// Failed or cancelled: nothing more is copied or written.
     is_over: bool,
 }
 
@@ -122,7 +125,7 @@ impl Feed {
         let is_on_device = sources.iter().any(|source| source.host().is_none());
         let of_host = sources.iter().filter_map(Region::host);
         let host_bytes: u64 = of_host.map(HostRegion::len).sum();
-        // Many threads share what the host has to copy.
+        // Many threads share the host's part of the copying.
         let run_bytes = match is_on_device && host_bytes <= plan.bytes() / HOST_PART_MAX {
             true => DEVICE_RUN_BYTES,
             false => RUN_BYTES,
@@ -153,13 +156,13 @@ impl Feed {
             supplied: Condvar::new(),
             released: Condvar::new(),
         };
-        // Without a single extent nothing is ever copied.
+        // Without extents no copy will ever release the sources.
         feed.release_sources(feed.lock());
         feed
     }
 
-    /// Copies whatever is not yet copied, with at most `threads` threads, this one among them; when
-    /// it returns, nobody reads the sources any more.
+    /// Copies all extents that are not copied yet, with at most `threads` threads including this
+    /// one; when it returns, the sources are no longer read.
     pub(crate) fn stage(&self, threads: usize) -> Result<()> {
         let rest = self.plan.extents() - self.lock().next;
         let runs = rest.div_ceil(self.run_extents());
@@ -172,7 +175,7 @@ impl Feed {
                     self.copy_runs()
                 })
             };
-            // Where the system has no more threads to give, fewer do the work.
+            // If the system refuses more threads, fewer do the work.
             let helpers: Vec<_> = (0..helpers).map_while(|index| help(index).ok()).collect();
             let own = self.copy_runs();
             let join = |helper: thread::ScopedJoinHandle<'_, _>| {
@@ -185,8 +188,8 @@ impl Feed {
         copied.into_iter().collect()
     }
 
-    /// Has everything copied that is not yet: when it returns, the host has copied what it has to copy, and
-    /// has queued the copies of devices. Those who write wait for them.
+    /// Copies all extents that are not copied yet: when it returns, the host has finished its
+    /// copies, and those of devices are queued. The writing threads wait for the devices.
     pub(crate) fn queue(&self) -> Result<()> {
         self.lock().is_deferred = true;
         self.copy_runs()?;
@@ -194,7 +197,7 @@ impl Feed {
         while !state.is_over && (state.staging + state.filling > 0 || state.is_asking) {
             state = wait_timeout(&self.supplied, state, TURN);
         }
-        // The host's part is copied, and may be changed from now on: what is asked later is asked too late.
+        // The host's part is copied and may be changed from now on, so the check cannot come later.
         let watch = (!state.is_over && self.is_last(&state)).then(|| state.watch.take());
         drop(state);
         if let Some(watch) = watch.flatten() {
@@ -205,28 +208,28 @@ impl Feed {
             state.is_over |= written.is_some();
             self.release_sources(state);
         }
-        // Who waits for the end waits for devices now.
+        // Threads that wait for the release now wait for devices.
         self.released.notify_all();
         Ok(())
     }
 
-    /// Devices that have some of the sources and may not have copied them yet.
+    /// Streams of devices that may not have copied their part of the sources yet.
     pub(crate) fn lanes(&self) -> &[Arc<Lane>] {
-        // Sources may be gone, and what drops them still waiting for the last copy.
+        // `sources` may already be taken while the thread that drops them waits for the last copy.
         match self.lock().is_released {
             true => &[],
             false => &self.lanes,
         }
     }
 
-    /// Waits until nobody reads the sources any more; tells whether that is so.
+    /// Waits until the sources are no longer read; returns whether that is so.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
-        // A time too far off to be written down is no bound.
+        // A deadline beyond the clock's range is no limit.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock();
         while !state.is_released {
             if state.is_deferred && state.sources.is_some() && self.is_last(&state) {
-                // Only devices are waited for, who wake nobody.
+                // Only device copies are outstanding, and they signal no condition variable.
                 if timeout.is_none() || is_idle(&state) {
                     self.let_go(state);
                 } else {
@@ -252,7 +255,7 @@ impl Feed {
         true
     }
 
-    /// Ends the save early: whoever copies or waits stops, and what is staged is dropped.
+    /// Ends the save early: copying and waiting threads stop, and staged extents are dropped.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
@@ -261,17 +264,17 @@ impl Feed {
         drop(staged);
     }
 
-    /// Whether a device has some of the sources.
+    /// Whether some sources are in device memory.
     pub(super) fn is_on_device(&self) -> bool {
         self.is_on_device
     }
 
-    /// The tensor that was changed before it was copied, if one was.
+    /// The tensor that was changed before it was copied, if any.
     pub(crate) fn torn(&self) -> Option<usize> {
         self.lock().torn
     }
 
-    /// [`Error::Interrupted`] once the save has ended early.
+    /// Returns [`Error::Interrupted`] once the save has ended early.
     pub(crate) fn check(&self) -> Result<()> {
         match self.lock().is_over {
             true => Err(Error::Interrupted),
@@ -279,8 +282,8 @@ impl Feed {
         }
     }
 
-    /// An extent for a worker to write. With `may_wait`, which only a worker sets that has nothing
-    /// under way, it is never [`Next::Later`].
+    /// The next extent for a worker to write. With `may_wait`, which only a worker without
+    /// operations in flight sets, it is never [`Next::Later`].
     pub(super) fn next(&self, may_wait: bool, halt: &Halt<'_>) -> Result<Next> {
         let patience = if may_wait { TURN } else { Duration::ZERO };
         while halt.go_on()? {
@@ -315,7 +318,7 @@ impl Feed {
                         return Ok(Next::Filled(filled));
                     }
                 } else if may_wait && is_staged_beside {
-                    // Who stages has the memory that comes back, and tells what is in it.
+                    // The stager takes the returned memory, and signals when it is filled.
                     let state = self.lock();
                     if state.staged.is_empty() && state.staging > 0 && !state.is_over {
                         drop(wait_timeout(&self.supplied, state, TURN));
@@ -332,7 +335,7 @@ impl Feed {
         Ok(Next::End)
     }
 
-    /// Copies the next extent on behalf of a worker, if there is one left.
+    /// Copies the next extent for a worker, if one is left.
     fn fill(&self, buf: IoBuf) -> Result<Option<Filled>> {
         let Some(mut claim) = self.claim(1, false) else {
             return Ok(None);
@@ -340,7 +343,7 @@ impl Feed {
         claim.copy(buf).map(Some)
     }
 
-    /// What one stager does: run after run, until none is left or the save is over.
+    /// The loop of one stager: copies claims until none is left or the save is over.
     pub(crate) fn copy_runs(&self) -> Result<()> {
         while let Some(mut claim) = self.claim(self.run_extents(), true) {
             while !claim.numbers.is_empty() {
@@ -348,7 +351,8 @@ impl Feed {
                     return Ok(());
                 };
                 let mut bufs = vec![buf];
-                // A device is told of several at once, but nobody waits for one to return while holding others.
+                // Several copies are queued on a device at once, but no thread waits for a buffer
+                // while it holds others.
                 while self.is_on_device
                     && (bufs.len() as u64) < claim.numbers.end - claim.numbers.start
                     && let Some(buf) = self.pool.take_unless_spent()?
@@ -367,7 +371,7 @@ impl Feed {
         (self.run_bytes / self.plan.extent_bytes).max(1)
     }
 
-    /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.
+    /// Takes a buffer for a stager, waiting until workers return one; `None` once the save is over.
     fn take_buffer(&self) -> Result<Option<IoBuf>> {
         let _span = trace::span("wait for memory");
         if let Some(buf) = self.pool.take_unless_spent()? {
@@ -416,13 +420,13 @@ impl Feed {
         }
     }
 
-    /// Whether all is copied, or will not be, and nobody copies any more but a device.
+    /// Whether everything is copied, or will not be, and only device copies are outstanding.
     fn is_last(&self, state: &State) -> bool {
         let is_last = state.is_over || state.next == self.plan.extents();
         is_last && state.staging + state.filling == 0
     }
 
-    /// Drops the sources after the last copy, and lets everybody look again.
+    /// Drops the sources after the last copy, and wakes all waiting threads.
     fn release_sources(&self, state: MutexGuard<'_, State>) {
         if self.is_last(&state) && (state.is_over || !state.is_deferred) {
             self.let_go(state);
@@ -437,7 +441,7 @@ impl Feed {
         let (sources, watch) = (state.sources.take(), state.watch.take());
         let is_over = state.is_over;
         state.is_asking |= watch.is_some();
-        // Owners are somebody else's code.
+        // Dropping the owners of sources runs foreign code.
         drop(state);
         let Some(sources) = sources else { return };
         let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
@@ -447,7 +451,7 @@ impl Feed {
         }
         for source in sources.iter() {
             if let Region::Snapshot(snapshot) = source {
-                // Whoever needs it is told of a failure.
+                // Threads that need the copy see the failure themselves.
                 let _ = snapshot.wait();
             }
         }
@@ -463,7 +467,7 @@ impl Feed {
         self.released.notify_all();
     }
 
-    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the state inconsistent, so a poisoned lock is usable.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -473,7 +477,7 @@ fn lane_of(source: &Region) -> Option<&Arc<Lane>> {
     source.device().map(DeviceRegion::lane)
 }
 
-/// Whether no device copies from the sources any more. One that has failed does not.
+/// Whether no device copies from the sources any more. A failed device does not copy.
 fn is_idle(state: &State) -> bool {
     let mut sources = state.sources.iter().flat_map(|sources| sources.iter());
     sources.all(|source| match source {
@@ -492,24 +496,25 @@ fn wait_timeout<'a>(
     waited.unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// Extents that one thread has taken on, in order.
+/// Extents that one thread has claimed, in order.
 struct Claim<'a> {
     feed: &'a Feed,
     /// `None` only while dropping.
     sources: Option<Arc<Vec<Region>>>,
-    /// Not yet copied.
+    /// Not copied yet.
     numbers: Range<u64>,
     is_stager: bool,
 }
 
 impl Claim<'_> {
-    /// Copies the next extent into the buffer, or has devices do it, and pads it to a whole page.
+    /// Copies the next extent into the buffer, or queues its device copies, and pads it to a whole
+    /// page.
     fn copy(&mut self, buf: IoBuf) -> Result<Filled> {
         let mut copied = self.copy_all(vec![buf])?;
         Ok(copied.pop().expect("one for each buffer"))
     }
 
-    /// The same for as many extents as there are buffers.
+    /// Copies as many extents as there are buffers.
     fn copy_all(&mut self, bufs: Vec<IoBuf>) -> Result<Vec<Filled>> {
         let numbers = self.numbers.start..self.numbers.start + bufs.len() as u64;
         let sources = self.sources.clone().expect("the claim is not dropped");
@@ -521,7 +526,7 @@ impl Claim<'_> {
         Ok(numbers.zip(arriving).map(filled).collect())
     }
 
-    /// Copies what the host has of an extent, and says what devices have to copy.
+    /// Copies the host's part of an extent, and lists the device's part.
     fn place<'a>(
         &self,
         sources: &'a [Region],
@@ -550,7 +555,8 @@ impl Claim<'_> {
                     }
                     Region::Device(source) => copies.add(source, start, at..at + place.len()),
                     Region::Host(source) => {
-                        // A worker digests and writes it at once; what is staged waits for that.
+                        // A worker digests and writes the extent at once; a staged one waits, so it
+                        // bypasses the caches.
                         match self.is_stager {
                             true => source.stream_to(start, place),
                             false => source.copy_to(start, place),
@@ -569,14 +575,14 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Before the count says so. Who holds them last waits for devices.
+        // Dropped before the count changes: dropping the last reference waits for devices.
         self.sources = None;
         let mut state = self.feed.lock();
         match self.is_stager {
             true => state.staging -= 1,
             false => state.filling -= 1,
         }
-        // Nobody else copies what this thread gave up on.
+        // No other thread copies the extents that this claim gives up.
         state.is_over |= !self.numbers.is_empty();
         self.feed.release_sources(state);
     }
@@ -597,7 +603,7 @@ mod tests {
 
     const EXTENT_BYTES: usize = 1 << 20;
 
-    /// A lazy feed of one tensor that takes a little more than three extents.
+    /// The staging queue of a lazy save of one tensor that takes a little more than three extents.
     fn feed(lent: &Lent) -> Feed {
         let source = lent.region();
         let spec = TensorSpec {
@@ -662,7 +668,7 @@ mod tests {
         assert!(matches!(feed.next(true, &halt), Ok(Next::End)));
     }
 
-    /// An extent that was taken on and not copied would be missing from the file.
+    /// A claimed extent that was not copied would be missing from the file.
     #[test]
     fn a_claim_that_is_given_up_ends_the_save() {
         let lent = lent();

@@ -1,5 +1,5 @@
-//! Items with their memory: windows handed out to the pieces of a read plan, and what is read,
-//! digested and copied there.
+//! Items of a read plan with their memory: assigns windows to pieces, and reads, digests and copies
+//! there.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,28 +21,29 @@ struct Landing {
 }
 
 enum Place {
-    /// Read here; the window mirrors `read`, which surrounds the piece.
+    /// Read in place; the window mirrors `read`, which surrounds the piece.
     Direct {
         window: Option<IoBuf>,
         read: Range<u64>,
     },
-    /// In the item's staging run with this number, then copied to the window if there is one.
+    /// Read into the item's staging run with this number, then copied to the window if there is
+    /// one.
     Staged { run: usize, window: Option<Window> },
 }
 
-/// Neighbouring pieces that go through staging, read with one request.
+/// Adjacent pieces that go through staging, read with one request.
 struct StagingRun {
     read: Range<u64>,
     buf: Option<IoBuf>,
 }
 
-/// An item with the memory its pieces land in.
+/// An item with the memory for its pieces.
 pub(super) struct PlacedItem {
     pub(super) file: usize,
     pub(super) range: Range<u64>,
     landings: Vec<Landing>,
     runs: Vec<StagingRun>,
-    /// The second reading, where it goes another way than the first.
+    /// The second read, if it needs another file than the first.
     again: Option<Again>,
     pub(super) retried: bool,
     /// Why it could not be read, if it could not.
@@ -50,8 +51,8 @@ pub(super) struct PlacedItem {
     pub(super) operations_left: usize,
 }
 
-/// A reading past the page cache of what was read through it: through a file opened anew, into
-/// memory of its own, since where the bytes belong need not be aligned for it.
+/// A second read that bypasses the page cache: through a newly opened file, into separate memory,
+/// since the final memory need not be aligned for direct I/O.
 struct Again {
     file: Arc<File>,
     read: Range<u64>,
@@ -136,12 +137,12 @@ impl PlacedItem {
         }
     }
 
-    /// Whether some of it goes through staging.
+    /// Whether part of it goes through staging.
     pub(super) fn needs_staging(&self) -> bool {
         !self.runs.is_empty()
     }
 
-    /// Cuts the staging runs out of one buffer.
+    /// Divides one buffer among the staging runs.
     pub(super) fn stage(&mut self, mut buf: IoBuf) {
         for run in &mut self.runs {
             let rest = buf.split_off((run.read.end - run.read.start) as usize);
@@ -149,8 +150,8 @@ impl PlacedItem {
         }
     }
 
-    /// Has the item read once more, past the page cache if there is a way: what it holds would be
-    /// the same bytes again, where the device may have others.
+    /// Prepares a second read of the item, bypassing the page cache if possible: the cache returns
+    /// the same bytes again, and the device may return others.
     pub(super) fn retry(&mut self, file: &File) {
         self.retried = true;
         self.unreadable = None;
@@ -160,7 +161,7 @@ impl PlacedItem {
         }
     }
 
-    /// Puts what was read anew where it belongs.
+    /// Copies the bytes of a second read to their places.
     pub(super) fn place_reread(&mut self) {
         let Some(again) = self.again.take() else {
             return;
@@ -169,7 +170,7 @@ impl PlacedItem {
         self.put(again.read.start, buf.as_slice());
     }
 
-    /// Puts bytes of the file, from an offset on, where they belong.
+    /// Copies bytes of the file, which begin at an offset, to their places.
     pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         for landing in &mut self.landings {
@@ -191,7 +192,7 @@ impl PlacedItem {
         }
     }
 
-    /// The requests that bring the item in. Tokens count the direct landings first, then the runs.
+    /// The requests that read the item. Tokens count the direct landings first, then the runs.
     pub(super) fn operations(&mut self, slot: usize, file: &Arc<File>) -> Vec<Op> {
         if let Some(again) = &mut self.again {
             self.operations_left = 1;
@@ -227,7 +228,8 @@ impl PlacedItem {
         reads.into_iter().enumerate().map(op).collect()
     }
 
-    /// Puts the buffer of a finished read back and tells which bytes it was to bring.
+    /// Returns the buffer of a finished read to its place; returns the byte range that was
+    /// requested.
     pub(super) fn give_back(&mut self, number: usize, buf: IoBuf) -> Range<u64> {
         self.operations_left -= 1;
         if let Some(again) = &mut self.again {
@@ -267,7 +269,7 @@ impl PlacedItem {
         &buf[first..first + (landing.range.end - landing.range.start) as usize]
     }
 
-    /// Chunks whose digest is not the recorded one.
+    /// The chunks that do not match their recorded digest.
     fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Damage> {
         let mut damaged = Vec::new();
         let mut running = Digest::EMPTY;
@@ -303,8 +305,8 @@ impl PlacedItem {
         damaged
     }
 
-    /// All of it as damage, if it could not be read; else the chunks whose digest is not the
-    /// recorded one, if there are any to compare with.
+    /// The whole item as damage if it could not be read; otherwise the chunks that do not match
+    /// their recorded digest, if there are digests.
     pub(super) fn damage(&self, chunks: Option<&[Digest]>) -> Vec<Damage> {
         let Some(reason) = &self.unreadable else {
             return chunks.map_or_else(Vec::new, |chunks| self.damaged_chunks(chunks));
@@ -319,8 +321,8 @@ impl PlacedItem {
         starts.map(chunk).collect()
     }
 
-    /// Copies what was staged to its place, and leaves to `fills` what devices have to copy from there; returns
-    /// how many bytes the host has copied.
+    /// Copies staged bytes to their places, and adds the copies that devices must make to `fills`;
+    /// returns the number of bytes copied by the host.
     pub(super) fn unstage(mut self, fills: &mut DeviceFills) -> u64 {
         let mut copied = 0;
         let (first_buf, bytes_before) = (fills.bufs(), fills.bytes());
@@ -350,7 +352,7 @@ impl PlacedItem {
     }
 }
 
-/// Operations of an item are numbered within its worker's slot.
+/// Numbers the operations of an item within its worker's slot.
 pub(super) fn token(slot: usize, number: usize) -> u64 {
     (slot as u64) << 32 | number as u64
 }

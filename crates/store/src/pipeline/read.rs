@@ -1,19 +1,20 @@
-//! Loading and verifying: items are read into their final places, and digested there before
-//! anybody sees them.
+//! Loading and verifying: items are read into their final memory, and digested there before anybody
+//! uses them.
 //!
-//! Requests come before everything else: a worker first refills the queue, and only while the
-//! device is busy does it have the memory of later items put in place (a page fault would hold the
-//! submission up) and verifies what has arrived.
+//! Submitting requests comes first: a worker refills the queue, and only while the device is busy
+//! does it populate the memory of later items (a page fault would delay submission) and verify
+//! completed reads.
 //!
-//! An item whose digest does not match is read once more, past the page cache, since a transfer can
-//! go wrong where the stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
-//! memory only after they were found right.
+//! An item that does not match its digest is read once more, bypassing the page cache, since a
+//! transfer can fail although the stored bytes are right. A second mismatch is damage. Bytes that
+//! go through staging reach the caller's memory only after verification.
 //!
-//! What belongs to a device goes through staging, from which the device copies it by itself, some extents by one
-//! call: a worker goes on, and gets the buffers back when it needs some or has nothing else to do.
+//! Bytes for devices go through staging. The device copies them itself, some extents per call: a
+//! worker continues, and takes the buffers back when it needs some or has nothing else to do.
 //!
-//! Memory answers while it is asked (tmpfs, what the page cache has). A worker that finds so has little under way:
-//! what it digests and devices copy is still in the processor's caches then.
+//! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
+//! this keeps few operations in flight, so that the bytes are still in the processor's caches when
+//! they are digested and copied.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -40,16 +41,16 @@ use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::report::Run;
 
-/// About how much a worker takes from the shared queue at a time.
+/// Approximate amount that a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;
 
-/// About how much memory is populated at a time: two huge pages, a fraction of a millisecond.
+/// Approximate amount of memory populated at a time: two huge pages, a fraction of a millisecond.
 const POPULATED_BYTES: usize = 4 << 20;
 
-/// About how much a device is told to copy at a time.
+/// Approximate amount that a device is asked to copy at a time.
 const DEPARTING_BYTES: usize = 4 << 20;
 
-/// A file to read and the digests of its chunks; `None` where none of them is left.
+/// A file to read and the digests of its chunks; `None` if its digests are lost.
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<File>,
     pub(crate) bytes: u64,
@@ -57,13 +58,12 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// What a plan needs to know of the file.
+    /// The properties of the file that a plan needs.
     pub(crate) fn facts(&self) -> FileFacts {
         let alignment = self.file.alignment();
         FileFacts {
             bytes: self.bytes,
-            // Requests are cut on pages, which every block size that direct I/O is used with
-            // divides.
+            // Requests are aligned to pages, a multiple of every block size used with direct I/O.
             offset_alignment: if self.file.is_direct() { PAGE_BYTES } else { 1 },
             memory_alignment: alignment.memory,
             is_elsewhere: self.file.is_elsewhere(),
@@ -71,26 +71,26 @@ impl Source<'_> {
     }
 }
 
-/// What to do about damage.
+/// The reaction to damage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnDamage {
-    /// Stop: nothing of this load will be used. The only reading that options can keep from
-    /// checking digests: the others end in a verdict.
+    /// Stop: the result of this load is not used. Only this kind of read may skip digests, by
+    /// option; the others end in a verdict.
     Stop,
-    /// Go on and list all of it.
+    /// Continue and list all damage.
     List,
-    /// The same, and what the device cannot give back is damage as well. What was read is handed
-    /// out all the same: the caller looks at which of it the damage touches.
+    /// List all damage, unreadable sectors included. The data is returned anyway: the caller checks
+    /// which of it the damage touches.
     Survey,
 }
 
-/// What a read brought.
+/// The result of a read.
 pub(crate) struct Outcome {
-    /// The memory of each segment of the plan; none if there is damage, unless in a survey.
+    /// The memory of each segment of the plan; empty if there is damage, except in a survey.
     pub(crate) segments: Vec<Memory>,
-    /// Damage found, by file and offset; if it was to stop at it, perhaps not all.
+    /// All damage found, by file and offset; possibly incomplete if the read stops at damage.
     pub(crate) damage: Vec<Damage>,
-    /// Bytes that the host copied out of staging to their place.
+    /// Bytes that the host copied from staging to their places.
     pub(crate) bounced_bytes: u64,
     /// Bytes that devices copied to their memory.
     pub(crate) device_bytes: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Outcome {
     pub(crate) bytes_read: u64,
 }
 
-/// Carries out a read plan. `targets` holds the caller's memory by request.
+/// Carries out a read plan. `targets` holds the caller's memory per request.
 pub(crate) fn read(
     plan: ReadPlan,
     targets: Vec<Target>,
@@ -147,7 +147,7 @@ pub(crate) fn read(
             .reclaim()
             .unwrap_or_else(|_| unreachable!("every window over a segment was dropped"))
     };
-    // After damage some reads may have been left behind, and nothing of it is handed out anyway.
+    // Damage may have stopped some reads, and the memory is not returned anyway.
     let segments = match tally.damage.is_empty() || on_damage == OnDamage::Survey {
         true => handles.into_iter().map(reclaim).collect(),
         false => Vec::new(),
@@ -161,7 +161,7 @@ pub(crate) fn read(
     })
 }
 
-/// Allocates the segments and gives every item its windows, over segments and targets.
+/// Allocates the segments, and gives every item its windows in segments and targets.
 fn prepare(
     plan: ReadPlan,
     targets: Vec<Target>,
@@ -191,11 +191,11 @@ fn prepare(
     Ok((handles, queue))
 }
 
-/// Fresh memory whose pages are put in place while the device is busy: a page fault in the
-/// submission would hold the device up.
+/// New memory whose pages are populated while the device is busy: a page fault during submission
+/// would leave the device idle.
 struct Pages<'a> {
     handles: &'a [MemoryHandle],
-    /// Segment and offset of the first byte that nobody has taken on.
+    /// Segment and offset of the first byte that no worker has claimed.
     next: Mutex<(usize, usize)>,
 }
 
@@ -207,14 +207,14 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Populates some more; false if there is no more.
+    /// Populates some pages; returns false if none are left.
     fn populate_next(&self) -> bool {
         let mut next = self.next.lock().expect("no worker panics with the lock");
         let (segment, start) = *next;
         let Some(handle) = self.handles.get(segment) else {
             return false;
         };
-        // Cut where huge pages are, so that no two workers have the kernel clear the same one.
+        // Cut at huge page boundaries, so that no two workers make the kernel clear the same one.
         let address = handle.address() + start;
         let step = (address + 1).next_multiple_of(POPULATED_BYTES) - address;
         let end = (start + step).min(handle.len());
@@ -236,7 +236,7 @@ struct Tally {
     bounced_bytes: u64,
     device_bytes: u64,
     bytes_read: u64,
-    /// File and offset of chunks that another copy had.
+    /// File and offset of chunks read from the replica.
     mended: Vec<(usize, u64)>,
 }
 
@@ -248,21 +248,21 @@ struct Worker<'a> {
     pages: &'a Pages<'a>,
     engine: WholeTransfers,
     completed: Vec<Completion>,
-    /// Items that are this worker's, not looked at yet.
+    /// Items claimed by this worker, not started yet.
     taken: VecDeque<PlacedItem>,
-    /// Items under way, by slot.
+    /// Items in progress, by slot.
     slots: Vec<Option<PlacedItem>>,
-    /// Items that were read and are to be verified.
+    /// Items that were read and are not verified yet.
     arrived: VecDeque<PlacedItem>,
-    /// Staging that devices are to copy from.
+    /// Staging buffers ready for device copies.
     leaving: DeviceFills,
-    /// Staging that devices copy from, in the order in which that began.
+    /// Staging buffers that devices copy from, oldest first.
     departing: VecDeque<Departing>,
-    /// Requests that keep the storage busy, up to the depth of the queue.
+    /// Number of requests that keep the storage busy, up to the queue depth.
     depth: usize,
-    /// Operations that wait for room in the queue.
+    /// Operations waiting for room in the queue.
     waiting: VecDeque<Op>,
-    /// What the device said of the last item that it could not give back.
+    /// The last read error of the device.
     lost: Option<io::Error>,
     tally: Tally,
 }
@@ -302,13 +302,13 @@ impl<'a> Worker<'a> {
             let is_asked = !is_behind && self.fill_queue(queue)?;
             let is_answered = self.collect(0)?;
             if is_asked && self.engine.in_flight() == 0 {
-                // Nothing has to be kept busy.
+                // The storage answers during submission, so fewer requests suffice.
                 self.depth = (self.depth / 2).max(1);
             } else if is_answered && !is_behind {
                 continue;
             }
-            // The device has what it can take: time for work that it need not wait for. Pages first,
-            // as the next requests need them, but what has arrived must not pile up either.
+            // The device's queue is full: time for other work. Pages come first, as the next
+            // requests need them, but completed reads must not pile up either.
             if !is_behind && self.engine.in_flight() > 0 && self.pages.populate_next() {
                 continue;
             }
@@ -340,7 +340,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Has devices copy what is ready.
+    /// Queues device copies of all staging buffers that are ready.
     fn depart(&mut self) -> Result<()> {
         if !self.leaving.is_empty() {
             let departing = std::mem::take(&mut self.leaving).begin()?;
@@ -350,7 +350,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Takes back the staging that devices have copied from.
+    /// Takes back staging buffers that devices have finished copying from.
     fn take_back(&mut self) -> Result<()> {
         while let Some(departing) = self.departing.front()
             && departing.is_done()?
@@ -360,7 +360,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Submits until the queue is full or there is nothing to submit; tells whether it did.
+    /// Submits until the queue is full or nothing is left; returns whether it submitted anything.
     fn fill_queue(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<bool> {
         let mut is_asked = false;
         while self.engine.in_flight() < self.depth {
@@ -384,7 +384,8 @@ impl<'a> Worker<'a> {
         Ok(is_asked)
     }
 
-    /// A staging buffer; none where others have all of them, and something is under way that gives some back.
+    /// Takes a staging buffer; `None` if other workers hold all of them and something in flight
+    /// here will return one.
     fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
         self.take_back()?;
         if let Some(buf) = self.settings.pool.try_take()? {
@@ -396,8 +397,8 @@ impl<'a> Worker<'a> {
         take_buffer(&self.settings.pool, has_own)
     }
 
-    /// The next item. Some neighbours are taken at a time, so that workers mostly stay out of each
-    /// other's huge pages.
+    /// The next item. A worker claims several neighbours at a time, so that workers mostly use
+    /// different huge pages.
     fn take(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Option<PlacedItem> {
         if self.taken.is_empty() {
             let mut queue = queue.lock().expect("no worker panics with the lock");
@@ -409,7 +410,7 @@ impl<'a> Worker<'a> {
         self.taken.pop_front()
     }
 
-    /// Gives an item a slot; its operations join the queue.
+    /// Assigns a slot to an item and queues its operations.
     fn start(&mut self, mut item: PlacedItem) -> Result<()> {
         self.halt.progress.pay(item.range.end - item.range.start)?;
         let free = self.slots.iter().position(Option::is_none);
@@ -423,7 +424,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Takes in completions, waiting for at least `min`; tells whether there were any.
+    /// Collects completions, waiting for at least `min`; returns whether there were any.
     fn collect(&mut self, min: usize) -> Result<bool> {
         self.engine.poll(min, None, &mut self.completed)?;
         let mut completed = std::mem::take(&mut self.completed);
@@ -447,7 +448,7 @@ impl<'a> Worker<'a> {
         let read = item.give_back(number, buf);
         let expected = read.end.min(source.bytes) - read.start;
         let result = match completion.result {
-            // The size was right when the file was opened: somebody is cutting it under us.
+            // The size was right when the file was opened, so somebody is truncating it meanwhile.
             Ok(bytes) if (bytes as u64) < expected => Err(io::ErrorKind::UnexpectedEof.into()),
             result => result,
         };
@@ -466,7 +467,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Whether what the device cannot give back is damage, or may be had elsewhere.
+    /// Whether an unreadable sector counts as damage, or may be read from the replica.
     fn has_way(&self) -> bool {
         match self.on_damage {
             OnDamage::Stop => self.settings.spare.is_some(),
@@ -475,7 +476,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Takes what is damaged from another copy; what that has not either is left.
+    /// Reads damaged chunks from the replica; keeps those that it does not have either.
     fn mend(&mut self, item: &mut PlacedItem, damaged: &mut Vec<Damage>) {
         let Some(path) = &self.settings.spare else {
             return;
@@ -495,7 +496,7 @@ impl<'a> Worker<'a> {
         });
     }
 
-    /// Verifies a whole item and puts its bytes in place.
+    /// Verifies a complete item and copies its bytes to their places.
     fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
         item.place_reread();
         let source = &self.sources[item.file];

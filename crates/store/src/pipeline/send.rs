@@ -1,8 +1,8 @@
-//! Sending a file to a bucket: each part is read, compared with the digests of its chunks, and sent.
+//! Sending a file to a bucket: each part is read, verified against its chunk digests, and sent.
 //!
-//! One thread does both, with an engine for each side: this machine's storage gives a part in less time
-//! than a request takes, and what goes on in the background is to use one core and no more. One staging
-//! buffer holds a part from its read to the answer, so memory is bounded by the depth of the queue.
+//! One thread does both, with an engine for each side: local storage reads a part in less time than
+//! a request takes, and background work should use one core at most. One staging buffer holds a
+//! part from its read to the response, so memory is bounded by the queue depth.
 
 use std::io;
 use std::ops::Range;
@@ -25,20 +25,20 @@ use crate::options::Settings;
 use crate::progress::Progress;
 use crate::report::Run;
 
-/// How long whoever wants to stop waits for an answer at most.
+/// Longest wait for a response before cancellation is checked.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A file, and an upload that is to have its bytes.
+/// A file, and the upload that receives its bytes.
 pub(crate) struct Sending<'a> {
     pub(crate) from: Arc<File>,
     pub(crate) to: Arc<File>,
-    /// The digests of its chunks.
+    /// Digests of its chunks.
     pub(crate) chunks: &'a [Digest],
-    /// What is to be sent, in parts.
+    /// The byte ranges to send, one per part.
     pub(crate) parts: Vec<Range<u64>>,
 }
 
-/// Sends parts of a file; returns damage that it found in it, after which nothing more is sent.
+/// Sends parts of a file; returns damage found in it, after which nothing more is sent.
 pub(crate) fn send(
     sending: &Sending<'_>,
     reads: &Settings,
@@ -64,7 +64,7 @@ pub(crate) fn send(
     Ok(found.into_iter().flatten().next())
 }
 
-/// The digest of some bytes of a file, which begin and end where chunks or the file do.
+/// The digest of a byte range whose ends are chunk boundaries or the end of the file.
 pub(crate) fn digest_of(chunks: &[Digest], range: &Range<u64>) -> Digest {
     let first = (range.start / CHUNK_BYTES) as usize;
     let end = range.end.div_ceil(CHUNK_BYTES) as usize;
@@ -102,13 +102,13 @@ impl Sender<'_> {
         Ok(None)
     }
 
-    /// Reads a part. What does not match its digests is read once more, past the page cache, since a
-    /// transfer can go wrong where the stored bytes are right.
+    /// Reads a part. If it does not match its digests, it is read once more, bypassing the page
+    /// cache, since a transfer can fail although the stored bytes are right.
     fn read(&mut self, range: &Range<u64>) -> Result<std::result::Result<IoBuf, Damage>> {
         let mut buf = self.read_once(range, self.sends.pool.take()?)?;
         let mut found = mismatch(self.sending.chunks, range.start, buf.as_slice());
         if found.is_some() {
-            // A page cache would give the same bytes again; the device may not.
+            // The page cache would return the same bytes again; the device may not.
             let _ = self.sending.from.drop_cache();
             buf = self.read_once(range, buf)?;
             found = mismatch(self.sending.chunks, range.start, buf.as_slice());
@@ -141,7 +141,7 @@ impl Sender<'_> {
         self.source.poll(1, None, &mut completed)?;
         let completion = completed.pop().expect("one was submitted");
         let moved = completion.result.and_then(|moved| match moved {
-            // The size was right when the file was opened: somebody is cutting it under us.
+            // The size was right when the file was opened, so somebody is truncating it meanwhile.
             moved if moved < bytes => Err(io::ErrorKind::UnexpectedEof.into()),
             moved => Ok(moved),
         });
@@ -165,7 +165,7 @@ impl Sender<'_> {
         submit(&mut self.target, op);
     }
 
-    /// Waits for an answer, and meanwhile for a caller who wants to stop.
+    /// Waits for a response, checking for cancellation meanwhile.
     fn wait(&mut self) -> Result<()> {
         self.halt.go_on()?;
         self.collect(1, Some(PAUSE_MAX))

@@ -1,6 +1,7 @@
-//! Another copy of a checkpoint, where chunks are read that are damaged.
+//! The replica: another copy of a checkpoint, from which damaged chunks are read.
 //!
-//! Only what matches its digest is taken from there, so it does not matter what that copy is of.
+//! Only chunks that match their digests are taken, so it does not matter which checkpoint the
+//! replica holds.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use crate::format::digest::Digest;
 use crate::report::{FallbackKind, Run};
 use crate::tier;
 
-/// The bytes of a chunk of a file as they were written, if the copy at `path` has them.
+/// The original bytes of a chunk of a file, if the replica at `path` has them.
 pub(super) fn chunk(
     path: &Path,
     file: &Path,
@@ -23,7 +24,7 @@ pub(super) fn chunk(
     (Digest::of(&bytes) == digest && bytes.len() as u64 == range.end - range.start).then_some(bytes)
 }
 
-/// Says what was read there: of each file, where its chunks begin.
+/// Reports which chunks were read from the replica: the offsets of the chunks per file.
 pub(super) fn tell(path: &Path, mended: &BTreeMap<&Path, Vec<u64>>, run: &mut Run) {
     for (file, offsets) in mended {
         let first = offsets.iter().min().copied().unwrap_or_default();

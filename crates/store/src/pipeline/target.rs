@@ -1,5 +1,5 @@
-//! The memory that a load fills: handed out to the pieces of a plan from front to back, so that
-//! workers fill it side by side.
+//! The memory that a load fills: divided among the pieces of a plan from front to back, so that
+//! workers can fill it concurrently.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use penstock_io::buffer::{
 
 /// The memory that a request fills.
 pub(crate) enum Target {
-    /// Fresh memory, of a segment of the plan.
+    /// New memory in a segment of the plan.
     Fresh,
-    /// The caller's, in one piece.
+    /// The caller's memory, contiguous.
     Plain(HostRegionMut),
-    /// The caller's, in places that lie apart or that only a device reaches.
+    /// The caller's memory, scattered or reachable by a device only.
     Scattered(Vec<Sink>),
 }
 
 impl Target {
-    /// The caller's memory for what a file has from byte `start` on.
+    /// The caller's memory for the bytes of a file from `start` on.
     pub(crate) fn of(memory: RegionMut, start: u64) -> Target {
         match memory {
             RegionMut::Host(memory) => Target::Plain(memory),
@@ -31,7 +31,7 @@ impl Target {
         }
     }
 
-    /// The device that has some of it, if one has.
+    /// The device stream of the memory, if some of it is on a device.
     pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
         let Target::Scattered(sinks) = self else {
             return None;
@@ -43,14 +43,14 @@ impl Target {
     }
 }
 
-/// Items of the caller's memory that a run of a file holds.
+/// The part of the caller's memory that one run of a file fills.
 pub(crate) struct Sink {
-    /// Where in the file the run starts.
+    /// Offset of the run in the file.
     pub(crate) start: u64,
     pub(crate) places: Places,
 }
 
-/// Where the items of a sink go.
+/// The destinations of a sink's items.
 pub(crate) enum Places {
     Host(Scatter),
     Device(DeviceScatter),
@@ -73,7 +73,7 @@ impl Places {
 }
 
 impl Sink {
-    /// The bytes of the file that it takes.
+    /// The byte range of the file that it receives.
     pub(crate) fn range(&self) -> Range<u64> {
         let range = self.places.range();
         self.start + range.start..self.start + range.end
@@ -87,11 +87,11 @@ impl Sink {
     }
 }
 
-/// Sinks that are handed out to pieces from front to back.
+/// Sinks that are assigned to pieces from front to back.
 pub(super) struct Sinks {
-    /// By where they start, the last first.
+    /// Ordered by start, the last one first.
     waiting: Vec<Sink>,
-    /// Those that earlier pieces have begun to fill.
+    /// Sinks that earlier pieces have begun to fill.
     begun: Vec<Sink>,
 }
 
@@ -104,7 +104,7 @@ impl Sinks {
         }
     }
 
-    /// What takes the bytes `range` of the file; windows are asked for in order.
+    /// The sinks for the bytes `range` of the file; windows must be requested in order.
     fn window(&mut self, range: &Range<u64>) -> Vec<Sink> {
         let is_due = |sink: &mut Sink| sink.range().start < range.end;
         while let Some(sink) = self.waiting.pop_if(is_due) {
@@ -120,7 +120,7 @@ impl Sinks {
     }
 }
 
-/// The memory of a request, as far as it is not handed out.
+/// The memory of a request that is not assigned yet.
 pub(super) enum Rest {
     Fresh,
     Plain(Region),
@@ -151,12 +151,12 @@ pub(super) enum Window {
     Scattered(Vec<Sink>),
 }
 
-/// Bytes of a staging buffer: its number, and where in it they begin.
+/// Bytes in a staging buffer: the buffer's number, and their offset in it.
 pub(super) type Staged = (usize, usize);
 
 impl Window {
-    /// Takes in the bytes of the piece, `staged` for devices; returns how many the host found a place for.
-    /// What is a device's is left to `fills`, and the window is empty then.
+    /// Copies the bytes of the piece to host memory and returns how many were copied. Device memory
+    /// is added to `fills` instead, with `staged` as the source; the window is empty then.
     pub(super) fn fill(
         &mut self,
         range: &Range<u64>,
@@ -188,10 +188,10 @@ impl Window {
     }
 }
 
-/// Final memory that is handed out to pieces from front to back.
+/// Final memory that is assigned to pieces from front to back.
 pub(super) struct Region {
-    /// The file offset that the first byte of `rest` stands for. A target's first piece starts
-    /// where the target does, and sets it.
+    /// The file offset of the first byte of `rest`. The first piece starts where the target does,
+    /// and sets it.
     start: Option<u64>,
     rest: Option<IoBuf>,
 }
@@ -204,7 +204,7 @@ impl Region {
         }
     }
 
-    /// The window for bytes `range` of the file; windows are asked for in order.
+    /// The window for bytes `range` of the file; windows must be requested in order.
     pub(super) fn window(&mut self, range: &Range<u64>) -> IoBuf {
         let mut window = self
             .rest

@@ -1,10 +1,10 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
-//! The copy into the buffer is the only one (see `super::feed`). The digest is taken in the
-//! buffer, by the worker that writes it. While the queue is full, some extents more are filled: a
-//! device that finishes many requests at once finds the next ones ready. Few of them, as staging
-//! memory that was used a moment ago is still in a cache. What a device copies is on its way meanwhile, so more
-//! of that is asked for.
+//! The copy into the buffer is the only one (see `super::feed`). The worker that writes the buffer
+//! digests it there. While the queue is full, the worker fills some more extents, so that a device
+//! that completes many requests at once receives the next ones immediately. Few of them, since
+//! recently used staging memory is still in a cache. Device copies run in the background, so more
+//! of those are requested ahead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,15 +24,16 @@ use crate::plan::write::WritePlan;
 use crate::progress::Progress;
 use crate::report::Run;
 
-/// Extents that a device copies to a worker at once, at the least: one alone would have it wait.
+/// Minimum number of extents that a device copies for a worker at once: with only one, the worker
+/// would wait.
 const ARRIVING_MIN: usize = 8;
 
-/// What one worker digested: extents by number, with the digests of their chunks.
+/// The extents that one worker digested, by number, with the digests of their chunks.
 type Digested = Vec<(u64, Vec<Digest>)>;
 
 /// Writes every extent of the plan and returns the chunk digests of each shard.
 ///
-/// Direct files are written up to a multiple of a page; cutting them to size is the caller's.
+/// Direct files are written up to a multiple of a page; the caller truncates them.
 pub(crate) fn write(
     plan: &WritePlan,
     feed: &Feed,
@@ -45,7 +46,7 @@ pub(crate) fn write(
     let work = |halt: &Halt<'_>| {
         let _row = trace::enter(Role::Writer);
         let _span = trace::span("work");
-        // What the engine starts for itself inherits it.
+        // Threads started by the engine inherit the priority.
         settings.nice.into_iter().for_each(priority::step_back);
         let mut run = Run::default();
         let mut worker = Worker {
@@ -90,9 +91,9 @@ struct Worker<'a> {
     halt: &'a Halt<'a>,
     engine: penstock_io::transfer::WholeTransfers,
     completed: Vec<Completion>,
-    /// Extents that may still be on their way from a device.
+    /// Extents that may still be arriving from a device.
     arriving: VecDeque<Filled>,
-    /// Extents that wait for room in the queue.
+    /// Extents waiting for room in the queue.
     filled: VecDeque<(u64, IoBuf)>,
     digested: Digested,
 }
@@ -112,7 +113,7 @@ impl Worker<'_> {
                 continue;
             }
             let has_none = self.engine.in_flight() == 0 && self.arriving.is_empty();
-            // The device has what it can take: time to fill what it gets next.
+            // The device's queue is full: time to fill the next extents.
             if has_more && self.arriving.len() + self.filled.len() < ahead_max {
                 match self.feed.next(has_none, self.halt)? {
                     Next::Filled(filled) => {
@@ -137,7 +138,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Digests what has arrived, in its order.
+    /// Digests the extents that have arrived, in order.
     fn take_in(&mut self) -> Result<()> {
         while let Some(filled) = self.arriving.front()
             && filled.buf.is_here()?
@@ -147,7 +148,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Waits for what comes next, and digests it.
+    /// Waits for the next extent, and digests it.
     fn digest_next(&mut self) -> Result<()> {
         if let Some(Filled { number, buf }) = self.arriving.pop_front() {
             self.digest(number, buf.wait()?);
@@ -176,7 +177,7 @@ impl Worker<'_> {
             let extent = self.plan.extent(number);
             let file = &self.files[extent.shard];
             if !file.is_direct() {
-                // The padding is for files that are written in whole pages.
+                // Only direct files, which are written in whole pages, need the padding.
                 buf.set_len(extent.bytes());
             }
             let op = Op {
@@ -191,7 +192,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Takes in completions, waiting for at least `min`; tells whether there were any.
+    /// Collects completions, waiting for at least `min`; returns whether there were any.
     fn collect(&mut self, min: usize) -> Result<bool> {
         self.engine.poll(min, None, &mut self.completed)?;
         let found = !self.completed.is_empty();

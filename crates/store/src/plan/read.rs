@@ -1,9 +1,9 @@
-//! The read plan: which bytes to fetch for the tensors asked for, and where each lands.
+//! The read plan: which bytes to read for the requested tensors, and where each is put.
 //!
-//! Neighbouring tensors share a *segment* of fresh memory that mirrors their bytes in the file from
-//! page to page, so that direct reads land in the final place whatever a tensor's offset is. What
-//! is read is rounded to digest chunks; the files are cut into *items* of at most one extent, each
-//! read and verified on its own.
+//! Adjacent tensors share a *segment* of new memory that mirrors their bytes in the file from page
+//! to page, so that direct reads go to the final memory whatever a tensor's offset is. Reads are
+//! rounded to digest chunks; the files are cut into *items* of at most one extent, each read and
+//! verified separately.
 
 mod items;
 
@@ -14,18 +14,18 @@ pub(crate) use items::floor;
 use items::{Area, cut_items};
 pub use items::{Destination, FileFacts, Goal, Item, Owner, Piece, Request};
 
-/// Tensors that lie side by side share memory up to this size. A tensor that outlives the others
-/// keeps at most this much beside itself alive.
+/// Adjacent tensors share memory up to this size. A tensor that outlives the others keeps at most
+/// this much additional memory alive.
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
-/// About how many segments a load has at most: as they are given back one by one, what is left in
-/// between becomes mappings of its own, and a process may have 65,530 (`vm.max_map_count`). Beyond
-/// it segments grow.
+/// Approximate limit on the segments of a load: as segments are freed one by one, the ones in
+/// between become separate mappings, and a process may have 65,530 (`vm.max_map_count`). Beyond it
+/// segments grow.
 const SEGMENTS_MAX: u64 = 16_384;
 
-/// Where the bytes of a request will be.
+/// The destination of a request's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// In fresh memory.
+    /// In new memory.
     Segment {
         /// Index of the segment.
         segment: usize,
@@ -34,32 +34,32 @@ pub enum Placement {
     },
     /// In the caller's memory.
     Target,
-    /// Nowhere: the tensor has no bytes.
+    /// None: the tensor has no bytes.
     Empty,
 }
 
-/// Fresh memory that mirrors a run of a file.
+/// New memory that mirrors a run of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Index of the file.
     pub file: usize,
-    /// The run that is mirrored, from page to page.
+    /// The mirrored run, from page to page.
     pub mirror: Range<u64>,
 }
 
 /// Everything that a load reads.
 #[derive(Debug)]
 pub struct ReadPlan {
-    /// Fresh memory to allocate.
+    /// New memory to allocate.
     pub segments: Vec<Segment>,
-    /// Where each request's bytes will be, in the order of the requests.
+    /// The destination of each request's bytes, in the order of the requests.
     pub placements: Vec<Placement>,
-    /// What to read, by file and offset.
+    /// The reads, by file and offset.
     pub items: Vec<Item>,
 }
 
-/// Plans how to fetch `requests`; with `cover_all` every other byte of the files is read and
-/// verified too. Requests have to lie inside their files and must not overlap.
+/// Plans the reads for `requests`; with `cover_all`, every other byte of the files is read and
+/// verified too. Requests must be inside their files and must not overlap.
 pub fn plan(
     files: &[FileFacts],
     requests: &[Request],
@@ -119,7 +119,7 @@ pub fn plan(
     }
 }
 
-/// Whether a request continues a segment: next to it, and small enough together.
+/// Whether a request continues a segment: adjacent to it, and small enough together.
 fn joins(area: &Area, request: &Request, segment_bytes_max: u64) -> bool {
     matches!(area.owner, Owner::Segment(_))
         && area.file == request.file
@@ -231,7 +231,7 @@ mod tests {
         for item in &plan.items {
             let is_read_alone = |piece: &Piece| matches!(piece.to, Destination::Direct(_));
             let alone = item.pieces.iter().filter(|piece| is_read_alone(piece));
-            // Nothing of it, or all that there is.
+            // No piece, or the only one.
             let is_one_request = alone.count() == 0 || item.pieces.len() == 1;
             assert!(is_one_request, "{item:?}");
         }

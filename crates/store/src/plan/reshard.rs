@@ -1,8 +1,9 @@
-//! Global tensors: put together from the boxes that ranks stored, and taken apart for whoever wants
-//! a box of another kind. Pure; what comes out are runs of files and where their items go.
+//! Resharding: global tensors are assembled from the boxes that ranks stored, and any other box can
+//! be requested of them. Pure; the result is runs of files and the destinations of their items.
 //!
-//! Boxes of one tensor never overlap ([`GlobalTensors::new`] refuses what does), so what is stored
-//! of a wanted box is the sum of what each stored box has of it, and it is whole when that sum is.
+//! Boxes of one tensor never overlap ([`GlobalTensors::new`] refuses overlaps), so the stored part
+//! of a requested box is the sum of its intersections with the stored boxes, and the box is
+//! complete exactly when the sum has its size.
 
 mod cut;
 
@@ -15,32 +16,32 @@ use crate::format::part::{TensorBox, TensorEntry};
 use cut::cut_common;
 pub(crate) use cut::{Fragment, WantedBox};
 
-/// What finding a hole for a message may cost.
+/// Limit on the effort to find a hole for a message.
 const HOLE_STEPS_MAX: usize = 1 << 20;
 
-/// A tensor of which entries hold boxes.
+/// A tensor of which entries store boxes.
 #[derive(Debug)]
 pub(crate) struct GlobalTensor {
     pub(crate) dtype: String,
     pub(crate) shape: Vec<u64>,
     pub(crate) item_bytes: usize,
-    /// The boxes that hold something, by where they start along `axis`.
+    /// The boxes that are not empty, ordered by their start along `axis`.
     boxes: Vec<Bounds>,
     /// The entry of each box.
     entries: Vec<usize>,
-    /// Where, along `axis`, the boxes up to each one end at last.
+    /// For each box the greatest end, along `axis`, of the boxes up to it.
     ends: Vec<u64>,
-    /// The dimension that tells most of the boxes apart.
+    /// The dimension along which most of the boxes differ.
     axis: usize,
 }
 
-/// The tensors of a checkpoint that have boxes, by name.
+/// The tensors of a checkpoint that are stored as boxes, by name.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalTensors {
     tensors: HashMap<String, GlobalTensor>,
 }
 
-/// Two entries that cannot both be right about a global tensor.
+/// Two entries that contradict each other about a global tensor.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor {tensor:?}: {detail}")]
 pub(crate) struct Conflict {
@@ -51,7 +52,7 @@ pub(crate) struct Conflict {
 }
 
 impl GlobalTensors {
-    /// Collects the boxes among some entries, and checks that they fit each other.
+    /// Collects the boxes among the entries, and checks that they are consistent.
     pub(crate) fn new(entries: &[TensorEntry]) -> Result<GlobalTensors, Conflict> {
         let mut tensors: HashMap<String, GlobalTensor> = HashMap::new();
         let mut firsts: HashMap<&str, usize> = HashMap::new();
@@ -115,7 +116,7 @@ impl GlobalTensor {
         }
     }
 
-    /// An entry as a tensor of one box, whether it is part of a larger one or not.
+    /// An entry as a tensor of a single box, whether it is a box itself or not.
     pub(crate) fn alone(index: usize, entry: &TensorEntry) -> GlobalTensor {
         let whole = TensorBox {
             tensor: entry.name.clone(),
@@ -148,7 +149,7 @@ impl GlobalTensor {
         }
     }
 
-    /// Puts the boxes in an order in which those that a wanted one touches are found.
+    /// Orders the boxes so that those that intersect a requested box are found quickly.
     fn sort(&mut self) {
         let mut order: Vec<usize> = (0..self.boxes.len()).collect();
         let mut starts = |dim: usize| {
@@ -176,7 +177,7 @@ impl GlobalTensor {
         self.ends = ends.collect();
     }
 
-    /// What the stored boxes have of a wanted one.
+    /// The intersections of the stored boxes with a requested one.
     fn touching<'a>(&'a self, wanted: &'a Bounds) -> impl Iterator<Item = (usize, Bounds)> + 'a {
         let places = match self.shape.is_empty() {
             true => 0..self.boxes.len(),
@@ -190,10 +191,10 @@ impl GlobalTensor {
         places.filter_map(|place| Some((place, self.boxes[place].intersection(wanted)?)))
     }
 
-    /// The runs that a wanted box, not an empty one, is put together from.
+    /// The runs that make up a requested, non-empty box.
     ///
     /// # Errors
-    /// A box that is not stored, as text, where the stored ones do not cover it.
+    /// The text of a missing box, if the stored ones do not cover the request.
     pub(crate) fn cut(
         &self,
         wanted: &WantedBox<'_>,
@@ -213,14 +214,14 @@ impl GlobalTensor {
         Err(text(&self.hole(wanted.bounds)))
     }
 
-    /// A box, as text, that nothing is stored of, if the stored ones do not cover the tensor.
+    /// The text of a missing box, if the stored boxes do not cover the tensor.
     pub(crate) fn uncovered(&self) -> Option<String> {
         let whole = Bounds::whole(&self.shape);
         let items: u64 = self.boxes.iter().map(Bounds::items).sum();
         (items != whole.items()).then(|| text(&self.hole(&whole)))
     }
 
-    /// A box of the wanted one that nothing is stored of; all of it if that takes long to find.
+    /// A part of the requested box that is not stored; all of it if the search takes too long.
     fn hole(&self, wanted: &Bounds) -> Bounds {
         let mut left = vec![wanted.clone()];
         for _ in 0..HOLE_STEPS_MAX {
@@ -236,7 +237,7 @@ impl GlobalTensor {
     }
 }
 
-/// What is left of a box around another one inside it.
+/// Adds the parts of a box outside of another one that is inside it.
 fn around(outer: &Bounds, inner: &Bounds, left: &mut Vec<Bounds>) {
     let mut rest = outer.clone();
     for dim in 0..outer.start.len() {
@@ -254,7 +255,7 @@ fn around(outer: &Bounds, inner: &Bounds, left: &mut Vec<Bounds>) {
     }
 }
 
-/// A box as users write it.
+/// A box in the form that users write.
 pub(crate) fn text(bounds: &Bounds) -> String {
     let along = |dim| {
         let Range { start, end } = bounds.along(dim);
@@ -264,7 +265,7 @@ pub(crate) fn text(bounds: &Bounds) -> String {
     format!("[{}]", dims.join(", "))
 }
 
-/// The box that an entry holds, as users write it.
+/// The box of an entry, in the form that users write.
 pub(crate) fn box_text(entry: &TensorEntry, region: &TensorBox) -> String {
     text(&bounds(entry, region))
 }
@@ -307,7 +308,7 @@ mod tests {
         boxes.iter().map(entry).collect()
     }
 
-    /// The runs that make a box, in memory whose rows are `row_bytes` apart.
+    /// The runs of a box, in memory whose rows are `row_bytes` apart.
     fn runs(entries: &[TensorEntry], wanted: &Bounds, row_bytes: isize) -> Vec<Range<u64>> {
         let wanted = WantedBox {
             bounds: wanted,

@@ -1,4 +1,4 @@
-//! The write plan: tensors laid into shards as one byte stream each, cut into extents.
+//! The write plan: the tensors of each shard as one byte stream, cut into extents.
 //!
 //! Within a shard the tensors whose size is a multiple of a page come first, then the multiples of
 //! 64 bytes, then the rest by falling element size. So nearly every tensor of a real model starts
@@ -12,13 +12,14 @@ use crate::format::header::HeaderTensor;
 use crate::format::part::{Stored, TensorBox, TensorEntry};
 use crate::format::shard::{self, PAGE_BYTES};
 
-/// Most header bytes of one shard. The safetensors library reads up to 100 MB.
+/// Limit on a shard's header. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 
-/// Longest name of a tensor. Escaped, it is six times as long at most, and fits a header alone.
+/// Longest name of a tensor. Escaped, it takes at most six times as many bytes, and fits in a
+/// header alone.
 const NAME_BYTES_MAX: usize = 1 << 20;
 
-/// What the plan needs to know of a tensor.
+/// The properties of a tensor that the plan needs.
 #[derive(Clone, Debug)]
 pub struct TensorSpec {
     /// Dotted name, unique among the tensors and aliases.
@@ -29,23 +30,23 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
     /// Bytes of one element.
     pub item_bytes: usize,
-    /// The box of a global tensor that it is, if it is one.
+    /// The box of a global tensor that it stores, if it does.
     pub region: Option<TensorBox>,
-    /// The group whose shards it goes into, if it is of one.
+    /// The group whose shards contain it, if it has one.
     pub group: Option<Grouped>,
 }
 
-/// What a tensor is in a group.
+/// The group of a tensor and its name there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Grouped {
     /// The group.
     pub group: String,
-    /// What the header of the shard calls it; unique in the group.
+    /// The tensor's name in the header of the shard; unique in the group.
     pub name: String,
 }
 
 impl TensorSpec {
-    /// What the header of its shard calls it.
+    /// The tensor's name in the header of its shard.
     fn header_name(&self) -> &str {
         self.group.as_ref().map_or(&self.name, |of| &of.name)
     }
@@ -54,18 +55,15 @@ impl TensorSpec {
         self.group.as_ref().map(|of| of.group.as_str())
     }
 
-    /// Bytes of its data.
+    /// Size of the tensor's data in bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a dtype or a size that the format has no place for.
+    /// [`Error::Unsupported`] for a dtype or a size that the format does not support.
     pub fn nbytes(&self) -> Result<u64> {
         Ok(measure(self)?.0)
     }
 
-    /// What a part says of it where it begins at byte `start` of a file.
-    ///
-    /// # Errors
-    /// As [`TensorSpec::nbytes`].
+    /// The tensor's entry in a part, if its data begins at byte `start` of a file.
     pub(crate) fn entry(&self, file: usize, start: u64) -> Result<TensorEntry> {
         let (bytes, carrier) = measure(self)?;
         let stored = (!dtype::is_natural(&self.dtype)).then(|| Stored {
@@ -91,11 +89,11 @@ impl TensorSpec {
 pub struct ShardPlan {
     /// First bytes of the file.
     pub header: Vec<u8>,
-    /// Indices of the tensors, in the order of the file.
+    /// Indices of the tensors, in file order.
     pub tensors: Vec<u32>,
-    /// Where each of them starts in the file, ascending.
+    /// Offset of each of them in the file, ascending.
     pub starts: Vec<u64>,
-    /// Size of the file.
+    /// File size.
     pub bytes: u64,
 }
 
@@ -120,13 +118,13 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// How many bytes it has.
+    /// Number of bytes.
     pub(crate) fn bytes(&self) -> usize {
         (self.range.end - self.range.start) as usize
     }
 }
 
-/// What fills a piece of an extent.
+/// The source of a piece of an extent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
     /// Bytes of the header.
@@ -142,17 +140,18 @@ pub enum Piece<'a> {
     },
 }
 
-/// A tensor with its place in the order of the file.
+/// A tensor that is not placed yet.
 struct Candidate {
     index: u32,
     bytes: u64,
     carrier: Carrier,
 }
 
-/// Lays out `tensors`, with at most `shard_bytes` of data in a shard that has several tensors.
+/// Arranges `tensors` into shards, with at most `shard_bytes` of data in a shard of several
+/// tensors.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a dtype or a size that the format has no place for.
+/// [`Error::Unsupported`] for a dtype or a size that the format does not support.
 pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Result<WritePlan> {
     let mut order = Vec::with_capacity(tensors.len());
     for (index, tensor) in (0u32..).zip(tensors) {
@@ -189,7 +188,7 @@ pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Resu
     })
 }
 
-/// Pages first, then cache lines, then the rest by falling element size.
+/// Whole pages first, then cache lines, then the rest by falling element size.
 fn rank_in_file(candidate: &Candidate, tensors: &[TensorSpec]) -> (u8, usize) {
     const LINE_BYTES: u64 = 64;
     if candidate.bytes.is_multiple_of(PAGE_BYTES) {
@@ -197,7 +196,7 @@ fn rank_in_file(candidate: &Candidate, tensors: &[TensorSpec]) -> (u8, usize) {
     } else if candidate.bytes.is_multiple_of(LINE_BYTES) {
         (1, 0)
     } else {
-        // Types of odd sizes (a text of five characters) have no alignment to keep.
+        // Types of odd sizes (a text of five characters) need no alignment.
         let item_bytes = tensors[candidate.index as usize].item_bytes;
         let alignment = if item_bytes.is_power_of_two() {
             item_bytes
@@ -234,7 +233,7 @@ fn stored_shape(shape: &[u64], carrier: Carrier) -> Vec<u64> {
     stored.expect("the carrier was chosen for the shape")
 }
 
-/// How many of `rest` go into the next shard, all of one group or of none; at least one.
+/// How many of `rest` go into the next shard, all of one group or none; at least one.
 fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) -> usize {
     let (mut data_bytes, mut header_bytes) = (0u64, 0u64);
     let group = tensors[rest[0].index as usize].group_name();
@@ -286,12 +285,12 @@ fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
 }
 
 impl WritePlan {
-    /// How many extents there are in all shards.
+    /// Number of extents in all shards.
     pub fn extents(&self) -> u64 {
         self.first_extents[self.first_extents.len() - 1]
     }
 
-    /// Bytes of all shards.
+    /// Size of all shards.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes).sum()
     }
@@ -307,7 +306,7 @@ impl WritePlan {
         }
     }
 
-    /// Calls `fill` with what belongs into an extent, in order and without gaps.
+    /// Calls `fill` with the pieces of an extent, in order and without gaps.
     pub fn pieces<'a>(&'a self, extent: &Extent, mut fill: impl FnMut(Piece<'a>)) {
         let shard = &self.shards[extent.shard];
         let header_bytes = shard.header.len() as u64;
@@ -317,7 +316,7 @@ impl WritePlan {
             fill(Piece::Header(&shard.header[at as usize..end as usize]));
             at = end;
         }
-        // The last tensor that starts at or before `at`; those without bytes are passed over.
+        // The last tensor that starts at or before `at`; empty ones are skipped.
         let mut member = shard
             .starts
             .partition_point(|&start| start <= at)

@@ -1,4 +1,4 @@
-//! Staging memory that outlives a save.
+//! Staging memory that is kept between saves.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use penstock_cuda::Device;
 use penstock_io::buffer::{Pool, available_bytes};
 
-/// Memory that states are staged in, kept from save to save: pages that were touched once are never
-/// waited for again. Clones share it.
+/// Staging memory that is reused by successive saves, so that page faults occur only in the first.
+/// Clones share it.
 ///
-/// Jobs that share an arena share its budget. One that is not yet staged should not wait for one
-/// that begins to stage later: that one may take the last buffer.
+/// Jobs that share an arena share its budget. A job whose staging is incomplete must not wait for
+/// one that begins to stage later: that one may take the last buffer.
 #[derive(Clone, Debug)]
 pub struct Arena {
     budget_bytes: Option<usize>,
@@ -21,14 +21,14 @@ pub struct Arena {
 #[derive(Debug, Default)]
 struct Pools {
     current: Option<Pool>,
-    /// Of other buffer sizes, as long as a save still uses them.
+    /// Pools of other buffer sizes that a save still uses.
     retired: Vec<Pool>,
 }
 
 impl Arena {
-    /// An empty arena. It never holds more than `budget_bytes`, but there is always room for what
-    /// one worker needs; without a budget it grows to the largest state, up to half of the memory
-    /// that is available, see [`Arena::shared_by`].
+    /// An empty arena. It holds at most `budget_bytes`, but always enough for one worker; without a
+    /// budget it grows to the largest state, up to half of the available memory, see
+    /// [`Arena::shared_by`].
     pub fn new(budget_bytes: Option<usize>) -> Arena {
         Arena {
             budget_bytes,
@@ -37,9 +37,9 @@ impl Arena {
         }
     }
 
-    /// Without a budget, how many processes of this machine have such an arena, this one included.
-    /// They look at the same available memory at the same moment, so each takes its part of the
-    /// half. A budget is each process's own.
+    /// Sets how many processes of this machine have such an arena, including this one. Without a
+    /// budget, they all see the same available memory at the same time, so each uses its share of
+    /// the half. A budget applies per process.
     #[must_use]
     pub fn shared_by(self, sharers: NonZeroUsize) -> Arena {
         Arena { sharers, ..self }
@@ -50,27 +50,27 @@ impl Arena {
         self.budget_bytes
     }
 
-    /// Gives memory that no save uses at the moment back to the system, also what other saves and loads
-    /// have pinned and left.
+    /// Returns memory that no save uses to the system, including pinned memory kept by other saves
+    /// and loads.
     pub fn release(&self) {
         Pool::release_kept();
         let pools = self.lock();
         pools.all().for_each(Pool::release_free);
     }
 
-    /// Bytes held now, whether a save uses them or not.
+    /// Memory held now, in use or not.
     pub fn held_bytes(&self) -> usize {
         self.lock().all().map(Pool::held_bytes).sum()
     }
 
-    /// The most that saves ever used at once, since buffers have the size they have.
+    /// Peak memory used by saves, since the buffers have their present size.
     pub fn peak_bytes(&self) -> usize {
         let pools = self.lock();
         pools.current.as_ref().map_or(0, Pool::peak_bytes)
     }
 
-    /// Buffers of `buffer_bytes` for a save that could use `wanted_bytes` of them, and cannot do
-    /// without `least_bytes`; pinned, where a device copies to them.
+    /// A pool of `buffer_bytes` buffers for a save that could use `wanted_bytes` of memory and
+    /// needs at least `least_bytes`; pinned if a device copies to it.
     pub(crate) fn pool(
         &self,
         buffer_bytes: usize,
@@ -85,9 +85,9 @@ impl Arena {
             Some(budget_bytes) => budget_bytes.saturating_sub(others_bytes),
             None => {
                 let held_bytes = pools.current.as_ref().map_or(0, Pool::held_bytes);
-                // What cannot be found out is no bound.
+                // Unknown available memory sets no limit.
                 let free_bytes = available_bytes().unwrap_or(usize::MAX);
-                // The others hold about as much already, which is not available any more.
+                // The other processes hold about as much already, which is not available any more.
                 wanted_bytes.min((free_bytes / self.sharers).saturating_add(held_bytes) / 2)
             }
         };
@@ -100,7 +100,7 @@ impl Arena {
         pool.clone()
     }
 
-    /// No panic can leave the pools half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the pools inconsistent, so a poisoned lock is usable.
     fn lock(&self) -> MutexGuard<'_, Pools> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,10 +111,10 @@ impl Pools {
         self.retired.iter().chain(&self.current)
     }
 
-    /// Puts a pool of other buffers aside, and forgets those that nobody uses any more. Pinned buffers serve
-    /// the host as well.
+    /// Retires the current pool if its buffers do not fit, and forgets retired pools that are
+    /// unused. Pinned buffers serve the host as well.
     fn retire_unless(&mut self, buffer_bytes: usize, for_device: bool) {
-        // A fork has pinned buffers in name alone.
+        // In a forked child, pinned buffers are not pinned.
         self.current.take_if(|pool| !pool.is_ours());
         self.retired.retain(Pool::is_ours);
         let is_other = |pool: &mut Pool| {
@@ -156,7 +156,7 @@ mod tests {
     fn a_state_beyond_any_memory_gets_half_of_it() {
         let half = available_bytes().unwrap_or(usize::MAX / 2) / 2;
         let pool = Arena::new(None).pool(MIB, usize::MAX, 2 * MIB, None);
-        // Others take and give memory meanwhile.
+        // Other processes allocate and free memory meanwhile.
         assert!(pool.budget_bytes() <= half.saturating_mul(2));
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let pool = Arena::new(None)
             .shared_by(sharers)
             .pool(MIB, usize::MAX, 2 * MIB, None);
-        // Others take and give memory meanwhile.
+        // Other processes allocate and free memory meanwhile.
         assert!(pool.budget_bytes() <= half / 4);
         let given = Arena::new(Some(10 * MIB)).shared_by(sharers);
         let pool = given.pool(MIB, 100 * MIB, 2 * MIB, None);

@@ -1,4 +1,4 @@
-//! What a job copies before anything else, of the host and of devices.
+//! Eager copies: sources in host and device memory that a job copies during its call.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use penstock_io::buffer::{HostRegion, Lane, Memory, Pool, Region, Snapshot};
 
 use crate::error::Result;
 
-/// What a lazy job copies at once, so that its caller may change what is small without a thought for
-/// staging: counters, losses, states of random number generators.
+/// Largest source that a lazy job copies eagerly, so that its caller may change small values
+/// without waiting: counters, losses, states of random number generators.
 const SMALL_BYTES_MAX: u64 = 64 << 10;
 
-/// The bound on all of that.
+/// Limit on the total of these copies.
 const SMALL_TOTAL_BYTES_MAX: u64 = 64 << 20;
 
-/// What small tensors of devices are gathered in.
+/// Size of the buffers that collect small device tensors.
 const SNAPSHOT_BYTES: u64 = 1 << 20;
 
-/// The device that copies some of the sources, if one does.
+/// The device that copies some of the sources, if any.
 pub(super) fn device(sources: &[Region]) -> Option<&Arc<Device>> {
     let device = sources.iter().find_map(Region::device);
     device.map(|region| region.lane().device())
@@ -27,8 +27,8 @@ pub(super) fn bytes_of(sources: &[Region], indices: &[usize]) -> u64 {
     indices.iter().map(|&index| sources[index].len()).sum()
 }
 
-/// Small sources until the bound is reached, in order. The smallest come first: they are what changes
-/// on the way, such as counters and running statistics.
+/// Selects small sources up to the total limit, in order. The smallest are preferred: they are the
+/// values that change during a step, such as counters and running statistics.
 pub(super) fn small(sources: &[Region], is_asked: impl Fn(&Region) -> bool) -> Vec<usize> {
     let is_small = |source: &Region| (1..=SMALL_BYTES_MAX).contains(&source.len());
     let mut small: Vec<usize> = (0..sources.len())
@@ -46,8 +46,8 @@ pub(super) fn small(sources: &[Region], is_asked: impl Fn(&Region) -> bool) -> V
     small
 }
 
-/// The same of what devices have, without waiting for them: streams that get something later wait. Tells
-/// which they are.
+/// Replaces small device sources by copies, without waiting for the device: streams that receive
+/// work later wait for the copies. Returns the indices of those sources.
 pub(super) fn replace_by_snapshots(
     sources: &mut [Region],
     streams: &[Foreign],
@@ -56,7 +56,7 @@ pub(super) fn replace_by_snapshots(
     let Some(first) = indices.first().and_then(|&index| sources[index].device()) else {
         return Ok(indices);
     };
-    // What is left free at the end of a buffer is less than the largest of them.
+    // The unused end of a buffer is smaller than the largest source.
     let buffers = bytes_of(sources, &indices).div_ceil(SNAPSHOT_BYTES - SMALL_BYTES_MAX) + 1;
     let budget_bytes = buffers * SNAPSHOT_BYTES;
     let device = first.lane().device();
@@ -78,7 +78,7 @@ pub(super) fn replace_by_snapshots(
     Ok(indices)
 }
 
-/// Has streams wait for what lanes of their devices have begun to copy.
+/// Makes streams wait for the copies that the copy streams of their devices have begun.
 pub(super) fn hold<'a>(
     streams: &[Foreign],
     lanes: impl Iterator<Item = &'a Arc<Lane>>,

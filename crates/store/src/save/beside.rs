@@ -1,4 +1,4 @@
-//! Small files that go with a checkpoint, and the index of a group among them.
+//! Writing the sidecars of a checkpoint, including the index of a group.
 
 use std::borrow::Cow;
 
@@ -10,18 +10,18 @@ use crate::format::index::{INDEX, index};
 use crate::format::manifest::{BesideEntry, Manifest};
 use crate::format::name;
 
-/// Small files in the directory of a checkpoint, which readers of models look for there.
+/// Sidecars: small files in the directory of a checkpoint, where model loaders look for them.
 #[derive(Clone, Debug, Default)]
 pub struct Beside {
-    /// Their names and contents.
+    /// Names and contents.
     pub files: Vec<(String, Vec<u8>)>,
-    /// The group of which there is an index, if there is one.
+    /// The group to write an index for, if any.
     pub group: Option<String>,
 }
 
 impl Beside {
-    /// Writes them, and the index of the group, as files of the attempt, which the manifest is to list;
-    /// tells why there is no index, if one was asked for. The parts of all ranks are there.
+    /// Writes the sidecars and the group's index as files of the attempt, and lists them in the
+    /// manifest; returns why a requested index was not written. The parts of all ranks must exist.
     pub(super) fn write(
         &self,
         manifest: &mut Manifest,

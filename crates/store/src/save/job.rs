@@ -1,13 +1,13 @@
-//! One rank's write, with the copying out of the caller's memory apart from the writing.
+//! One rank's write, split into copying out of the caller's memory and writing.
 //!
-//! [`Job::stage`], on the caller's thread, copies the state as fast as memory allows; the caller may
-//! change it as soon as it returns. [`Job::write`], on another thread, writes what is staged. A lazy
-//! job needs no staging: its workers copy as they write, and a caller who wants the memory back
-//! earlier stages the rest. The sync save is a lazy job that nobody stages.
+//! [`Job::stage`], on the caller's thread, copies the state at the speed of memory; the caller may
+//! change the state once it returns. [`Job::write`], on another thread, writes the staged extents.
+//! A lazy job needs no staging: its workers copy as they write, and a caller who needs the memory
+//! earlier stages the rest. The sync save is a lazy job that is never staged.
 //!
-//! The caller of a lazy job that goes on may change the state too early. Such a job is *watched*: it
-//! fails if anybody wrote to what it had not copied yet ([`Watch`]). Where that cannot be found out,
-//! it is an eager one.
+//! A caller that continues during a lazy job may change the state too early. Such a job is
+//! *watched*: it fails if anybody wrote to memory that was not copied yet ([`Watch`]). Where
+//! changes cannot be detected, the job is eager.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,10 +36,10 @@ use crate::pipeline::feed::Feed;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, Run};
 
-/// Threads that stage: more do not make memory faster, and the caller has work for the others.
+/// Limit on staging threads: more do not speed up memory, and the caller has other work for them.
 const STAGE_THREADS_MAX: usize = 4;
 
-/// The bound on what else a lazy job copies at once, outside of the memory for staging.
+/// Limit on further eager copies of a lazy job, outside of the staging memory.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 20;
 const UNCOUNTED: &str = "nobody tells of changes to some tensors that a device has";
 const TOO_MUCH_AT_ONCE: &str = "it has more than 64 MiB that has to be copied at the call";
@@ -47,16 +47,17 @@ const TOO_MUCH_AT_ONCE: &str = "it has more than 64 MiB that has to be copied at
 /// Where and when a job copies the state.
 #[derive(Clone, Debug, Default)]
 pub struct Staging {
-    /// Memory to stage in; without one the job has its own, within `Options::staging_bytes`.
+    /// Memory to stage in; without one the job allocates its own, within `Options::staging_bytes`.
     pub arena: Option<Arena>,
-    /// Whether the workers copy what nobody has staged. Otherwise they wait for [`Job::stage`].
+    /// Whether the workers copy extents that are not staged. Otherwise they wait for
+    /// [`Job::stage`].
     pub is_lazy: bool,
-    /// Of a lazy job, whether it fails where a tensor is changed before it is copied.
+    /// Whether a lazy job fails if a tensor is changed before it is copied.
     pub is_watched: bool,
-    /// Indices of tensors that a lazy job copies at once as well, whatever their size. With more than
-    /// 64 MiB of them beside the small ones it is an eager one, and so it is where a device has one.
+    /// Indices of further tensors that a lazy job copies eagerly, whatever their size. With more
+    /// than 64 MiB of them the job is eager, and also if one of them is on a device.
     pub at_once: Vec<usize>,
-    /// Streams that work on what devices have, which wait for what is copied at once.
+    /// Streams that work on device tensors, and wait for their eager copies.
     pub streams: Vec<Foreign>,
 }
 
@@ -66,11 +67,11 @@ pub struct Job {
     feed: Feed,
     plan_seconds: f64,
     is_lazy: bool,
-    /// Why it is eager, where it was to be lazy.
+    /// Why a job that was to be lazy is eager.
     eager_because: Option<String>,
-    /// What devices have and copied at the call.
+    /// Device tensors copied eagerly.
     snapshots: Vec<usize>,
-    /// Whether devices are told to copy before it is their extents' turn to be written.
+    /// Whether device copies are queued before their extents are due to be written.
     copies_ahead: bool,
     /// Time spent in [`Job::stage`]; `None` before the first call.
     stage_seconds: Mutex<Option<f64>>,
@@ -78,19 +79,19 @@ pub struct Job {
 }
 
 impl Job {
-    /// Plans the write of a state to the device behind `path`. A lazy job copies small tensors at
-    /// once, up to 64 KiB each and 64 MiB in all, the smallest first.
+    /// Plans the write of a state to the device behind `path`. A lazy job eagerly copies small
+    /// tensors, up to 64 KiB each and 64 MiB in all, the smallest first.
     ///
-    /// A watched job fails with [`Error::Torn`] where anybody writes to the rest before it is copied.
-    /// Where nobody can tell, [`Job::is_lazy`] is false.
+    /// A watched job fails with [`Error::Torn`] if anybody writes to the other tensors before they
+    /// are copied. If changes cannot be detected, [`Job::is_lazy`] is false.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a tensor without a place in the format.
+    /// [`Error::Unsupported`] for a tensor that the format does not support.
     pub fn new(state: State, path: &Path, options: &Options, staging: &Staging) -> Result<Job> {
         let begun = Instant::now();
         let mut options = options.clone();
         if let Some(budget_bytes) = staging.arena.as_ref().and_then(Arena::budget_bytes) {
-            // Extents and workers are chosen to fit it.
+            // Extents and workers are chosen to fit the arena.
             let staging_bytes = options.staging_bytes.unwrap_or(STAGING_BYTES);
             options.staging_bytes = Some(staging_bytes.min(budget_bytes));
         }
@@ -151,13 +152,14 @@ impl Job {
         Ok(Job {
             eager_because,
             snapshots,
-            // Who changes what they have waits for less then. The host has better things to do than to copy.
+            // Shortens the wait of a caller that changes the sources. Copies by the host would not:
+            // they compete with the caller's own work.
             copies_ahead: is_lazy && !is_on_host,
             ..Job::of(planned, sources, watch, is_lazy, begun)
         })
     }
 
-    /// The job of a sync save of a state that lacks something, or nothing.
+    /// The job of a sync save of a state, with the list of its missing tensors.
     pub(crate) fn sync(
         state: State,
         missing: Vec<Missing>,
@@ -197,26 +199,27 @@ impl Job {
         }
     }
 
-    /// Bytes that the shards will have.
+    /// Size of all shards.
     pub fn bytes(&self) -> u64 {
         self.planned.plan.bytes()
     }
 
-    /// Whether it copies what nobody stages: not every job that was to be lazy is.
+    /// Whether workers copy extents that are not staged; false also if a job that was to be lazy is
+    /// eager.
     pub fn is_lazy(&self) -> bool {
         self.is_lazy
     }
 
-    /// Copies whatever of the state is not yet copied, with up to `threads` threads, the calling one
-    /// among them. When it returns nobody reads the caller's memory any more, and the sources are
-    /// dropped. Where the write fails or is cancelled meanwhile it returns early: what went wrong is
-    /// for [`Job::write`] to say.
+    /// Copies all extents that are not copied yet, with up to `threads` threads, including the
+    /// calling one. When it returns, the caller's memory is no longer read, and the sources are
+    /// dropped. If the write fails or is cancelled meanwhile, it returns early; [`Job::write`] then
+    /// reports the error.
     ///
-    /// A state that is larger than its staging memory is staged only as fast as it is written: then
-    /// this waits for a [`Job::write`] on another thread.
+    /// A state larger than its staging memory is staged only as fast as it is written: this then
+    /// waits for a [`Job::write`] on another thread.
     ///
     /// # Errors
-    /// The system's, where it has no memory to give. The job has failed then.
+    /// System errors for lack of memory. The job has failed then.
     pub fn stage(&self, threads: Option<usize>) -> Result<()> {
         let _span = trace::span("stage");
         let begun = Instant::now();
@@ -224,7 +227,7 @@ impl Job {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             cores.min(STAGE_THREADS_MAX)
         });
-        // A write that ends before this returns reports a stage all the same.
+        // A write that ends before this returns must still report a staging phase.
         self.lock_stage_seconds().get_or_insert(0.0);
         let staged = self.feed.stage(threads);
         let mut seconds = self.lock_stage_seconds();
@@ -232,9 +235,10 @@ impl Job {
         staged
     }
 
-    /// Has everything copied that is not yet, and has `streams` wait for what devices copy: work that they
-    /// get from now on may change what devices have of the state, and the caller what the host has. Nobody
-    /// waits for a device here, unless staging memory is smaller than what is left of the state.
+    /// Copies all extents that are not copied yet, and makes `streams` wait for the device copies:
+    /// work queued on them from now on may change device tensors, and the caller may change host
+    /// tensors. It does not wait for a device, unless staging memory is smaller than the rest of
+    /// the state.
     ///
     /// # Errors
     /// As [`Job::stage`], and those of devices. The job has failed then.
@@ -244,19 +248,19 @@ impl Job {
         hold(streams, self.feed.lanes().iter()).inspect_err(|_| self.cancel())
     }
 
-    /// Indices of tensors that a device has, and that a lazy job has copied at the call: streams that work on
-    /// them wait for that.
+    /// Indices of device tensors that a lazy job has copied eagerly: streams that work on them wait
+    /// for the copies.
     pub fn snapshots(&self) -> &[usize] {
         &self.snapshots
     }
 
-    /// Whether a device has some of the state, and may not have copied it yet.
+    /// Whether part of the state is on a device and may not be copied yet.
     pub fn is_on_device(&self) -> bool {
         !self.feed.lanes().is_empty()
     }
 
-    /// Waits, without copying, until the state may be changed; tells whether that is so. It is also
-    /// so once the job has failed.
+    /// Waits, without copying, until the state may be changed; returns whether that is so. It is
+    /// also so once the job has failed.
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
         self.feed.wait(timeout)
     }
@@ -269,31 +273,33 @@ impl Job {
     /// Stops the job: staging ends, and a write returns [`Error::Interrupted`] soon.
     pub fn cancel(&self) {
         self.feed.end();
-        // Those of a write under way are its own; one that comes later links nothing.
+        // A write in progress owns its holders; a later one links nothing.
         drop(self.planned.take_holders());
     }
 
-    /// Writes shards and part and makes them durable; then the rank's vote is cast, as in
-    /// [`write_rank`](super::write_rank). An eager job waits for [`Job::stage`], on another thread
-    /// or before, and begins when all is staged, or when staging needs the room.
+    /// Writes shards and part, makes them durable, and casts the rank's vote, as
+    /// [`write_rank`](super::write_rank) does. An eager job waits for [`Job::stage`], which runs
+    /// before or on another thread, and begins when all extents are staged, or when staging needs
+    /// their buffers.
     ///
     /// # Errors
-    /// As [`save`](super::save). What the attempt holds of the job is removed with it.
+    /// As [`save`](super::save). The attempt's files from this job are removed.
     ///
     /// # Panics
-    /// If the job was written before.
+    /// If the job was already written.
     pub fn write(&self, attempt: &mut Attempt, rank: u32, progress: &Progress) -> Result<Written> {
         self.write_shards(attempt, rank, progress)?
             .describe(attempt, None)
     }
 
-    /// The first part of [`Job::write`]: all but the part, which may have to wait for its tree.
+    /// Does the first step of [`Job::write`]: writes the shards but not the part, whose tree may
+    /// come later.
     ///
     /// # Errors
     /// As [`Job::write`].
     ///
     /// # Panics
-    /// If the job was written before.
+    /// If the job was already written.
     pub fn write_shards(
         &self,
         attempt: &mut Attempt,
@@ -303,7 +309,7 @@ impl Job {
         self.write_since(trace::now_ns(), attempt, rank, progress)
     }
 
-    /// As [`Job::write_shards`], timed from an earlier moment on.
+    /// Writes shards as [`Job::write_shards`] does, timed from an earlier moment on.
     pub(super) fn write_since(
         &self,
         begun_ns: u64,
@@ -313,7 +319,7 @@ impl Job {
     ) -> Result<Shards> {
         let is_begun = self.is_begun.swap(true, Ordering::Relaxed);
         assert!(!is_begun, "a job is written once");
-        // Also if something panics: nobody waits for a write that has ended.
+        // A panic ends the staging queue too, so that nobody waits for this write.
         let end_on_failure = EndOnDrop(&self.feed);
         progress.expect(self.bytes());
         let mut shards = Shards {
@@ -360,7 +366,7 @@ impl Job {
         shards.chunks = self.beside_copies(|| {
             pipeline::write::write(plan, &self.feed, &files, settings, progress, run)
         })?;
-        // Whoever copied last may still be asking whether anybody wrote meanwhile.
+        // The thread that copied last may still be checking for changes.
         self.feed.wait(None);
         if let Some(reason) = settings.pool.unpinned() {
             run.note(FallbackKind::Unpinned, reason);
@@ -380,25 +386,27 @@ impl Job {
         shards.watch.lap("sync");
         let made = links.made.iter().map(|(file, _)| file);
         run.is_direct = files.iter().chain(made).all(|file| file.is_direct());
-        // Closed before the commit, so that no reader of a complete checkpoint finds it open.
+        // Closed before the commit, so that no reader of a complete checkpoint finds the files
+        // open.
         drop(files);
         shards.links.close();
         Ok(())
     }
 
-    /// Does the work, while another thread has devices copy what it needs as far as there is room.
+    /// Runs `work` while another thread queues the device copies that it needs, as far as buffers
+    /// allow.
     fn beside_copies<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.copies_ahead || self.feed.lanes().is_empty() {
             return work();
         }
         thread::scope(|scope| {
-            // Where there is no thread to be had, those who write ask for it.
+            // Without a thread for it, the writing threads queue the copies.
             let copying = thread::Builder::new().spawn_scoped(scope, || {
                 let _row = trace::enter(Role::Stager);
                 let _span = trace::span("copy ahead");
                 self.feed.copy_runs()
             });
-            // The other one waits for memory as long as there is somebody who may give it back.
+            // The other thread waits for memory while somebody may return some.
             let end_on_failure = EndOnDrop(&self.feed);
             let done = work();
             if done.is_ok() {
@@ -410,7 +418,7 @@ impl Job {
                 let joined = thread.join();
                 joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
-            // What went wrong with a copy is why nothing was written.
+            // A failed copy is the reason why nothing was written.
             match (copied, done) {
                 (Ok(Err(error)), Err(Error::Interrupted)) => Err(error),
                 (_, done) => done,
@@ -418,7 +426,7 @@ impl Job {
         })
     }
 
-    /// What a write fails with whose snapshot is of no moment.
+    /// The error of a write whose sources changed before they were copied.
     fn torn(&self, path: &Path) -> Option<Error> {
         let tensor = self.feed.torn()?;
         Some(Error::Torn {
@@ -442,7 +450,7 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Ends a feed when dropped.
+/// Ends a staging queue when dropped.
 struct EndOnDrop<'a>(&'a Feed);
 
 impl Drop for EndOnDrop<'_> {
@@ -451,7 +459,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// The shards of a rank, on stable storage, without the part that describes them.
+/// The durable shards of a rank, before the part that describes them is written.
 #[must_use = "shards count once they are described"]
 pub struct Shards {
     planned: Arc<PlannedWrite>,
@@ -461,13 +469,13 @@ pub struct Shards {
     chunks: Vec<Vec<Digest>>,
     links: Links,
     run: Run,
-    /// Room on the device before they were written.
+    /// Free space on the device before they were written.
     free_bytes: Option<u64>,
     watch: Stopwatch,
 }
 
 impl Shards {
-    /// Writes the part, with `tree` in place of the state's own if there is one, and casts the vote.
+    /// Writes the part, with `tree` instead of the state's own if given, and casts the vote.
     ///
     /// # Errors
     /// As [`Job::write`].

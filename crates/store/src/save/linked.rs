@@ -1,11 +1,11 @@
-//! Files of the caller's that become shards as they are.
+//! Linked files: existing files of the caller that become shards unchanged.
 //!
-//! What lies on stable storage already, as a shard does, need not be read and written again: the
-//! file gets a second name in the checkpoint. Both names are of one file from then on, so whoever
-//! has the other must never change it; a new one takes its place. Nothing here does, nor assumes
-//! that a shard is a file of its own.
+//! A file that is already on stable storage in the form of a shard need not be read and written
+//! again: it gets a second name in the checkpoint, by a hard link. Both names then refer to one
+//! file, so the owner of the other name must never change the file, only replace it by a new one.
+//! Nothing here changes it, or assumes that a shard is a file of its own.
 //!
-//! Where a file cannot have a second name there, a new one shares its blocks, or has a copy of its
+//! If a file cannot be hard-linked there, a new file shares its blocks, or gets a copy of its
 //! bytes, which is checked against the digests on the way.
 
 use std::io;
@@ -32,49 +32,49 @@ use crate::report::{FallbackKind, Run};
 pub struct Linked {
     /// The files.
     pub files: Vec<LinkedFile>,
-    /// The tensors of the state that lie in them; there may be others, which are none of its own.
+    /// Tensors of the state that are stored in them; other tensors in the files are ignored.
     pub tensors: Vec<LinkedTensor>,
-    /// What keeps the files there until they are part of the checkpoint.
+    /// Guards that keep the files in place until they are part of the checkpoint.
     pub holders: Vec<Holder>,
 }
 
-/// Something that is there for its end alone.
+/// A guard that is only dropped.
 pub type Holder = Box<dyn Send + Sync>;
 
-/// A file on stable storage that is a shard as the format has them, and that nobody changes.
+/// A file on stable storage that is a valid shard and never changed.
 pub struct LinkedFile {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
-    /// The digests of its chunks.
+    /// Digests of the file's chunks.
     pub chunks: Vec<Digest>,
 }
 
 /// A tensor in a linked file.
 pub struct LinkedTensor {
-    /// What it is in the state.
+    /// The tensor's name, type and shape in the state.
     pub spec: TensorSpec,
     /// Index of the file.
     pub file: usize,
-    /// Its first byte in there.
+    /// Offset of the tensor's first byte in the file.
     pub start: u64,
-    /// What the header of the file calls it.
+    /// The tensor's name in the header of the file.
     pub stored_name: String,
 }
 
-/// What became of linked files.
+/// The outcome of linking files.
 #[derive(Default)]
 pub(super) struct Links {
-    /// Files that are made instead, not durable yet, with their sizes.
+    /// New files made instead of links, not durable yet, with their sizes.
     pub(super) made: Vec<(Arc<File>, u64)>,
-    /// What has to be copied to some of them.
+    /// The copies to make into some of them.
     pub(super) copies: Vec<Copy>,
-    /// Which of the linked files that is, by index.
+    /// For each copy, the index of the linked file.
     copied: Vec<usize>,
-    /// Bytes of the files that are linked, or share their blocks.
+    /// Size of the files that are linked, or share their blocks.
     pub(super) linked_bytes: u64,
-    /// Bytes of the others.
+    /// Size of the others.
     pub(super) copied_bytes: u64,
 }
 
@@ -87,10 +87,10 @@ impl Links {
 }
 
 impl Linked {
-    /// Whether the sizes of the files and the tensors agree.
+    /// Checks that the sizes of the files and the tensors agree.
     ///
     /// # Panics
-    /// If a tensor lies in no file.
+    /// If a tensor refers to a file that is not in the list.
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |key: &str, detail: String| Error::Unsupported {
             key: key.to_owned(),
@@ -114,7 +114,7 @@ impl Linked {
         Ok(())
     }
 
-    /// Gives the files their names in the attempt, as far as that takes no copying.
+    /// Links the files into the attempt; lists the copies to make where that fails.
     pub(super) fn link(
         &self,
         names: &[String],
@@ -146,7 +146,7 @@ impl Linked {
         Ok(links)
     }
 
-    /// What a part says of the tensors, where `first` is the index of the first file.
+    /// The tensors' entries in a part, in which `first` is the index of the first file.
     pub(super) fn entries(&self, first: usize) -> impl Iterator<Item = TensorEntry> {
         self.tensors.iter().map(move |tensor| {
             let entry = tensor.spec.entry(first + tensor.file, tensor.start);
@@ -159,7 +159,7 @@ impl Linked {
         })
     }
 
-    /// What damage means that copying has found.
+    /// The error for damage found while copying.
     pub(super) fn damaged(&self, links: &Links, damage: &Damage) -> Error {
         let index = links.copied[damage.file];
         let bytes = |tensor: &LinkedTensor| tensor.spec.nbytes().unwrap_or_default();
@@ -177,7 +177,7 @@ impl Linked {
 }
 
 impl LinkedFile {
-    /// What a part says of it under a name in the checkpoint.
+    /// The file's entry in a part, under a name in the checkpoint.
     pub(super) fn entry(&self, name: String) -> FileEntry {
         FileEntry {
             name,
@@ -188,7 +188,7 @@ impl LinkedFile {
         }
     }
 
-    /// Has a new file share its blocks, and tells whether it does; if not, adds what to copy.
+    /// Makes a new file share its blocks, and returns whether it does; if not, adds a copy to make.
     fn fill(
         &self,
         made: &Arc<File>,
@@ -219,7 +219,7 @@ impl LinkedFile {
         Ok(false)
     }
 
-    /// Whether it is a file of its size.
+    /// Checks that it is a regular file of the recorded size.
     fn check(&self, found: &Found) -> Result<()> {
         if let Some(flaw) = plain::flaw(found) {
             return Err(self.corrupt(flaw));
@@ -238,8 +238,9 @@ impl LinkedFile {
     }
 }
 
-/// What a file cannot have a second name for: it is of another file system, has as many as there
-/// can be, is somebody else's (`protected_hardlinks`), or its file system has no hard links.
+/// Whether the error means that a file cannot be hard-linked there: it is on another file system,
+/// has the maximum number of links, belongs to another user (`protected_hardlinks`), or its file
+/// system has no hard links.
 fn has_no_link(kind: io::ErrorKind) -> bool {
     let has_other = matches!(
         kind,

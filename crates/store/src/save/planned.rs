@@ -1,4 +1,4 @@
-//! A state with every decision made and nothing written.
+//! A planned write: every decision made and nothing written.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{Grouped, TensorSpec, WritePlan, plan};
 use crate::report::{Run, Transport};
 
-/// All of a state but its bytes, with the plan for those.
+/// A state without its bytes, and the plan for writing those.
 pub(super) struct PlannedWrite {
     tensors: Vec<TensorSpec>,
     pub(super) linked: Linked,
@@ -40,8 +40,8 @@ pub(super) struct PlannedWrite {
 }
 
 impl PlannedWrite {
-    /// Plans a state that lacks something, or nothing, for the device behind `path`; its sources come
-    /// back beside the plan.
+    /// Plans the write of a state to the device behind `path`, with the list of its missing
+    /// tensors; returns the sources with the plan.
     pub(super) fn new(
         mut state: State,
         missing: Vec<Missing>,
@@ -78,18 +78,18 @@ impl PlannedWrite {
         Ok((planned, state.sources))
     }
 
-    /// What a tensor is called.
+    /// The name of a tensor.
     pub(super) fn name(&self, tensor: usize) -> &str {
         &self.tensors[tensor].name
     }
 
-    /// Hands out what keeps linked files where they are.
+    /// Returns the guards that keep linked files in place.
     pub(super) fn take_holders(&self) -> Vec<Holder> {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *holders)
     }
 
-    /// How its files are made.
+    /// The functions that make its files.
     pub(super) fn shard_files(&self) -> ShardFiles<'_> {
         ShardFiles {
             file_system: self.file_system.as_ref(),
@@ -113,7 +113,7 @@ impl PlannedWrite {
         Ok(files)
     }
 
-    /// What linked files are called in a checkpoint: behind the other shards.
+    /// The names of linked files in a checkpoint, numbered after the other shards.
     pub(super) fn linked_names(&self, rank: u32, id: &str) -> Vec<String> {
         let first = self.plan.shards.len();
         let numbers = first..first + self.linked.files.len();
@@ -122,13 +122,13 @@ impl PlannedWrite {
             .collect()
     }
 
-    /// Cuts the shards to size and makes them durable.
+    /// Truncates the shards to size and makes them durable.
     pub(super) fn finish_shards(&self, files: &[Arc<File>]) -> Result<()> {
         let mut each = files.iter().zip(&self.plan.shards);
         each.try_for_each(|(file, shard)| self.shard_files().finish(file, shard.bytes))
     }
 
-    /// Writes the part, with `tree` instead of the state's own if there is one.
+    /// Writes the part, with `tree` instead of the state's own if given.
     pub(super) fn write_part(
         &self,
         attempt: &mut Attempt,
@@ -189,7 +189,7 @@ impl PlannedWrite {
         }
     }
 
-    /// What there is to say once the vote is cast.
+    /// Builds the result of a write whose vote is cast.
     pub(super) fn written(
         &self,
         part: PartEntry,
@@ -214,7 +214,7 @@ impl PlannedWrite {
     }
 }
 
-/// Names are what users ask for later: each has to stand for one thing.
+/// Checks names: users select tensors by name later, so each must be unambiguous.
 fn check_names(state: &State) -> Result<()> {
     assert_eq!(
         state.tensors.len(),
@@ -257,7 +257,7 @@ fn check_names(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// What a reader would refuse is not committed: its caller made an impossible state.
+/// Returns the error for a state that a reader would refuse: the caller passed an invalid state.
 pub(super) fn unreadable(detail: String) -> Error {
     Error::Unsupported {
         key: "the state".to_owned(),

@@ -1,4 +1,4 @@
-//! The files of shards: made, given room, cut to size and made durable.
+//! The files of shards: creating, preallocating, truncating and syncing them.
 
 use std::io;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::error::Result;
 use crate::format::shard::PAGE_BYTES;
 use crate::report::{FallbackKind, Run};
 
-/// How they are made.
+/// How shard files are made.
 pub(super) struct ShardFiles<'a> {
     pub(super) file_system: &'a dyn FileSystem,
     pub(super) direct: Direct,
 }
 
 impl ShardFiles<'_> {
-    /// Makes an empty one.
+    /// Creates an empty file.
     pub(super) fn create(&self, attempt: &mut Attempt, name: &str) -> Result<Arc<File>> {
         attempt.create(name, self.direct)
     }
 
-    /// Makes room for what is about to be written to a file.
+    /// Reserves space for the data to be written to a file.
     pub(super) fn reserve(&self, file: &File, bytes: u64, run: &mut Run) -> Result<()> {
         if let Some(reason) = file.fallback() {
             run.note(FallbackKind::Buffered, reason.to_owned());
@@ -43,14 +43,14 @@ impl ShardFiles<'_> {
         Ok(())
     }
 
-    /// Has a file that is empty share the blocks of another one.
+    /// Makes an empty file share the blocks of another one.
     pub(super) fn clone_to(&self, from: &File, to: &File) -> Result<()> {
         Ok(self.file_system.change(Change::Clone { from, to })?)
     }
 
-    /// Cuts one to size and makes it durable.
+    /// Truncates a file to its size and makes it durable.
     pub(super) fn finish(&self, file: &File, bytes: u64) -> Result<()> {
-        // A direct write ends on a page; the file ends where its data does.
+        // A direct write ends on a page boundary; the file ends with its data.
         if file.is_direct() && !bytes.is_multiple_of(PAGE_BYTES) {
             self.file_system.change(Change::Truncate(file, bytes))?;
         }

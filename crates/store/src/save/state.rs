@@ -1,4 +1,4 @@
-//! What is to be saved.
+//! The state to be saved.
 
 use penstock_io::buffer::Region;
 use serde_json::value::RawValue;
@@ -7,15 +7,15 @@ use super::linked::Linked;
 use crate::format::part::Alias;
 use crate::plan::write::TensorSpec;
 
-/// What is to be saved.
+/// The state to be saved.
 pub struct State {
-    /// The tensors in memory, by name, type and shape.
+    /// The tensors in memory: names, types and shapes.
     pub tensors: Vec<TensorSpec>,
-    /// Their bytes, in the same order.
+    /// The bytes of `tensors`, in the same order.
     pub sources: Vec<Region>,
-    /// Those in files, which are counted behind the others.
+    /// Tensors in existing files, numbered after the others.
     pub linked: Linked,
-    /// Further names of tensors, and views into them.
+    /// Other names of tensors, and views into them.
     pub aliases: Vec<Alias>,
     /// Structure and plain leaves, as typed JSON.
     pub tree: Box<RawValue>,

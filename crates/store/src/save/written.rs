@@ -1,34 +1,34 @@
-//! What came of a rank's write, and the time it took.
+//! The result of a rank's write, and the time it took.
 
 use penstock_io::trace;
 
 use crate::format::manifest::PartEntry;
 use crate::report::Transport;
 
-/// What a rank stored, and how.
+/// The data that a rank stored, and how.
 #[derive(Debug)]
 pub struct Written {
     /// The rank's vote: its part, as the manifest will list it.
     pub part: PartEntry,
-    /// Bytes of the rank's files that were written, its part included.
+    /// Size of the rank's written files, including its part.
     pub bytes: u64,
-    /// Bytes of tensor data in them.
+    /// Tensor data in them, in bytes.
     pub tensor_bytes: u64,
-    /// Bytes of the files that were linked to instead, or whose blocks are shared.
+    /// Size of the files that were hard-linked instead, or whose blocks are shared.
     pub linked_bytes: u64,
-    /// Bytes of tensor data that devices copied out of their memory.
+    /// Tensor data that devices copied from their memory, in bytes.
     pub device_bytes: u64,
-    /// Tensors stored.
+    /// Number of tensors stored.
     pub tensors: usize,
-    /// The rank's files, the part included.
+    /// Number of the rank's files, including the part.
     pub files: usize,
     /// How the bytes were moved.
     pub transport: Transport,
-    /// Time by phase, in order: plan, stage where the state was staged, write, sync.
+    /// Seconds per phase, in order: plan, stage if the state was staged, write, sync.
     pub phases: Vec<(&'static str, f64)>,
 }
 
-/// Measures the phases of a call, for its report and for a trace.
+/// Measures the phases of a call, for its report and its trace.
 pub(super) struct Stopwatch {
     last_ns: u64,
     pub(super) phases: Vec<(&'static str, f64)>,
@@ -50,7 +50,7 @@ impl Stopwatch {
         self.last_ns = now_ns;
     }
 
-    /// Puts a phase that was measured elsewhere, if it was, before all others.
+    /// Inserts a phase that was measured elsewhere, if it was, before all others.
     pub(super) fn insert(&mut self, phase: &'static str, seconds: Option<f64>) {
         if let Some(seconds) = seconds {
             self.phases.insert(0, (phase, seconds));

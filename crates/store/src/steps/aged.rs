@@ -1,21 +1,22 @@
-//! Sweeping by age, on a store of objects.
+//! Sweeping by age, on an object store.
 //!
-//! No lock tells there who is at work. Files of one attempt, its uploads that nobody has ended, and its lease
-//! ([`crate::commit::renewal`]) are judged together: it is dead when the youngest of them is older than the
-//! limit. Ages are of the storage's clock alone, that of a file which is written just now against those of the
-//! others, so a clock that is wrong is wrong for both. One that jumps may let a live attempt look dead: its
-//! files are then removed behind a fence ([`crate::commit::fence`]), and its commit fails.
+//! No lock shows there which attempts are live. The files of one attempt, its unfinished uploads
+//! and its lease ([`crate::commit::renewal`]) are judged together: the attempt is dead if the
+//! youngest of them is older than the limit. Ages come from the storage's clock alone, as the
+//! difference between the time of a newly written file and those of the others, so a wrong clock is
+//! wrong for both. A clock that jumps may make a live attempt look dead: its files are then removed
+//! behind a fence ([`crate::commit::fence`]), and its commit fails.
 //!
-//! What goes of a step:
+//! A sweep removes from a step:
 //!
-//! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died; beside a
-//!   manifest once that is older than the limit too, as a commit may be taken back.
-//! - What a deletion has left that took the manifest away and died ([`crate::steps::removal`]).
-//! - Of the checkpoint itself its lease, where its save died right after the commit, and uploads that it
-//!   began and was not told of.
+//! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died;
+//!   next to a manifest only once that is older than the limit too, since a commit may be revoked.
+//! - The remains of a deletion that took the manifest and died ([`crate::steps::removal`]).
+//! - The lease of the checkpoint itself, if its save died right after the commit, and uploads that
+//!   the save began without receiving the response.
 //!
-//! A step that cannot be made out (damaged, of a newer version) stays as it is, as elsewhere; but for a
-//! manifest of which no other file is there.
+//! A step that cannot be read (damaged, or of a newer version) stays unchanged, as on other
+//! storage, except for a manifest without any of its other files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ use crate::format::name::{
 use crate::format::taken::has_unknown;
 use crate::steps::store::{StepState, Store};
 
-/// What is there of one attempt.
+/// The files and uploads of one attempt.
 #[derive(Default)]
 struct Found {
     files: Vec<Entry>,
@@ -62,26 +63,26 @@ impl Found {
     }
 }
 
-/// Whether all files are older.
+/// Whether all files are older than the limit.
 fn are_older(files: &[Entry], limit: SystemTime) -> bool {
     files.iter().all(|file| is_older(file, limit))
 }
 
-/// Whether a file is older; of one whose age is not known nobody can say so.
+/// Whether a file is older than the limit; false if its age is unknown.
 fn is_older(file: &Entry, limit: SystemTime) -> bool {
     file.modified.is_some_and(|modified| modified < limit)
 }
 
-/// One sweep.
+/// The parameters of one sweep.
 struct Aged {
-    /// What is older, by the clock of the storage, is dead.
+    /// Attempts older than this time, by the clock of the storage, are dead.
     limit: SystemTime,
-    /// Or is only told of.
+    /// Whether dead attempts are removed, or only listed.
     removes: bool,
 }
 
 impl Store {
-    /// Sweeps all steps by the age of what is there, or tells what would go.
+    /// Sweeps all steps by the age of their files, or lists what a sweep would remove.
     pub(super) fn sweep_aged(&self, age: Duration, removes: bool) -> Result<Vec<(PathBuf, u64)>> {
         let now = self.file_system().time_at(&self.root().join(clock()))?;
         let Some((now, limit)) = now.and_then(|now| Some((now, now.checked_sub(age)?))) else {
@@ -102,18 +103,18 @@ impl Store {
             match self.sweep_aged_step(step, uploads, &sweep) {
                 Ok(Some(bytes)) => swept.push((self.step_path(step), bytes)),
                 Ok(None) => {}
-                // The others are swept all the same.
+                // The other steps are still swept.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         if removes {
-            // Who says that no save is under way has not said so of sweeps.
+            // A caller who excludes saves in progress does not exclude sweeps.
             self.sweep_clocks(limit.min(now - AGE_MIN))?;
         }
         failed.map_or(Ok(swept), Err)
     }
 
-    /// The step of an attempt of ours that an upload is of.
+    /// The step that an upload belongs to, if it is one of our attempts.
     fn step_of_upload(&self, upload: &OpenUpload) -> Option<u64> {
         let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
         let directory = upload.path.parent()?;
@@ -142,14 +143,14 @@ impl Store {
             Ok(StepState::Complete(checkpoint)) => Some(checkpoint.manifest().id.clone()),
             Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => None,
             Ok(StepState::Damaged(_)) => return self.sweep_empty(&path, sweep),
-            // Perhaps it can be read by others or repaired; not after its files are gone.
+            // Others may be able to read or repair it, unless its files are gone.
             Ok(StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
                 return Ok(None);
             }
         };
         let mut is_any = freed_bytes > 0;
-        // Again, now that the manifest was read: the list before may tell the age of another one, and what this
-        // one has replaced may yet be put in its place again.
+        // Listed again now that the manifest was read: the earlier list may show the age of another
+        // manifest, and the checkpoint that this one replaced may yet be put back.
         let listed = entries(&path, self.files())?;
         let is_settled = committed.is_none() || is_old_manifest(&listed, sweep);
         for (id, found) in attempts(listed, uploads) {
@@ -164,8 +165,9 @@ impl Store {
         Ok(is_any.then_some(freed_bytes))
     }
 
-    /// Removes the manifest of a checkpoint of which no other file is there: nothing could be read or
-    /// repaired of it. A request whose answer was lost may put it once more, after the step was deleted.
+    /// Removes a manifest without any of its other files: nothing of that checkpoint could be read
+    /// or repaired. A request whose response was lost may have put it again after the step was
+    /// deleted.
     fn sweep_empty(&self, path: &Path, sweep: &Aged) -> Result<Option<u64>> {
         let manifest = path.join(MANIFEST);
         let Ok((_, seen)) = self.files().look_into(&manifest, MANIFEST_BYTES_MAX) else {
@@ -174,10 +176,10 @@ impl Store {
         let Ok(Manifest { id, parts, .. }) = Manifest::parse(&seen.bytes, path) else {
             return Ok(None);
         };
-        // After the manifest, whose files were there before it was.
+        // Listed after the manifest was read, whose files existed before it did.
         let listed = entries(path, self.files())?;
         let is_its = |entry: &Entry| entry.name.to_str().and_then(attempt_of) == Some(&id);
-        // A list may be behind, so what is named is asked for as well.
+        // A list may be outdated, so the named files are looked up as well.
         let is_there = |part: &PartEntry| self.files().is_there(&path.join(&part.file));
         let stays =
             listed.iter().any(is_its) || has(&listed, PROTECTED) || parts.iter().any(is_there);
@@ -197,7 +199,7 @@ impl Store {
         }
     }
 
-    /// Removes what is left of a dead attempt.
+    /// Removes the remains of a dead attempt.
     fn sweep_dead(
         &self,
         path: &Path,
@@ -223,9 +225,9 @@ impl Store {
         Ok(Some(freed_bytes))
     }
 
-    /// Removes what a save that is committed has not come to remove, and manifests that were copied to be
-    /// taken away and were not. Its fences stay: whoever put one up may be about to go on. Uploads that are
-    /// open are those that it began twice, as it was not told of the first time.
+    /// Removes the files that a committed save should have removed, and copies of the manifest left
+    /// by unfinished deletions. Its fences stay, since their creators may be about to continue. Its
+    /// open uploads were begun twice, because a response was lost.
     fn sweep_committed(&self, path: &Path, found: &Found, sweep: &Aged) -> Result<Option<u64>> {
         let is_left = |file: &&Entry| {
             let name = file.name.to_str().unwrap_or_default();
@@ -250,7 +252,7 @@ impl Store {
         Ok(is_any.then_some(bytes))
     }
 
-    /// Removes what sweeps that died asked for the time with.
+    /// Removes the clock files of sweeps that died.
     fn sweep_clocks(&self, limit: SystemTime) -> Result<()> {
         for entry in self.list_root()? {
             let is_dead = entry.modified.is_some_and(|modified| modified < limit);
@@ -262,13 +264,13 @@ impl Store {
     }
 }
 
-/// Whether nobody takes back any more what the manifest of a step has replaced ([`crate::commit::fence`]).
+/// Whether the manifest of a step is too old to be revoked ([`crate::commit::fence`]).
 fn is_old_manifest(listed: &[Entry], sweep: &Aged) -> bool {
     let mut manifest = listed.iter().filter(|entry| entry.name == MANIFEST);
     manifest.all(|manifest| is_older(manifest, sweep.limit))
 }
 
-/// What is there of each attempt, by its id.
+/// Groups files and uploads by attempt id.
 fn attempts(listed: Vec<Entry>, uploads: Vec<OpenUpload>) -> BTreeMap<String, Found> {
     let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
     let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);

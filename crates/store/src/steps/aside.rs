@@ -1,14 +1,14 @@
-//! Setting aside: a damaged step gives way, and is kept for salvage.
+//! Quarantine: a damaged step makes way, and is kept for salvage.
 //!
-//! A step that is known to be damaged gets a name that no step has (`damaged-N-M`). From then on it
-//! is in the way of no load, no save and no retention, and whoever wants to see what is left of it
-//! takes it by its path. It is one rename, made durable before anything takes the place of the
-//! step: at every moment, and after any crash, the step is there by one name or by the other. Where the
-//! system does not rename the directory, its files are linked (`steps::layered`).
+//! A step that is known to be damaged gets a name that no step has (`damaged-N-M`). From then on no
+//! load, save or retention meets it, and users can examine it by its path. Quarantining is one
+//! rename, made durable before anything takes the step's place: at every moment, and after any
+//! crash, the step exists under one of the two names. If the system cannot rename the directory,
+//! its files are linked (`steps::layered`).
 //!
-//! Known to be damaged is what was read twice and does not match its digests, or what has lost a
-//! file. What this version, this user or this host cannot read may be good, and stays where it is;
-//! so does a step where another host may be at work whose lease nobody here sees.
+//! A step is known to be damaged if two reads did not match its digests, or if a file is missing. A
+//! step that this version, this user or this host cannot read may be good, and stays in place; so
+//! does a step in which another host with an invisible lease may be working.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,39 +22,39 @@ use crate::format::name::{self, MANIFEST};
 use crate::progress::Progress;
 use crate::steps::store::{StepState, Store};
 
-/// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not
-/// to fill a disk with what nobody can load.
+/// How many quarantined steps are kept, besides protected ones: enough to investigate, few enough
+/// not to fill a disk with data that cannot be loaded.
 pub const ASIDE_MAX: usize = 3;
 
 const NO_LOCKS: &str = "the file system has no locks that all hosts see, so that one of them may \
                         be saving there";
 
-/// How often another one may take a name first.
+/// How often others may take a name first.
 const NAMES_MAX: u64 = 64;
 
-/// How long a save waits for a reader of the step that it is to replace.
+/// How long a save waits for a reader of the step that it replaces.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 const WAIT_PAUSE: Duration = Duration::from_millis(10);
 
-/// A damaged step that was set aside.
+/// A quarantined step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aside {
-    /// The step it was.
+    /// The original step number.
     pub step: u64,
-    /// Which one it is: later ones have higher numbers.
+    /// Sequence number: later ones are higher.
     pub number: u64,
-    /// Where it is now.
+    /// Present path of the directory.
     pub path: PathBuf,
 }
 
 impl Store {
-    /// Sets a step aside, durably, if it is known to be damaged; tells where it is then. Its
-    /// protection goes with it.
+    /// Quarantines a step, durably, if it is known to be damaged; returns its new path. Its
+    /// protection moves with it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save or
-    /// a load is under way in it, with [`io::ErrorKind::Unsupported`] where locks are not seen by
-    /// all, with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors.
+    /// [`Error::NotFound`], [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] during a save
+    /// or a load in it, with [`io::ErrorKind::Unsupported`] if locks are not visible to all hosts,
+    /// with [`io::ErrorKind::NotADirectory`] for a link, and system errors.
     pub fn set_aside(&self, step: u64) -> Result<Option<PathBuf>> {
         self.set_aside_if(step, |path| self.is_known_damaged(step, path))
     }
@@ -65,21 +65,21 @@ impl Store {
             return Ok(None);
         }
         if lease.is_none() {
-            // Another host may save a good one in its place at this moment. That could be renamed
-            // back, but not by somebody who has died.
+            // Another host may be saving a good checkpoint there. The rename could be reversed, but
+            // not by a process that has died.
             let source = io::Error::new(io::ErrorKind::Unsupported, NO_LOCKS);
             return Err(Error::storage("set aside", path)(source));
         }
         let aside = self.rename_aside(step, &path)?;
-        // Before anything else gets the name: a crash may keep one change without the other.
+        // Synced before anything else gets the name: a crash may keep one change without the other.
         self.sync(self.root())?;
         Ok(Some(aside))
     }
 
-    /// Makes way for a save of a step: sets aside what is there if it is known to be damaged, or if
-    /// the system does not let it be read, and tells where it is then. A run that went back past it
-    /// would come to it again and again. Waits for whoever reads it, not for ever. Where locks are
-    /// not seen by all it stays, and only a save that overwrites takes its place.
+    /// Makes way for a save of a step: quarantines the present one if it is known to be damaged, or
+    /// if the system cannot read it, and returns its new path. Otherwise a resumed run would fail
+    /// at this step again and again. Waits for readers, for a limited time. If locks are not
+    /// visible to all hosts the step stays, and only a save that overwrites replaces it.
     ///
     /// # Errors
     /// As [`Store::set_aside`], and [`Error::Interrupted`].
@@ -87,14 +87,14 @@ impl Store {
         let begun = Instant::now();
         let path = self.step_path(step);
         if !self.files().has_directories() {
-            // Nothing is renamed there, so nothing gives way: nor is anything asked for.
+            // Nothing is renamed there, so no request is sent either.
             return Ok(None);
         }
         let mut judged = None;
         loop {
             let manifest = self.files().look(&path.join(MANIFEST)).ok();
             if manifest.is_none() && !is_protected_at(&path, self.files()) {
-                // Whoever set it aside may have died before that was durable.
+                // An earlier quarantine may have died before the rename was durable.
                 if self.aside()?.iter().any(|aside| aside.step == step) {
                     self.sync(self.root())?;
                 }
@@ -105,8 +105,9 @@ impl Store {
             match self.set_aside_if(step, is_in_the_way) {
                 Err(error) if error.kind() == Some(io::ErrorKind::ResourceBusy) => {
                     progress.check()?;
-                    // What is good does not give way, whoever reads it. To see that takes all files
-                    // of a step, so it is not looked at again before another one has its place.
+                    // A good step does not make way, even if it is only busy. Checking that takes
+                    // all files of a step, so it is repeated only after another checkpoint has
+                    // taken its place.
                     let found = Some(manifest.map(|one| one.identity));
                     if judged != found {
                         if !is_in_the_way(&path) {
@@ -126,10 +127,10 @@ impl Store {
         }
     }
 
-    /// What was set aside, in the order in which it was.
+    /// All quarantined steps, oldest first.
     ///
     /// # Errors
-    /// The system's errors.
+    /// System errors.
     pub fn aside(&self) -> Result<Vec<Aside>> {
         let mut found = Vec::new();
         for entry in self.list_root()? {
@@ -144,11 +145,11 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes all but the last [`ASIDE_MAX`] of what was set aside, and returns what went. One
-    /// that is protected, that somebody reads, or that cannot be read here stays.
+    /// Removes all but the last [`ASIDE_MAX`] quarantined steps, and returns the removed ones.
+    /// Protected steps stay, and those that are being read or cannot be read here.
     ///
     /// # Errors
-    /// The system's errors; one that cannot be removed does not keep the others from it.
+    /// System errors; one step that cannot be removed does not stop the removal of others.
     pub fn retire_aside(&self) -> Result<Vec<PathBuf>> {
         let mut found = self.aside()?;
         found.retain(|aside| !is_protected_at(&aside.path, self.files()));
@@ -175,12 +176,12 @@ impl Store {
         if !is_known || is_protected_at(&path, self.files()) {
             return Ok(false);
         }
-        // Also without locks: nobody saves to what is no step.
+        // Also safe without locks: nobody saves to a quarantined step.
         self.remove(&path)?;
         Ok(!self.files().leads(&path))
     }
 
-    /// Gives a step a name that no step has.
+    /// Renames a step to a quarantine name.
     fn rename_aside(&self, step: u64, from: &Path) -> Result<PathBuf> {
         match self.name_aside(step, from) {
             Err(error) if error.kind() == Some(io::ErrorKind::CrossesDevices) => {
@@ -190,13 +191,13 @@ impl Store {
         }
     }
 
-    /// Gives a directory the next name of what was set aside.
+    /// Renames a directory to the next quarantine name.
     fn name_aside(&self, step: u64, from: &Path) -> Result<PathBuf> {
         let last = self.aside()?.last().map_or(0, |last| last.number);
         let mut refused = None;
         for number in (1..=NAMES_MAX).map(|more| last.saturating_add(more)) {
             let to = self.root().join(name::aside(step, number));
-            // No directory takes the place of another one that holds something.
+            // A rename does not replace a directory that is not empty.
             match self.file_system().change(Change::Rename { from, to: &to }) {
                 Ok(()) => return Ok(to),
                 Err(error) if error.kind().is_some_and(is_taken) => refused = Some(error),
@@ -214,13 +215,13 @@ impl Store {
         matches!(self.state(step), Ok(StepState::Unreadable(_)))
     }
 
-    /// Whether the checkpoint at a step is damaged beyond doubt: its files are, or whoever read it
-    /// has left a mark.
+    /// Whether the checkpoint at a step is damaged beyond doubt: its files show it, or an earlier
+    /// read marked it.
     fn is_known_damaged(&self, step: u64, path: &Path) -> bool {
-        // A hint: not to be had, it says nothing against a step.
+        // Marks are a hint: without them, nothing counts against a step.
         let is_marked = |id: &str| self.known().is_ok_and(|known| known.is_damaged(step, id));
         match self.look(path) {
-            // That of another step is good, if in the wrong place.
+            // The checkpoint of another step is good, but in the wrong place.
             Ok(checkpoint) => {
                 let manifest = checkpoint.manifest();
                 manifest.step.is_none_or(|found| found == step) && is_marked(&manifest.id)
@@ -228,13 +229,13 @@ impl Store {
             Err(Error::Corrupt { .. }) => true,
             // It had a manifest when it was protected.
             Err(Error::Incomplete { .. }) => is_protected_at(path, self.files()),
-            // A device or a host that fails says nothing of what is stored.
+            // A failing device or host proves nothing about the stored data.
             Err(_) => false,
         }
     }
 }
 
-/// Whether it is no error of a save that what is there cannot be set aside.
+/// Whether a save may continue although the present step cannot be quarantined.
 fn stays(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{NotADirectory, Unsupported};
     matches!(kind, NotADirectory | Unsupported)

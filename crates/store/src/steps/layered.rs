@@ -1,11 +1,11 @@
-//! Setting a step aside whose directory the system does not rename.
+//! Quarantine of a step whose directory the system cannot rename.
 //!
-//! overlayfs, which containers have for their root, answers `EXDEV` where a directory lies in a lower layer:
-//! it renames what is in the upper one only. But a file of a lower layer gets a second name like any other,
-//! for which it is copied up. So all files of the step are linked into a new directory, which is durable
-//! before it gets its name by one rename; then the files of the step go, the manifest first. At every
-//! moment, and after any crash, the step is there whole by one name at least. A crash may leave it by both,
-//! or a directory that is not full and that nobody holds the lease of, which a sweep removes.
+//! overlayfs, the usual root file system of containers, returns `EXDEV` for a rename of a directory
+//! in a lower layer: it renames only those in the upper one. But a file of a lower layer can be
+//! hard-linked, which copies it up. So all files of the step are linked into a new directory, which
+//! is made durable and then renamed; then the files of the step are removed, the manifest first. At
+//! every moment, and after any crash, the whole step exists under at least one name. A crash may
+//! leave it under both, or leave an incomplete directory without a lease, which a sweep removes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ use crate::progress::Progress;
 use crate::steps::store::Store;
 
 impl Store {
-    /// Puts a step aside in a new directory: `rename` gives that its name. The caller holds the lease of the
-    /// step.
+    /// Quarantines a step by linking its files into a new directory, which `rename` then names. The
+    /// caller holds the lease of the step.
     pub(super) fn link_aside(
         &self,
         step: &Path,
@@ -33,7 +33,7 @@ impl Store {
         let aside = match filled {
             Ok(aside) => aside,
             Err(error) => {
-                // Best effort: what stays behind is swept.
+                // Best effort: a sweep removes what stays behind.
                 let _ = self.remove_whole(&filling);
                 return Err(match error.kind() {
                     Some(kind) if has_no_links(kind) => {
@@ -48,19 +48,19 @@ impl Store {
         Ok(aside)
     }
 
-    /// A new directory, and the lease of it.
+    /// Creates a new directory, and takes its lease.
     fn begin_filling(&self) -> Result<(PathBuf, Lease)> {
         loop {
             let path = self.root().join(unfinished_aside());
             self.file_system().change(Change::CreateDirectory(&path))?;
-            // A sweep may have found it before the lease was on it.
+            // A sweep may have removed it before the lease was taken.
             if let Some(lease) = Lease::share(&path, self.file_system(), &Progress::default())? {
                 return Ok((path, lease));
             }
         }
     }
 
-    /// Gives all files of a directory a second name in another one, durably.
+    /// Hard-links all files of a directory into another one, durably.
     fn fill(&self, from: &Path, to: &Path) -> Result<()> {
         for entry in entries(from, self.files())? {
             let (from, to) = (&*from.join(&entry.name), &*to.join(&entry.name));
@@ -74,7 +74,7 @@ impl Store {
         self.sync(to)
     }
 
-    /// Removes directories that somebody who died did not fill; returns them, with their bytes.
+    /// Removes directories left incomplete by processes that died; returns them with their sizes.
     pub(crate) fn sweep_unfinished_asides(&self) -> Result<Vec<(PathBuf, u64)>> {
         let mut swept = Vec::new();
         for name in names(self.root(), self.files()).unwrap_or_default() {

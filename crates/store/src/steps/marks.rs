@@ -1,13 +1,14 @@
-//! Marks: what was read back, when, and what came of it.
+//! Marks: which checkpoints were read back, when, and with which result.
 //!
-//! `verified.json` in a store's root remembers which checkpoints were read whole, so that retention
-//! keeps the newest good one and a scrub goes on where the last one stopped. It is a hint: losing it
-//! loses no data, but as long as it cannot be read nothing is deleted. A mark counts only for the very checkpoint that it was made for.
+//! `verified.json` in a store's root records which checkpoints were read whole, so that retention
+//! keeps the newest good one and a scrub resumes where the last one stopped. It is a hint: losing
+//! it loses no data, but while it is unreadable nothing is deleted. A mark applies only to the
+//! checkpoint that it was made for, by id.
 //!
-//! Writers take turns by a lock on the root, where the file system has one that everybody sees, and
-//! replace the file whole. In a bucket each replaces the very file that it has read, and who was slower
-//! reads the new one. On other storage without locks two writers at one moment may lose a mark, never
-//! the file.
+//! Writers serialize by a lock on the root, if the file system has one visible to all hosts, and
+//! replace the file whole. In a bucket each writer replaces only the version that it has read; a
+//! writer that loses this race reads the new version. On other storage without locks two
+//! simultaneous writers may lose a mark, never the file.
 
 use std::io;
 use std::path::Path;
@@ -26,27 +27,27 @@ use crate::format::plain;
 use crate::lease::{Exclusive, Lease};
 use crate::steps::store::Store;
 
-/// How many marks are kept: a bound for the file, beyond what anybody's store holds.
+/// Maximum number of marks: limits the file's size, and exceeds any real store.
 const MARKS_MAX: usize = 16_384;
 
 /// How long a writer waits for others. Each needs two syncs, so hundreds may be ahead of it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 const WAIT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How often others may be faster at replacing the file.
+/// How often other writers may replace the file first.
 const TURNS_MAX: usize = 64;
 
-/// A mark that is younger than this is not written again: the ranks of a job load at one moment.
+/// A younger mark is not written again: the ranks of a job load at the same time.
 const FRESH_SECONDS: u64 = 60;
 
-/// What came of reading a checkpoint back.
+/// The result of reading a checkpoint back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// The step.
     pub step: u64,
     /// Identity of the checkpoint.
     pub id: String,
-    /// When, in seconds since 1970; 0 where that is not known.
+    /// Time of the read, in seconds since 1970; 0 if unknown.
     #[serde(default)]
     pub at_seconds: u64,
     /// Whether it was found damaged, and so is not verified.
@@ -55,7 +56,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Time since it was made; `None` where that is not known, or the clock was put back since.
+    /// Time since the read; `None` if unknown, or if the clock was set back since.
     pub(crate) fn age(&self, now_seconds: u64) -> Option<Duration> {
         let is_known = self.at_seconds > 0;
         let age = now_seconds
@@ -65,10 +66,10 @@ impl Mark {
     }
 }
 
-/// The file as it was read, where there is one, and what it says.
+/// The version of the file that was read, if there is one, and its marks.
 type Stored = (Option<Seen>, Vec<Mark>);
 
-/// All marks that there are, also of checkpoints that others have taken the place of.
+/// All stored marks, including those of replaced checkpoints.
 #[derive(Default)]
 pub(crate) struct Known(Vec<Mark>);
 
@@ -78,12 +79,12 @@ impl Known {
         self.has(step, |mark| mark.id == id && !mark.is_damaged)
     }
 
-    /// Whether it was found damaged.
+    /// Whether the checkpoint was found damaged.
     pub(crate) fn is_damaged(&self, step: u64, id: &str) -> bool {
         self.has(step, |mark| mark.id == id && mark.is_damaged)
     }
 
-    /// Whether a checkpoint of the step was read back whole, be it the one that is there or not.
+    /// Whether some checkpoint of the step was read back whole, the present one or an earlier one.
     pub(crate) fn may_be_good(&self, step: u64) -> bool {
         self.has(step, |mark| !mark.is_damaged)
     }
@@ -101,17 +102,16 @@ pub(crate) fn now_seconds() -> u64 {
 }
 
 impl Store {
-    /// Remembers that the checkpoint was read back whole and found right. Beside marks that cannot be
-    /// made out nothing is remembered.
+    /// Records that the checkpoint was read back whole and found right. If the existing marks are
+    /// invalid, nothing is recorded.
     ///
     /// # Errors
-    /// The system's errors, and [`std::io::ErrorKind::ResourceBusy`] where other writers take too
-    /// long.
+    /// System errors, and [`std::io::ErrorKind::ResourceBusy`] if other writers take too long.
     pub fn mark_verified(&self, step: u64, id: &str) -> Result<()> {
         self.mark(step, id, false)
     }
 
-    /// Remembers that the checkpoint was found damaged: it does not count as verified any more.
+    /// Records that the checkpoint was found damaged: it does not count as verified any more.
     ///
     /// # Errors
     /// As [`Store::mark_verified`].
@@ -119,22 +119,19 @@ impl Store {
         self.mark(step, id, true)
     }
 
-    /// The marks of checkpoints that are still what was read, by step. Who looks at the checkpoints
-    /// in any case asks `known`, which reads none of their manifests.
+    /// The marks of checkpoints that are still in place, by step. Callers that read the checkpoints
+    /// anyway use `known`, which reads no manifests.
     ///
     /// # Errors
-    /// The system's errors, and [`Error::Corrupt`] for a file that says nothing sensible: who takes
-    /// it for empty would delete what it protects.
+    /// System errors, and [`Error::Corrupt`] for an invalid file: a caller that took it for empty
+    /// would delete checkpoints that it protects.
     pub fn marks(&self) -> Result<Vec<Mark>> {
         let mut marks = self.stored_marks()?;
         marks.retain(|mark| self.holds(mark));
         Ok(marks)
     }
 
-    /// What the marks say of checkpoints that their readers have at hand.
-    ///
-    /// # Errors
-    /// As [`Store::marks`].
+    /// All marks, for callers that read the checkpoints' ids themselves.
     pub(crate) fn known(&self) -> Result<Known> {
         self.stored_marks().map(Known)
     }
@@ -155,9 +152,9 @@ impl Store {
         if !self.holds(&mark) {
             return Ok(());
         }
-        // What is marked counts as there: its save may have died before it was durable.
+        // A marked checkpoint must be durable: its save may have died before its sync.
         self.sync(&self.step_path(step))?;
-        // Likewise for a mark that is there already.
+        // An existing mark must be durable as well.
         let Some(first) = self.known_marks()? else {
             return Ok(());
         };
@@ -167,8 +164,8 @@ impl Store {
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
-        // Where a lock was waited for, others have written since. In a bucket the file is replaced only if it
-        // is still the one that was read.
+        // Others may have written while this waited for a lock. In a bucket the file is replaced
+        // only if it is still the version that was read.
         let mut first = Some(first).filter(|_| self.compares());
         for _ in 0..TURNS_MAX {
             let Some((seen, mut marks)) = first
@@ -180,7 +177,8 @@ impl Store {
             if marks.iter().any(is_there) {
                 return self.sync(self.root());
             }
-            // Nothing vouches for what is about to be written back, and a bit may have changed on its way here.
+            // No digest protects the marks that are written back, and a bit may have flipped while
+            // reading them.
             let is_in_doubt = self.compares() && !marks.is_empty();
             if is_in_doubt && self.known_marks()? != Some((seen.clone(), marks.clone())) {
                 continue;
@@ -195,7 +193,7 @@ impl Store {
             let surplus = marks.len().saturating_sub(MARKS_MAX);
             marks.drain(..surplus);
             match self.write_marks(&marks, seen.as_ref()) {
-                // Somebody else was faster.
+                // Another writer replaced it first.
                 Err(error) if self.compares() && error.kind().is_some_and(is_gone) => {}
                 written => return written,
             }
@@ -203,7 +201,7 @@ impl Store {
         Err(self.busy())
     }
 
-    /// Whether a file can be replaced if it is still the one that was read.
+    /// Whether a file can be replaced on condition that its version is the one read.
     fn compares(&self) -> bool {
         !self.files().has_directories()
     }
@@ -212,7 +210,7 @@ impl Store {
         Error::storage("lock", self.root())(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// The root's lock, or that there are no locks here; `None` without a root.
+    /// The root's lock, or `Some(None)` if there are no locks here; `None` without a root.
     fn lock_root(&self) -> Result<Option<Option<Lease>>> {
         let begun = Instant::now();
         loop {
@@ -226,7 +224,7 @@ impl Store {
         }
     }
 
-    /// Replaces the file whole; the old one or the new one is there at every moment.
+    /// Replaces the file atomically.
     fn write_marks(&self, marks: &[Mark], seen: Option<&Seen>) -> Result<()> {
         let text = serde_json::to_vec(marks).expect("a hint always serialises");
         let temporary = self.root().join(name::temporary_marks());
@@ -251,8 +249,8 @@ impl Store {
         Ok(self.file_system().change(Change::SyncData(&file))?)
     }
 
-    /// Removes what writers of marks that died left behind; returns the bytes freed. Only with the
-    /// lock is a file known to be a dead one's.
+    /// Removes temporary files of writers that died; returns the bytes freed. Only the lock's
+    /// holder knows that they are dead.
     pub(crate) fn sweep_marks(&self) -> Result<u64> {
         let Ok(Exclusive::Taken(_lock)) = Lease::try_exclusive(self.root(), self.file_system())
         else {
@@ -267,14 +265,14 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// What the file says; none where there is no file.
+    /// The stored marks; none if there is no file.
     fn stored_marks(&self) -> Result<Vec<Mark>> {
         self.read_marks().map(|(_, marks)| marks)
     }
 
     fn read_marks(&self) -> Result<Stored> {
         let path = self.root().join(MARKS);
-        // A transfer can go wrong where the stored bytes are right.
+        // A transfer can fail although the stored bytes are right.
         for _ in 0..2 {
             let seen = match self.files().look_into(&path, u64::MAX) {
                 Ok((found, seen)) => match plain::flaw(&found) {
@@ -296,8 +294,8 @@ impl Store {
         Err(Error::corrupt(self.root(), MARKS, detail))
     }
 
-    /// The marks to write another one beside; `None` where they cannot be made out: a file with this
-    /// one mark would let all others be forgotten unnoticed.
+    /// The existing marks, to which another is added; `None` if they are invalid: a new file with
+    /// only one mark would silently discard all others.
     fn known_marks(&self) -> Result<Option<Stored>> {
         match self.read_marks() {
             Err(Error::Corrupt { .. }) => Ok(None),
@@ -305,14 +303,14 @@ impl Store {
         }
     }
 
-    /// Removes marks that cannot be made out, for somebody who is about to make all of them again.
+    /// Removes invalid marks, before a scrub makes all of them again.
     pub(crate) fn forget_marks(&self) -> Result<()> {
         remove_file(&self.root().join(MARKS), self.file_system())?;
         self.sync(self.root())
     }
 
-    /// Whether the step still holds the checkpoint that the mark is for. What was salvaged is none
-    /// to go back to, however often it is read.
+    /// Whether the step still holds the checkpoint of the mark. A salvaged checkpoint never counts
+    /// as good, however often it is read.
     fn holds(&self, mark: &Mark) -> bool {
         let manifest = read_manifest(&self.step_path(mark.step), self.files());
         manifest.is_ok_and(|(manifest, _)| manifest.id == mark.id && manifest.partial.is_none())

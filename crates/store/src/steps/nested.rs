@@ -1,11 +1,12 @@
 //! Checkpoints below a directory that is to be removed.
 //!
-//! A hook of a framework saves into the directory of a checkpoint, so another one lies in it, or a whole store.
-//! Each has its own lease and its own protection. All of them are taken before anything is removed, so a
-//! removal that one of them forbids changes nothing. A directory that is empty is taken as well: a save may
-//! have just made it.
+//! A framework's hook may save into the directory of a checkpoint, which then contains another one,
+//! or a whole store. Each has its own lease and its own protection. A removal takes all of them
+//! before it removes anything, so a removal that one of them forbids changes nothing. An empty
+//! directory is taken as well: a save may have just created it.
 //!
-//! A save that begins below the directory after that is not seen: its files go, and it fails.
+//! A save that begins below the directory after that is not detected: its files are removed, and it
+//! fails.
 
 use std::path::{Path, PathBuf};
 
@@ -17,18 +18,18 @@ use crate::format::name::{MANIFEST, is_attempt_file, is_taken_manifest};
 use crate::lease::Lease;
 use crate::steps::store::Store;
 
-/// A directory that was taken for its removal.
+/// A directory that was locked for its removal.
 #[derive(Debug)]
 pub(crate) struct Nested {
     pub(crate) path: PathBuf,
-    /// Whether it holds a checkpoint, or what a save has left of one.
+    /// Whether it holds a checkpoint, or the remains of one.
     pub(crate) is_checkpoint: bool,
-    /// `None` where locks are not seen by all.
+    /// `None` if locks are not visible to all hosts.
     lease: Option<Lease>,
 }
 
 impl Nested {
-    /// Whether nobody else can be at work in it.
+    /// Whether nobody else can be using it.
     pub(crate) fn is_leased(&self) -> bool {
         self.lease.is_some()
     }
@@ -41,11 +42,8 @@ pub(crate) fn holds_attempts(listed: &[Entry]) -> bool {
 }
 
 impl Store {
-    /// Takes the checkpoints below a directory; links are not followed.
-    ///
-    /// # Errors
-    /// [`Error::Protected`] unless `is_forced`, [`Error::Storage`] with
-    /// [`std::io::ErrorKind::ResourceBusy`], [`Error::Undecided`] and the system's errors.
+    /// Locks the checkpoints below a directory; links are not followed. Fails if one is protected
+    /// and `is_forced` is not set, or is in use.
     pub(crate) fn take_nested(&self, directory: &Path, is_forced: bool) -> Result<Vec<Nested>> {
         let mut taken = Vec::new();
         self.take_below(directory, is_forced, &mut taken)?;
@@ -84,7 +82,7 @@ impl Store {
         })
     }
 
-    /// Makes what was taken no checkpoints any more, durably; returns the bytes freed.
+    /// Removes at least the manifest of each nested checkpoint, durably; returns the bytes freed.
     pub(crate) fn remove_nested(&self, nested: &[Nested], is_forced: bool) -> Result<u64> {
         let mut freed_bytes = 0;
         for one in nested.iter().filter(|one| one.is_checkpoint) {
@@ -102,7 +100,7 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// Whether something that was listed is a directory, a file or a link.
+    /// Whether a listed entry is a directory, a file or a link.
     pub(crate) fn kind_of(&self, path: &Path, entry: &Entry) -> Result<Kind> {
         match entry.kind {
             Some(kind) => Ok(kind),

@@ -1,8 +1,8 @@
-//! Protection: steps that nobody deletes by mistake.
+//! Protection of steps against accidental deletion.
 //!
-//! A protected step has a file `protected` in its directory. So it moves and is copied with the
-//! checkpoint, needs no list that two processes would have to share, and can be seen with `ls`. It
-//! is made and looked for under the step's lease: a deletion either sees it or came first.
+//! A protected step has a file `protected` in its directory. So the protection moves and is copied
+//! with the checkpoint, needs no list shared between processes, and is visible with `ls`. It is
+//! created and checked under the step's lease: a deletion either sees it or came first.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ impl Store {
             let detail = format!("it has no {MANIFEST}");
             return Err(Error::Incomplete { path, detail });
         }
-        // What is protected is there: its save may have died before it was durable.
+        // A protected step must be durable: its save may have died before its sync.
         self.sync(&path)?;
         match self
             .file_system()
@@ -41,19 +41,19 @@ impl Store {
             Ok(file) => {
                 self.file_system().change(Change::SyncData(&file))?;
                 if !self.files().is_there(&path.join(MANIFEST)) {
-                    // Somebody who does not see the lease deletes it.
+                    // A process to which the lease is invisible is deleting it.
                     self.unprotect(step)?;
                     return Err(Error::NotFound { path });
                 }
             }
-            // Whoever made it may have died before it was durable.
+            // Its creator may have died before it was durable.
             Err(error) if error.kind() == Some(std::io::ErrorKind::AlreadyExists) => {}
             Err(error) => return Err(error.into()),
         }
         self.sync(&path)
     }
 
-    /// Takes the protection of a step away, durably. A step that has none stays as it is.
+    /// Removes the protection of a step, durably. A step without one stays unchanged.
     ///
     /// # Errors
     /// [`Error::NotFound`] and the system's errors.
@@ -65,7 +65,7 @@ impl Store {
         self.unprotect_at(&path)
     }
 
-    /// The same of the checkpoint in a directory.
+    /// Removes the protection of the checkpoint in a directory.
     pub(crate) fn unprotect_at(&self, path: &Path) -> Result<()> {
         remove_file(&path.join(PROTECTED), self.file_system())?;
         self.sync(path)

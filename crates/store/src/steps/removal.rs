@@ -1,23 +1,26 @@
-//! Removing a checkpoint where another host may be at work whose lease nobody here sees.
+//! Removal of a checkpoint where other hosts cannot see our lease.
 //!
-//! Only what is provably dead goes: the files of the one checkpoint whose manifest was taken away,
-//! since whoever saved that has published it and writes to them no more. Files of other attempts may
-//! be of a live one.
+//! Only provably dead files are removed: those of the checkpoint whose manifest was taken, since
+//! its save has published it and no longer writes to them. Files of other attempts may belong to a
+//! live one.
 //!
-//! 1. The manifest is renamed to a name that says which checkpoint is meant by it
-//!    (`deleted-….ATTEMPT.json`). Of several hosts one gets it.
-//! 2. Only then it is known what was taken. If another save has put its own there in between, it is
-//!    put back by a link, which replaces nothing; until then readers take it for the manifest that it
-//!    is ([`crate::format::taken::misplaced`]), so whoever dies here has taken nothing from anybody. The same goes for a
-//!    step that is protected by now: its protection may have been promised before.
+//! 1. The manifest is renamed to a name that states which checkpoint is to be deleted
+//!    (`deleted-….ATTEMPT.json`). Of several hosts, one succeeds.
+//! 2. Only then the renamed manifest is read. If another save has published its own in between,
+//!    that one is put back by a link, which replaces nothing; until then readers use it under its
+//!    present name ([`crate::format::taken::misplaced`]), so a process that dies here destroys
+//!    nothing. A manifest whose step is protected by now is put back too, since the protection may
+//!    have been acknowledged before.
 //!
-//! On a store of objects the first step is two requests: a copy, and a removal on the condition that the
-//! manifest is still what was copied, so that no other one is ever taken. One conditional removal would do as much for who lives on. It would
-//! leave files that nothing tells from those of a save under way, and nothing to put back, where it is the
-//! last that its process does.
+//! On an object store, step 1 is two requests: a copy, and a removal on condition that the manifest
+//! is still the one copied, so that no other manifest is ever taken. A single conditional removal
+//! would suffice for a process that survives. If the process died right after it, the remaining
+//! files could not be distinguished from those of a save in progress, and there would be no
+//! manifest to put back.
 //!
-//! 3. The directory is synced, the files of the checkpoint are removed, and that is synced; what was
-//!    taken goes last. Whoever finds it before goes on with the removal ([`Store::resume_removals`]).
+//! 3. The directory is synced, the files of the checkpoint are removed, and the directory is synced
+//!    again; the taken manifest is removed last. Others that find it earlier resume the removal
+//!    ([`Store::resume_removals`]).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,17 +39,12 @@ use crate::format::name::{self, MANIFEST, PROTECTED, attempt_of};
 use crate::format::taken::{Taken, has_unknown, id_of, taken_among};
 use crate::steps::store::Store;
 
-/// How often others may be faster at deleting the same checkpoint.
+/// How often others may delete the same checkpoint first.
 const TURNS_MAX: usize = 16;
 
 impl Store {
-    /// Removes the checkpoint in a directory, and nothing else; with `expected`, only if it is that one.
-    /// Tells the bytes freed, or that another one is in its place.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] in a bucket that has nothing of it,
-    /// [`Error::Undecided`] where nothing tells which files are dead, [`Error::Protected`] unless
-    /// `is_forced`, and the system's errors.
+    /// Removes the checkpoint in a directory, and nothing else; with `expected`, only if it has
+    /// that id. Returns the bytes freed, or `None` if another checkpoint is there.
     pub(crate) fn remove_unlocked(
         &self,
         path: &Path,
@@ -56,13 +54,13 @@ impl Store {
         let owned = || path.to_owned();
         let listed = entries(path, self.files())?;
         if listed.is_empty() && !self.files().has_directories() {
-            // A list may be behind.
+            // A list may be outdated.
             if !self.files().is_there(&path.join(MANIFEST)) {
                 return Err(Error::NotFound { path: owned() });
             }
         }
-        // Whether there was a checkpoint when this began, or one that a deletion was at: where there is none
-        // any more, that is done.
+        // Whether there was a checkpoint at first, or an unfinished deletion of one: if it is gone
+        // later, the deletion is done.
         let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(name::is_taken_manifest);
         let mut was_there = has(&listed, MANIFEST) || listed.iter().any(is_taken);
         let mut freed_bytes = self.resume_listed(path, &listed)?;
@@ -83,7 +81,7 @@ impl Store {
                 }
                 self.unprotect_at(path)?;
             }
-            // A protection that was taken away is gone before the manifest is.
+            // The removal of a protection must be durable before that of the manifest.
             self.sync(path)?;
             let Some(taken) = self.take_manifest(path, id)? else {
                 was_there = true;
@@ -101,7 +99,7 @@ impl Store {
             }
             freed_bytes += self.finish(path, &taken)?;
             if !self.files().has_directories() {
-                // Copies of those who were slower, or died.
+                // Copies left by slower deletions, or by ones that died.
                 freed_bytes += self.resume_removals(path)?;
             }
             self.remove_if_empty(path)?;
@@ -110,30 +108,30 @@ impl Store {
         Err(busy(owned()))
     }
 
-    /// Goes on with what deletions began that died, or puts back what they took by mistake; returns
-    /// the bytes freed.
+    /// Resumes deletions that died, or puts back manifests that they took by mistake; returns the
+    /// bytes freed.
     pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
         self.resume_listed(path, &entries(path, self.files())?)
     }
 
-    /// The same, of what was listed.
+    /// Resumes deletions as [`Self::resume_removals`] does, from a list.
     pub(crate) fn resume_listed(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in taken_among(path, self.files(), listed)? {
-            // Whoever took it may have died before the second look at the protection.
+            // The deletion may have died before its second check of the protection.
             let manifest = path.join(MANIFEST);
             let there = id_of(&manifest, path, self.files())?;
             let is_there = || there.is_some() || self.files().is_there(&manifest);
             if !self.files().has_directories() && is_there() {
-                // Where taking has two steps, somebody may be between them, or may have found that a save
-                // was faster. What is left of one who died there changes nothing: it goes with what
-                // replaces the checkpoint, with the next deletion, or by its age.
+                // Where taking has two steps, another deletion may be between them, or may have
+                // found a newer manifest. A copy left by a dead one is harmless: it is removed with
+                // the replaced checkpoint, by the next deletion, or by its age.
                 continue;
             }
             let is_gone = there.as_ref() != Some(&taken.meant);
             let is_protected = has(listed, PROTECTED) || is_protected_at(path, self.files());
             if taken.is_meant() && is_gone && !is_protected {
-                // It may have been taken and not be durable.
+                // The rename may not be durable yet.
                 freed_bytes += self.finish(path, &taken)?;
             } else if taken.found.is_some() {
                 self.put_back(path, &taken)?;
@@ -142,8 +140,9 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one. Where one
-    /// `was_there` somebody else has removed it, and what is left is of a save that is under way or died.
+    /// The checkpoint to be removed; `None` if there is neither a checkpoint nor a rest of one. If
+    /// one `was_there`, somebody else has removed it, and the remaining files belong to another
+    /// save, live or dead.
     pub(super) fn committed(&self, path: &Path, was_there: bool) -> Result<Option<String>> {
         let undecided = |detail: String| Error::Undecided {
             path: path.to_owned(),
@@ -171,7 +170,7 @@ impl Store {
         }
     }
 
-    /// Takes the manifest away; `None` where somebody else has.
+    /// Takes the manifest; `None` if somebody else has.
     fn take_manifest(&self, path: &Path, id: String) -> Result<Option<Taken>> {
         let file = path.join(name::taken_manifest(&id));
         let (from, to) = (&*path.join(MANIFEST), file.as_path());
@@ -184,7 +183,7 @@ impl Store {
             Err(error) => Err(error.into()),
             Ok(()) => {
                 let found = match self.files().has_directories() {
-                    // One that cannot be made out is put back.
+                    // A manifest that cannot be attributed is put back.
                     true => id_of(&file, path, self.files()).unwrap_or_default(),
                     // It was read before it was taken.
                     false => Some(id.clone()),
@@ -198,7 +197,7 @@ impl Store {
         }
     }
 
-    /// Copies the manifest, and removes it if it is still the same one.
+    /// Copies the manifest, and removes it if it is still the same version.
     fn take_seen(&self, path: &Path, id: &str, to: &Path) -> penstock_io::Result<()> {
         let manifest = path.join(MANIFEST);
         let gone = || penstock_io::Error::Storage {
@@ -226,8 +225,8 @@ impl Store {
             .change(Change::RemoveSeen(&manifest, &seen))
         {
             Err(error) if error.kind().is_some_and(fence::is_gone) => {
-                // Where there is none at all, the request may have been doubled on its way, and been
-                // refused for its own sake: then this copy is all there is.
+                // If there is no manifest at all, the request may have been duplicated on its way
+                // and refused because of its own first execution: then this copy is the only one.
                 if self.files().is_there(&manifest) {
                     self.file_system().change(Change::RemoveFile(to))?;
                 }
@@ -237,7 +236,7 @@ impl Store {
         }
     }
 
-    /// Puts a manifest back that was not to be taken, unless a newer one has its place by now.
+    /// Puts back a manifest taken by mistake, unless a newer one has its place.
     fn put_back(&self, path: &Path, taken: &Taken) -> Result<()> {
         match link_new(self.file_system(), &taken.file, &path.join(MANIFEST)) {
             Ok(()) => self.sync(path)?,
@@ -251,13 +250,13 @@ impl Store {
         discard(&taken.file, self.file_system())
     }
 
-    /// Removes the files of a checkpoint whose manifest was taken away, and that last.
+    /// Removes the files of a checkpoint whose manifest was taken, and the taken manifest last.
     fn finish(&self, path: &Path, taken: &Taken) -> Result<u64> {
         self.sync(path)?;
         let is_of_it =
             |name: &str| attempt_of(name) == Some(&*taken.meant) && !name::is_taken_manifest(name);
         let mut freed_bytes = remove_attempt_files(path, self.file_system(), is_of_it)?;
-        // Without it, nothing would tell any more that what a crash brings back is dead.
+        // Without the taken manifest, nothing would show that files restored by a crash are dead.
         self.sync(path)?;
         freed_bytes += remove_file(&taken.file, self.file_system())?;
         Ok(freed_bytes)

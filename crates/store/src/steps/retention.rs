@@ -1,16 +1,16 @@
 //! Retention: which checkpoints of a store are kept.
 //!
-//! Only complete checkpoints are ever deleted, only after a newer one was committed, never a
-//! protected one, and never the newest that was read back whole. Steps above the one just saved are
-//! left alone and do not count: a run that went back to an earlier step must not lose what it saves
-//! from there on. Damaged ones, also those that only a scrub found to be so, neither count nor go.
+//! Retention deletes only complete checkpoints, only after a newer one was committed, never a
+//! protected one, and never the newest one that was read back whole. Steps above the one just saved
+//! are kept and not counted: a run that resumed from an earlier step must not lose its next saves.
+//! Damaged steps, including those found damaged only by a scrub, are neither counted nor deleted.
 //!
-//! What is looked at is what the decision hangs on: all files of the newest checkpoint, of the
-//! newest that was read back, and of those that go. Of the others the manifest says enough: a store
-//! of many steps of many ranks would else be read through after each save.
+//! It checks the files that the decision depends on: all files of the newest checkpoint, of the
+//! newest one that was read back, and of those to delete. For the others the manifest suffices:
+//! otherwise each save would read a store of many steps of many ranks.
 //!
-//! What goes is decided first ([`Store::plan_retention`]) and carried out after
-//! ([`Store::retire`]), so that a caller can show it, or keep some of it.
+//! The decision comes first ([`Store::plan_retention`]), the deletions after it
+//! ([`Store::retire`]), so that a caller can show the decision, or keep some of the steps.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,33 +22,33 @@ use crate::format::manifest::Manifest;
 use crate::steps::marks::Known;
 use crate::steps::store::{StepState, Store};
 
-/// Why a step is kept.
+/// The reason for keeping a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
     /// Nothing is ever deleted.
     Everything,
-    /// It is among the newest.
+    /// The step is among the newest.
     Newest,
-    /// It is a multiple of `keep_every`.
+    /// The step is a multiple of `keep_every`.
     Multiple,
-    /// It is the newest that was read back whole.
+    /// The step is the newest one that was read back whole.
     Verified,
-    /// It is protected.
+    /// The step is protected.
     Protected,
-    /// It is above the step that was just saved.
+    /// The step is above the one that was just saved.
     Later,
-    /// Its save never finished, or is under way.
+    /// The step's save is unfinished or in progress.
     Incomplete,
-    /// It is a link to somewhere else, through which nothing is deleted.
+    /// The step is a link to another place, through which nothing is deleted.
     Linked,
-    /// It is damaged; somebody may repair it.
+    /// The step is damaged; somebody may repair it.
     Damaged,
-    /// It holds what was salvaged from a damaged one.
+    /// The step holds only tensors salvaged from a damaged checkpoint.
     Partial,
-    /// It takes a newer Penstock to read.
+    /// The step needs a newer Penstock.
     Newer,
-    /// It cannot be read, so nobody knows what it is.
+    /// The step cannot be read, so its state is unknown.
     Unreadable,
 }
 
@@ -71,34 +71,34 @@ impl fmt::Display for Kept {
     }
 }
 
-/// What becomes of a step.
+/// The decision about a step.
 #[derive(Debug)]
 pub struct Verdict {
     /// The step.
     pub step: u64,
-    /// Why it is kept; `None` for one that goes.
+    /// The reason for keeping it; `None` if it is to be deleted.
     pub kept: Option<Kept>,
-    /// Identity of the checkpoint and the caller's metadata, of one that goes.
+    /// Identity and metadata of a checkpoint to be deleted.
     pub doomed: Option<Doomed>,
 }
 
-/// A checkpoint that retention does not keep.
+/// A checkpoint to be deleted.
 #[derive(Debug)]
 pub struct Doomed {
-    /// Its identity: another one at the step is not deleted in its place.
+    /// Identity of the checkpoint: another one at the step is not deleted instead.
     pub id: String,
-    /// What its caller recorded.
+    /// The caller's metadata.
     pub metadata: Box<RawValue>,
 }
 
 impl Store {
     /// Deletes complete checkpoints beyond the newest `keep_last`, except protected ones, steps
-    /// that are multiples of `keep_every`, and the newest that was read back whole. `None` for
-    /// `keep_last` keeps all. `saved` is the step just committed: those above it neither count nor
-    /// go; without it, all count. Returns the deleted steps, oldest first.
+    /// that are multiples of `keep_every`, and the newest one that was read back whole. With `None`
+    /// for `keep_last` it keeps all. `saved` is the step just committed: those above it are neither
+    /// counted nor deleted; without it, all count. Returns the deleted steps, oldest first.
     ///
     /// # Errors
-    /// The system's errors; a step that somebody else removes or saves to is passed over.
+    /// System errors. Skips a step that somebody else removes or saves to.
     pub fn retain(
         &self,
         keep_last: Option<u64>,
@@ -114,10 +114,10 @@ impl Store {
         self.retire(&doomed)
     }
 
-    /// What [`Store::retain`] would do with each step, ascending. Nothing is changed.
+    /// The decision of [`Store::retain`] about each step, ascending. Nothing is changed.
     ///
     /// # Errors
-    /// The system's errors; a step that somebody else removes is passed over.
+    /// System errors. Skips a step that somebody else removes.
     pub fn plan_retention(
         &self,
         keep_last: Option<u64>,
@@ -125,7 +125,7 @@ impl Store {
         saved: Option<u64>,
     ) -> Result<Vec<Verdict>> {
         let known = self.known()?;
-        // The newest that was read back whole, of those that count.
+        // The newest counted step that was read back whole.
         let mut verified = None;
         let newest = saved.unwrap_or(u64::MAX);
         let is_multiple = |step| keep_every.is_some_and(|every| every > 0 && step % every == 0);
@@ -135,7 +135,7 @@ impl Store {
         let mut is_first = keep_last.is_some();
         for step in self.steps()?.into_iter().rev() {
             let may_be_verified = step <= newest && verified.is_none() && known.may_be_good(step);
-            // Others go because these are there, so their files have to be.
+            // Others are deleted because these exist, so their files must be checked.
             let is_whole = may_be_verified || (is_first && step <= newest);
             let Some(mut found) = self.standing(step, is_whole, &known)? else {
                 continue;
@@ -162,7 +162,7 @@ impl Store {
                 Ok(_) => None,
             };
             if kept.is_none() && !is_whole {
-                // Nor does anything go unseen.
+                // A step is deleted only after all of its files were checked.
                 let Some(whole) = self.standing(step, true, &known)? else {
                     continue;
                 };
@@ -180,8 +180,8 @@ impl Store {
         Ok(verdicts)
     }
 
-    /// What is at a step, or why it can neither count nor go; looks at its manifest only, or at all
-    /// of its files. `None` where there is nothing.
+    /// The checkpoint at a step, or the reason why it is neither counted nor deleted; checks its
+    /// manifest only, or all of its files. `None` if the step does not exist.
     fn standing(
         &self,
         step: u64,
@@ -201,19 +201,19 @@ impl Store {
             Ok(StepState::Incomplete) => Err(Kept::Incomplete),
             Ok(StepState::Newer(_)) => Err(Kept::Newer),
             Ok(StepState::Unreadable(_)) => Err(Kept::Unreadable),
-            // Somebody else's retention was faster.
+            // Another process's retention removed it first.
             Err(Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }))
     }
 
-    /// Deletes these checkpoints, given by step and identity, in their order; returns the steps
-    /// deleted. One that was protected, replaced or removed meanwhile, or that somebody saves to or
-    /// reads, is passed over; so is the newest that was read back whole, if it has become that since
-    /// they were chosen. Nothing is deleted unless another complete checkpoint stays, durably.
+    /// Deletes these checkpoints, given by step and identity, in order; returns the deleted steps.
+    /// Skips those that were protected, replaced or removed meanwhile, that somebody saves to or
+    /// reads, and the newest one that was read back whole, if a read since the decision made it
+    /// that. Nothing is deleted unless another complete checkpoint stays, durably.
     ///
     /// # Errors
-    /// The system's errors; one step that cannot be deleted does not keep the others from it.
+    /// System errors; one step that cannot be deleted does not stop the deletion of others.
     pub fn retire(&self, doomed: &[(u64, String)]) -> Result<Vec<u64>> {
         let Some(newest_doomed) = doomed.iter().map(|(step, _)| *step).max() else {
             return Ok(Vec::new());
@@ -225,7 +225,7 @@ impl Store {
                 Ok(true) => deleted.push(*step),
                 Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
                 Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
-                // Somebody else has removed it under our hands.
+                // Somebody else has removed it meanwhile.
                 Err(error) if is_gone(&error) && !self.files().leads(&self.step_path(*step)) => {}
                 Err(error) => failed = failed.or(Some(error)),
             }
@@ -233,14 +233,14 @@ impl Store {
         failed.map_or(Ok(deleted), Err)
     }
 
-    /// Makes what stays durable, since its save may have died before it was, and tells which of the
-    /// doomed have to stay as well.
+    /// Makes the steps that stay durable, since their saves may have died before their syncs;
+    /// returns the steps chosen for deletion that must stay as well.
     fn secure_the_others(&self, doomed: &[(u64, String)], newest: u64) -> Result<HashSet<u64>> {
         let all: HashSet<u64> = doomed.iter().map(|(step, _)| *step).collect();
         let known = self.known()?;
         let mut staying = Vec::new();
         for step in self.steps()?.into_iter().rev() {
-            // Older ones that were not read back stay for other reasons than to replace these.
+            // Older steps that were not read back do not replace the deleted ones.
             let may_stay = !all.contains(&step) && (step > newest || known.may_be_good(step));
             if !may_stay {
                 continue;
@@ -255,7 +255,7 @@ impl Store {
             let path = self.step_path(step);
             match self.sync(&path) {
                 Ok(()) => staying.push((step, is_good)),
-                // Somebody else's retention does not keep it.
+                // Another process's retention removed it.
                 Err(error) if is_gone(&error) && !self.files().leads(&path) => {}
                 Err(error) => return Err(error),
             }
@@ -273,8 +273,8 @@ impl Store {
     }
 }
 
-/// Whether an error is what a step answers that somebody removes. That of a sync after our own removal
-/// is another, though the step is gone then as well.
+/// Whether an error means that somebody removed the step. A sync after our own removal returns
+/// another error, though the step is gone then as well.
 fn is_gone(error: &Error) -> bool {
     error.kind() == Some(std::io::ErrorKind::NotFound)
 }

@@ -1,7 +1,7 @@
-//! Scrubbing: all steps of a store read back, now and then, before somebody needs them.
+//! Scrubbing: reads all steps of a store back periodically, before somebody needs them.
 //!
-//! Steps that were never read back come first, newest first, then those whose mark is oldest. Every
-//! step leaves its mark before the next begins, so a scrub that is stopped goes on where it was.
+//! Steps that were never read back come first, newest first, then those with the oldest marks. Each
+//! step is marked before the next begins, so a scrub that is stopped resumes there.
 
 use std::time::{Duration, Instant};
 
@@ -14,44 +14,44 @@ use crate::report::{Problem, VerifyReport};
 use crate::steps::marks::{Mark, now_seconds};
 use crate::steps::store::{StepState, Store};
 
-/// How a scrub is to go about.
+/// Limits of a scrub.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scrub {
-    /// Bytes to read in a second at most; as fast as it goes where absent.
+    /// Read rate limit in bytes per second; unlimited if absent.
     pub bytes_per_second: Option<u64>,
-    /// What was read back more recently is left alone; where absent, whatever was ever read back.
+    /// Steps read back more recently are skipped; if absent, all that were ever read back.
     pub max_age: Option<Duration>,
 }
 
-/// What a scrub did with a step.
+/// The outcome of a scrub for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was read and is right.
+    /// The step was read and is right.
     Verified,
-    /// It was not read, and nothing says that it is wrong.
+    /// The step was not read, and nothing shows that it is damaged.
     Skipped,
-    /// It is damaged: found so now, or not long ago and not read again.
+    /// The step is damaged: found now, or recently and not read again.
     Damaged,
-    /// The system refused to let it be read, so nobody knows.
+    /// The system could not read it, so its state is unknown.
     Failed,
 }
 
-/// A step with what came of it.
+/// A step and the outcome of its scrub.
 #[derive(Debug)]
 pub struct ScrubbedStep {
     /// The step.
     pub step: u64,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why, in words, where it was not verified.
+    /// The reason, in words, if it was not verified.
     pub reason: Option<String>,
-    /// When it was read back last, in seconds since 1970, where that is known.
+    /// Time of its last read, in seconds since 1970, if known.
     pub read_at_seconds: Option<u64>,
-    /// The damage, where it was read now.
+    /// The damage, if it was read now.
     pub problems: Vec<Problem>,
     /// Bytes whose digest was checked.
     pub bytes_checked: u64,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -69,30 +69,30 @@ impl ScrubbedStep {
     }
 }
 
-/// Everything that a scrub did.
+/// The result of a scrub.
 #[derive(Debug)]
 pub struct ScrubReport {
     /// The steps, ascending.
     pub steps: Vec<ScrubbedStep>,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// A step that is to be read.
+/// A step to be read.
 struct Due {
     step: u64,
     id: String,
     bytes: u64,
-    /// When it was read back last; 0 for never.
+    /// Time of its last read, in seconds since 1970; 0 for never.
     at_seconds: u64,
 }
 
 impl Store {
-    /// Reads steps back and compares them with their digests, and remembers what it found.
+    /// Reads steps back, compares them with their digests, and records the results.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]: what was verified until then is remembered. The system's errors; one
-    /// step that cannot be read does not keep the others from being read.
+    /// [`Error::Interrupted`]; earlier results are recorded. System errors; one step that cannot be
+    /// read does not stop the reading of others.
     pub fn scrub(
         &self,
         scrub: &Scrub,
@@ -118,10 +118,10 @@ impl Store {
         })
     }
 
-    /// What is to be read, and what is not with the reason.
+    /// The steps to read, and those to skip with the reason.
     fn sort_out(&self, scrub: &Scrub) -> Result<(Vec<Due>, Vec<ScrubbedStep>)> {
         let marks = match self.marks() {
-            // What they said is lost: everything is read again.
+            // The marks are lost: all steps are read again.
             Err(Error::Corrupt { .. }) => {
                 self.forget_marks()?;
                 Vec::new()
@@ -192,7 +192,8 @@ impl Store {
             seconds,
             ..
         } = report;
-        // What makes no sense behind right digests stays so, and is not to be kept as damaged.
+        // A checkpoint that is invalid behind matching digests stays so, and must not be
+        // quarantined as damaged.
         let marked = match problems.iter().any(|problem| problem.is_proven) {
             true => self.mark_damaged(step, &due.id),
             false if problems.is_empty() => self.mark_verified(step, &due.id),
@@ -200,7 +201,7 @@ impl Store {
         };
         let (outcome, reason) = match (problems.first(), marked) {
             (Some(first), _) => (Outcome::Damaged, Some(first.detail.clone())),
-            // It is right all the same; a store may be read-only.
+            // The step is right even if the mark could not be written; a store may be read-only.
             (None, Err(error)) => {
                 let reason = format!("but not remembered: {}", error.full_message());
                 (Outcome::Verified, Some(reason))
@@ -219,7 +220,7 @@ impl Store {
     }
 }
 
-/// Whether what a mark says is to be looked at again. A mark of unknown age is older than any.
+/// Whether a mark is due for another read. A mark of unknown age is older than any other.
 fn is_old(mark: &Mark, max_age: Option<Duration>, now_seconds: u64) -> bool {
     max_age.is_some_and(|max_age| mark.age(now_seconds).is_none_or(|age| age >= max_age))
 }

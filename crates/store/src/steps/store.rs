@@ -1,8 +1,8 @@
-//! A store: one directory of checkpoints, a step each.
+//! A store: a directory of checkpoints, one per step.
 //!
-//! Steps are ordered by number, never by time. Removal takes the manifest first, so that what is
-//! left of it is an incomplete checkpoint and never a broken one. What is kept and for how long is
-//! [`crate::steps::retention`]'s.
+//! Steps are ordered by number, never by time. A removal deletes the manifest first, so that it
+//! leaves an incomplete checkpoint at most, never a broken one. [`crate::steps::retention`] decides
+//! which steps are kept.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,25 +28,25 @@ pub struct Store {
     file_system: Arc<dyn FileSystem>,
 }
 
-/// What is at a step.
+/// The state of a step.
 #[derive(Debug)]
 pub enum StepState<T = Checkpoint> {
-    /// A checkpoint whose manifest and part are right and whose files have their sizes; of one
-    /// whose manifest alone was read, that is right.
+    /// A checkpoint whose manifest and parts are right and whose files have their sizes; if only
+    /// the manifest was read, that is right.
     Complete(Box<T>),
-    /// No manifest: a save that is under way or died.
+    /// No manifest: a save in progress or one that died.
     Incomplete,
-    /// A manifest, but not a checkpoint that can be opened, or one that holds only what was
-    /// salvaged from another ([`Error::Partial`]).
+    /// A manifest, but no checkpoint that can be opened, or one that holds only what was salvaged
+    /// from another ([`Error::Partial`]).
     Damaged(Error),
-    /// A checkpoint that takes a newer Penstock to read.
+    /// A checkpoint that needs a newer Penstock.
     Newer(Error),
-    /// The system does not let it be read, or cannot: nobody knows what it is.
+    /// The system cannot read it, or refuses to: its state is unknown.
     Unreadable(Error),
 }
 
 impl StepState {
-    /// The same, with no more than the manifest of what is complete.
+    /// Reduces a complete checkpoint to its manifest.
     pub(crate) fn into_manifest(self) -> StepState<Manifest> {
         match self {
             StepState::Complete(checkpoint) => {
@@ -61,7 +61,7 @@ impl StepState {
 }
 
 impl Store {
-    /// The store in this directory of this machine.
+    /// The store in this local directory.
     pub fn new(root: impl Into<PathBuf>) -> Store {
         Store {
             root: root.into(),
@@ -69,7 +69,7 @@ impl Store {
         }
     }
 
-    /// The store at a path, or at a URL of a bucket.
+    /// The store at a local path, or at a URL of a bucket.
     ///
     /// # Errors
     /// As [`tier::file_system`].
@@ -79,7 +79,7 @@ impl Store {
         Ok(store.with_file_system(file_system))
     }
 
-    /// The same store, changed through another file system.
+    /// The same store on another file system.
     #[must_use]
     pub fn with_file_system(self, file_system: Arc<dyn FileSystem>) -> Store {
         Store {
@@ -96,7 +96,7 @@ impl Store {
         self.file_system.files()
     }
 
-    /// The checkpoint at a path, opened without keeping anybody from removing its files.
+    /// Opens the checkpoint at a path without a lease that keeps others from removing its files.
     pub(crate) fn look(&self, path: &Path) -> Result<Checkpoint> {
         Checkpoint::look(path, &self.file_system)
     }
@@ -111,17 +111,17 @@ impl Store {
             .is_ok_and(|found| found.is_directory())
     }
 
-    /// The directory.
+    /// The root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where a step's checkpoint is or would be.
+    /// The path of a step's checkpoint, whether it exists or not.
     pub fn step_path(&self, step: u64) -> PathBuf {
         self.root.join(step_directory(step))
     }
 
-    /// Every step that has a directory, ascending. A root that does not exist has none.
+    /// All steps that have a directory, ascending. A root that does not exist has none.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut steps = Vec::new();
         for entry in self.list_root()? {
@@ -132,7 +132,7 @@ impl Store {
         Ok(steps)
     }
 
-    /// What is in the root; nothing where there is none.
+    /// The entries of the root; none if it does not exist.
     pub(crate) fn list_root(&self) -> Result<Vec<Entry>> {
         match self.files().list(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -140,8 +140,7 @@ impl Store {
         }
     }
 
-    /// Whether something leads to a directory, or cannot be looked at: what nobody knows is not left
-    /// out.
+    /// Whether an entry is, or may be, a directory or a link to one: an unknown kind counts as one.
     fn may_be_directory(&self, entry: &Entry) -> bool {
         if entry.kind == Some(Kind::Directory) {
             return true;
@@ -152,11 +151,11 @@ impl Store {
         }
     }
 
-    /// What is at a step.
+    /// The state of a step.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a step without a directory, and where this process has used up what
-    /// the system lets it have.
+    /// [`Error::NotFound`] for a step without a directory, and errors for exhausted limits of this
+    /// process.
     pub fn state(&self, step: u64) -> Result<StepState> {
         let found = self.look(&self.step_path(step));
         Ok(match self.judge(step, found, Checkpoint::manifest)? {
@@ -168,8 +167,8 @@ impl Store {
         })
     }
 
-    /// What the manifest of a step says of it, whose other files nobody looks at: of a thousand
-    /// ranks, one file instead of a thousand.
+    /// The state of a step by its manifest alone: for a thousand ranks, one file instead of a
+    /// thousand.
     ///
     /// # Errors
     /// As [`Store::state`].
@@ -180,12 +179,12 @@ impl Store {
     }
 
     /// The newest complete step below another one, or of all, that is not known to be damaged.
-    /// Looks at one after the other, from the top.
+    /// Checks the steps in descending order.
     ///
     /// # Errors
     /// As [`Store::steps`] and [`Store::state`].
     pub fn newest_complete(&self, below: Option<u64>) -> Result<Option<u64>> {
-        // They are a hint: not to be had, they say nothing against a step.
+        // Marks are a hint: without them, nothing counts against a step.
         let known = self.known().unwrap_or_default();
         let is_damaged = |step, found: &Checkpoint| known.is_damaged(step, &found.manifest().id);
         let steps = self.steps()?.into_iter().rev();
@@ -201,7 +200,7 @@ impl Store {
         Ok(None)
     }
 
-    /// Makes a state of what was found at a step.
+    /// Derives the state of a step from the result of reading it.
     fn judge<T>(
         &self,
         step: u64,
@@ -220,7 +219,7 @@ impl Store {
                 }
                 _ => StepState::Complete(Box::new(found)),
             }),
-            // A step is protected only while it has one, and loses its protection before it.
+            // A step is protected only while it has a manifest, and loses its protection first.
             Err(Error::Incomplete { .. }) if self.is_protected(step) => {
                 let error = Error::corrupt(&path, MANIFEST, "the file is missing");
                 Ok(StepState::Damaged(error))
@@ -238,10 +237,10 @@ impl Store {
         }
     }
 
-    /// Identity of the checkpoint at a step, where its manifest can be read.
+    /// Identity of the checkpoint at a step, if its manifest can be read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for one that belongs to another step.
+    /// [`Error::Corrupt`] if the checkpoint belongs to another step.
     pub fn identity(&self, step: u64) -> Result<Option<String>> {
         let path = self.step_path(step);
         match read_manifest(&path, self.files()) {
@@ -254,20 +253,20 @@ impl Store {
     }
 
     /// Removes a step, complete or not, and returns the bytes freed. Files that no attempt wrote
-    /// stay, and their directory with them.
+    /// stay, and the directory with them.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a step without a directory, [`Error::Protected`],
-    /// [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save is under way in it,
-    /// with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it
-    /// goes on where it stopped. [`Error::Undecided`] where locks are not seen by all and the step
-    /// has no manifest that can be read; there only the checkpoint's own files go.
+    /// [`Error::NotFound`] for a step without a directory, [`Error::Protected`], [`Error::Storage`]
+    /// with [`io::ErrorKind::ResourceBusy`] during a save in it, with
+    /// [`io::ErrorKind::NotADirectory`] for a link, and system errors; another call resumes the
+    /// removal. [`Error::Undecided`] if locks are not visible to all hosts and the step has no
+    /// readable manifest; there, only the checkpoint's own files are removed.
     pub fn delete(&self, step: u64) -> Result<u64> {
         self.delete_as(step, None, false)
             .map(Option::unwrap_or_default)
     }
 
-    /// As [`Store::delete`], also of a protected step.
+    /// Removes a step as [`Store::delete`] does, even if it is protected.
     ///
     /// # Errors
     /// As [`Store::delete`].
@@ -276,15 +275,15 @@ impl Store {
             .map(Option::unwrap_or_default)
     }
 
-    /// As [`Store::delete`], if the step still holds the checkpoint with this identity; tells
-    /// whether it did.
+    /// Removes a step as [`Store::delete`] does, if it still holds the checkpoint with this
+    /// identity; returns whether it did.
     pub(crate) fn delete_checkpoint(&self, step: u64, id: &str) -> Result<bool> {
         let removed = self.delete_as(step, Some(id), false)?;
         Ok(removed.is_some())
     }
 
-    /// Removes a step, only if it holds the `expected` checkpoint where one is; tells the bytes
-    /// freed, or that it does not.
+    /// Removes a step; with `expected`, only if it holds that checkpoint. Returns the bytes freed,
+    /// or `None` if it holds another one.
     fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
         let (path, lease) = self.take_to_delete(self.step_path(step))?;
         if lease.is_none() {
@@ -300,7 +299,7 @@ impl Store {
         self.remove(&path).map(Some)
     }
 
-    /// Takes a directory for its deletion, where there is something to take.
+    /// Takes the exclusive lease of a directory for its deletion, where there are leases.
     pub(crate) fn take_to_delete(&self, path: PathBuf) -> Result<(PathBuf, Option<Lease>)> {
         match self.files().has_directories() {
             true => self.take(path, "delete"),
@@ -308,7 +307,7 @@ impl Store {
         }
     }
 
-    /// Removes the checkpoint in a directory whose lease nobody could see.
+    /// Removes the checkpoint in a directory whose lease others cannot see.
     pub(crate) fn delete_unlocked(
         &self,
         path: &Path,
@@ -316,7 +315,7 @@ impl Store {
         is_forced: bool,
     ) -> Result<Option<u64>> {
         match self.remove_unlocked(path, expected, is_forced) {
-            // Another host has removed it under our hands.
+            // Another host has removed it meanwhile.
             Err(error)
                 if error.kind() == Some(io::ErrorKind::NotFound) && !self.files().leads(path) =>
             {
@@ -328,7 +327,8 @@ impl Store {
         }
     }
 
-    /// Lets a directory that was taken be deleted: ends what deletions began, and takes its protection away.
+    /// Prepares a locked directory for deletion: resumes unfinished deletions, and removes its
+    /// protection.
     pub(crate) fn release(&self, path: &Path, is_forced: bool) -> Result<()> {
         self.resume_removals(path)?;
         match is_protected_at(path, self.files()) {
@@ -341,8 +341,8 @@ impl Store {
         }
     }
 
-    /// Takes a step's directory for its removal. The lease is held to the end, so that no save
-    /// begins among files that are being removed.
+    /// Takes the exclusive lease of a step's directory for its removal. The lease is held to the
+    /// end, so that no save begins among files that are being removed.
     pub(crate) fn take(
         &self,
         path: PathBuf,
@@ -363,7 +363,7 @@ impl Store {
                 }
                 return Err(Error::NotFound { path });
             }
-            // Retention passes over what is gone, and must not pass over a device that fails.
+            // Retention skips steps that are gone, and must not skip those on a failing device.
             Err(source) => return Err(Error::storage(operation, path)(source)),
         }
         match Lease::try_exclusive(&path, self.file_system())? {
@@ -374,8 +374,8 @@ impl Store {
         }
     }
 
-    /// Removes a checkpoint, and what other attempts left beside it: none is live, as the caller
-    /// holds the lease.
+    /// Removes a checkpoint, and files of other attempts in its directory: none is live, as the
+    /// caller holds the lease.
     pub(crate) fn remove(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = self.remove_manifest(path)?;
         freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
@@ -383,13 +383,13 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// Makes what is in a directory no checkpoint any more, durably.
+    /// Removes the manifest in a directory, durably, so that it holds no complete checkpoint.
     pub(crate) fn remove_manifest(&self, path: &Path) -> Result<u64> {
-        // A protection that was taken away is gone before the manifest is: without it, a protected
-        // step is one that lost its manifest.
+        // The removal of a protection must be durable before that of the manifest: a protected step
+        // without a manifest counts as damaged.
         self.sync(path)?;
         let freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
-        // Also where there was none: an earlier removal may have died before it was durable.
+        // Synced even without a manifest: an earlier removal may have died before it was durable.
         self.sync(path)?;
         Ok(freed_bytes)
     }
@@ -405,8 +405,8 @@ impl Store {
         }
     }
 
-    /// Whether a step without a manifest holds files that no save is at work on; `None` where locks
-    /// are not seen by all, so that nobody can tell.
+    /// Whether a step without a manifest holds files of dead saves only; `None` if locks are not
+    /// visible to all hosts, so that this is unknown.
     ///
     /// # Errors
     /// The system's errors.
@@ -423,7 +423,7 @@ impl Store {
     }
 }
 
-/// Checks that a manifest that records a step records this one: a directory may have been renamed.
+/// Checks that the step recorded in a manifest is this one: a directory may have been renamed.
 fn check_belongs(path: &Path, manifest: &Manifest, step: u64) -> Result<()> {
     match manifest.step {
         Some(found) if found != step => {

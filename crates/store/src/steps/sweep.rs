@@ -1,8 +1,8 @@
-//! Sweeping: what saves that died left behind.
+//! Sweeping: removes the files of saves that died.
 //!
-//! Where the kernel drops the lease of a process that dies, a lock tells the files of a dead attempt from
-//! those of a live one, and nothing else does. Where no lock does and files have ages that the storage
-//! tells, they go by those (`steps::aged`). Elsewhere nothing is swept.
+//! Where the kernel drops the lease of a process that dies, only the lock distinguishes a dead
+//! attempt from a live one. Where there are no locks, but the storage reports the ages of files,
+//! the ages decide (`steps::aged`). Elsewhere nothing is swept.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,17 +16,17 @@ use crate::format::taken::has_unknown;
 use crate::lease::{Exclusive, Lease};
 use crate::steps::store::{StepState, Store};
 
-/// How a sweep is to go about where nothing but their age tells what is dead.
+/// Limits of a sweep that goes by the age of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
-    /// What is younger stays; at least 15 minutes.
+    /// Younger attempts stay; at least 15 minutes.
     pub age: Duration,
-    /// Whether a lower age is taken as it is: by somebody who knows that no save is under way.
+    /// Whether a lower age is accepted: for a caller who knows that no save is in progress.
     pub is_forced: bool,
 }
 
 impl Default for Sweep {
-    /// A day: longer than a machine is away that comes back.
+    /// A day: longer than a machine that returns is usually away.
     fn default() -> Sweep {
         Sweep {
             age: Duration::from_secs(24 * 60 * 60),
@@ -36,7 +36,7 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// The age that counts.
+    /// The effective age limit.
     pub(crate) fn age(&self) -> Duration {
         match self.is_forced {
             true => self.age,
@@ -46,17 +46,17 @@ impl Sweep {
 }
 
 impl Store {
-    /// Removes what dead saves left behind and returns what was removed, with its bytes. A
-    /// directory that a live save holds the lease of is passed over, and so is one on a file
-    /// system without locks. On a store of objects what is older than a day is dead.
+    /// Removes the files of dead saves, and returns the paths with the bytes removed. Skips
+    /// directories whose lease a live save holds, and those on a file system without locks. On an
+    /// object store, attempts older than a day are dead.
     ///
     /// # Errors
-    /// The system's errors.
+    /// System errors.
     pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.sweep_as(&Sweep::default())
     }
 
-    /// As [`Store::sweep`], with another age.
+    /// Sweeps as [`Store::sweep`] does, with another age.
     ///
     /// # Errors
     /// As [`Store::sweep`].
@@ -69,7 +69,7 @@ impl Store {
         for step in self.steps()? {
             match self.sweep_step(step, true) {
                 Ok(found) => swept.extend(found),
-                // The others are swept all the same.
+                // The other steps are still swept.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -81,18 +81,19 @@ impl Store {
         failed.map_or(Ok(swept), Err)
     }
 
-    /// What [`Store::sweep`] would remove from the steps. Nothing is changed.
+    /// The paths that [`Store::sweep`] would remove from the steps, with their bytes. Nothing is
+    /// changed.
     ///
     /// # Errors
-    /// The system's errors.
+    /// System errors.
     pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.orphans_as(&Sweep::default())
     }
 
-    /// As [`Store::orphans`], with another age.
+    /// The paths that [`Store::sweep_as`] would remove, with their bytes.
     ///
     /// # Errors
-    /// The system's errors.
+    /// System errors.
     pub fn orphans_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
         if !self.files().has_directories() {
             return self.sweep_aged(sweep.age(), false);
@@ -104,13 +105,13 @@ impl Store {
         Ok(found)
     }
 
-    /// Sweeps one step, or only tells what it would free.
+    /// Sweeps one step, or only returns what it would free.
     fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
         let path = self.step_path(step);
         let _lease = match Lease::try_exclusive(&path, self.file_system()) {
             Ok(Exclusive::Taken(lease)) => lease,
             Err(error) if error.is_of_process() => return Err(error),
-            // Who cannot even look into it has nothing to remove there.
+            // A directory that cannot be read leaves nothing to remove.
             Ok(_) | Err(_) => return Ok(None),
         };
         if removes {
@@ -126,7 +127,7 @@ impl Store {
                 .map(|(name, _)| name.to_owned())
                 .collect(),
             Ok(StepState::Incomplete) => HashSet::new(),
-            // Perhaps it can be read by others or repaired; not after its files are gone.
+            // Others may be able to read or repair it, unless its files are gone.
             Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
                 return Ok(None);
             }
@@ -140,7 +141,7 @@ impl Store {
             let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
             return Ok(goes.then_some((path, bytes)));
         }
-        // The manifest may have been published by an attempt that died before it was durable.
+        // An attempt may have published the manifest and died before it was durable.
         self.sync(&path)?;
         let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
         if referenced.is_empty() {

@@ -1,15 +1,17 @@
-//! Removing the directory of a checkpoint with all that is in it.
+//! Removal of a checkpoint's directory with all of its contents.
 //!
-//! A framework puts files of its own beside a checkpoint, and wants the directory gone when it drops that.
-//! It goes as a step of a store does: under the lease, so not from under a save or a load; not while it is
-//! protected; and its manifest first. A crash leaves an incomplete checkpoint, whose own files go last, so
-//! that it is still known for one.
+//! A framework puts its own files next to a checkpoint, and removes the whole directory when it
+//! drops the checkpoint. The directory is removed like a step of a store: under the exclusive
+//! lease, so never during a save or a load; not while it is protected; and the manifest first. A
+//! crash leaves an incomplete checkpoint; its own files are removed last, so that the directory is
+//! still recognized as one.
 //!
-//! Checkpoints below it go with it, and only if each may go (`steps::nested`): that is known before anything
-//! is removed. A directory that is no checkpoint itself and holds some, as a store does, is refused.
+//! Nested checkpoints are removed too, and only if each of them may be (`steps::nested`): that is
+//! checked before anything is removed. A directory that contains checkpoints without being one, as
+//! a store does, is refused.
 //!
-//! Where the lease is not seen by all, only what is provably dead goes (`steps::removal`), and the
-//! other files only where no attempt has any beside them.
+//! If the lease is not visible to all hosts, only provably dead files are removed
+//! (`steps::removal`), and other files only if no attempt has files in the directory.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,24 +27,25 @@ use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file};
 use crate::steps::nested::{Nested, holds_attempts};
 use crate::steps::store::Store;
 
-/// Which directories a removal takes that it would refuse otherwise.
+/// Directories that a removal accepts although it refuses them by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// Protected checkpoints.
     pub is_forced: bool,
-    /// A directory that is no checkpoint itself and holds some: another library wrote it.
+    /// A directory that contains checkpoints without being one: another library wrote it.
     pub is_foreign: bool,
 }
 
-/// Removes the directory at a path, a checkpoint or what a save has left of one, with all that is in it;
-/// returns the bytes freed. Called again, it goes on where it stopped.
+/// Removes a checkpoint's directory, or one with the remains of a save, with all of its contents;
+/// returns the bytes freed. Another call resumes an interrupted removal.
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::Protected`] unless `is_forced`, [`Error::Storage`] with
-/// [`io::ErrorKind::ResourceBusy`] while a save or a load is under way in it, with
-/// [`io::ErrorKind::NotADirectory`] for a link and with [`io::ErrorKind::InvalidInput`] for a path that ends
-/// in `.` or `..` and for a store, [`Error::Undecided`] where locks are not seen by all and it has no manifest
-/// that can be read, and the system's errors. The path in the error may be that of a checkpoint below.
+/// [`io::ErrorKind::ResourceBusy`] during a save or a load in it, with
+/// [`io::ErrorKind::NotADirectory`] for a link and with [`io::ErrorKind::InvalidInput`] for a
+/// store, and for a path that ends in `.` or `..`, [`Error::Undecided`] if locks are not visible to
+/// all hosts and it has no readable manifest, and system errors. The path in the error may be that
+/// of a nested checkpoint.
 pub fn remove_checkpoint(path: &Path, allowed: Removal) -> Result<u64> {
     let path = named(path)?;
     let above = match path.parent() {
@@ -52,7 +55,7 @@ pub fn remove_checkpoint(path: &Path, allowed: Removal) -> Result<u64> {
     Store::at(above)?.remove_directory(path, allowed)
 }
 
-/// A path without the separators at its end, by which the system would follow a link.
+/// A path without its trailing separators, which would make the system follow a link.
 fn named(path: &Path) -> Result<&Path> {
     let bytes = path.as_os_str().as_bytes();
     let end = bytes.iter().rposition(|&byte| byte != b'/');
@@ -69,7 +72,7 @@ fn refused(path: &Path, why: impl Into<String>) -> Error {
 }
 
 impl Store {
-    /// As [`remove_checkpoint`], of a directory in the root.
+    /// Removes a directory in the root as [`remove_checkpoint`] does.
     ///
     /// # Errors
     /// As [`remove_checkpoint`].
@@ -101,7 +104,7 @@ impl Store {
             }
         }
         match entries(&path, self.files()) {
-            // It held nothing else.
+            // The directory held nothing else.
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(freed_bytes),
             listed => {
                 freed_bytes += self.remove_others(&path, &listed?)?;
@@ -111,8 +114,8 @@ impl Store {
         }
     }
 
-    /// Whether a directory whose checkpoint was removed without its lease holds another one, or files that a
-    /// save may be at work on.
+    /// Whether a directory whose checkpoint was removed without a lease holds another one, or files
+    /// that a save may be writing.
     fn is_at_work(&self, path: &Path) -> Result<bool> {
         match entries(path, self.files()) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(false),
@@ -120,23 +123,25 @@ impl Store {
         }
     }
 
-    /// Removes a directory with all that is in it, its protection too. The caller holds the lease.
+    /// Removes a directory with all of its contents, including its protection. The caller holds the
+    /// lease.
     pub(crate) fn remove_whole(&self, path: &Path) -> Result<u64> {
         self.remove_with(path, &[])
     }
 
-    /// The same, with checkpoints below it that were taken.
+    /// Removes a directory as [`Self::remove_whole`] does, with the nested checkpoints that were
+    /// locked.
     fn remove_with(&self, path: &Path, nested: &[Nested]) -> Result<u64> {
         remove_listed(&path.join(PROTECTED), 0, self.file_system())?;
         let mut freed_bytes = self.remove_manifest(path)?;
-        // No one of these looks whole while its other files go.
+        // None of these may look complete while its other files are removed.
         freed_bytes += self.remove_nested(nested, true)?;
         let listed = entries(path, self.files())?;
         freed_bytes += self.remove_others(path, &listed)?;
         Ok(freed_bytes + self.remove(path)?)
     }
 
-    /// Removes what was listed in a directory, but for files of attempts.
+    /// Removes the listed entries of a directory, except files of attempts.
     fn remove_others(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
         let is_of_attempt = |entry: &&Entry| entry.name.to_str().is_some_and(is_attempt_file);
         let mut freed_bytes = 0;

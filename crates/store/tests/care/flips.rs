@@ -1,8 +1,8 @@
-//! One flipped bit anywhere in any file is an error that names file, place and tensor; it is never
-//! data.
+//! One flipped bit anywhere in any file is an error that names file, position and tensor; it is
+//! never returned as data.
 //!
 //! Digests cover every byte, so this holds for each of them, and `load` and `verify` agree. `make
-//! torture` asks for ten thousand single bits; a run of the tests flips five hundred.
+//! torture` flips ten thousand single bits; an ordinary run flips five hundred.
 
 use std::fs;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::report::Problem;
 
-/// The classes of byte that a checkpoint has.
+/// The classes of bytes in a checkpoint.
 const CLASSES: [&str; 7] = [
     "manifest",
     "part",
@@ -36,7 +36,7 @@ struct Region {
     range: Range<u64>,
 }
 
-/// Both directions, both engines, by turns.
+/// Alternates direct and buffered I/O, and both engines.
 fn options_for(turn: u64) -> Options {
     let turn = turn as usize;
     Options {
@@ -46,7 +46,7 @@ fn options_for(turn: u64) -> Options {
     }
 }
 
-/// Where each class of byte is.
+/// Finds the runs of bytes of each class.
 fn regions(checkpoint: &Checkpoint) -> Vec<Region> {
     let mut regions = Vec::new();
     for (name, bytes) in checkpoint.files() {
@@ -78,7 +78,7 @@ fn regions(checkpoint: &Checkpoint) -> Vec<Region> {
     regions
 }
 
-/// The tensor that holds a byte, if one does.
+/// The tensor that contains a byte, if any.
 fn holder(checkpoint: &Checkpoint, file: &str, position: u64) -> Option<String> {
     let part = checkpoint.part();
     let number = part.files.iter().position(|entry| entry.name == file);
@@ -89,7 +89,7 @@ fn holder(checkpoint: &Checkpoint, file: &str, position: u64) -> Option<String> 
     holder.map(|tensor| tensor.name.clone())
 }
 
-/// Changes one byte, expects `load` and `verify` to name it, and puts it back.
+/// Changes one byte, checks that `load` and `verify` name it, and restores it.
 fn assert_seen(checkpoint: &Checkpoint, region: &Region, position: u64, flip: u8, turn: u64) {
     let file = fs::File::options()
         .read(true)
@@ -123,7 +123,7 @@ fn assert_seen(checkpoint: &Checkpoint, region: &Region, position: u64, flip: u8
     file.write_all_at(&good, position).unwrap();
 }
 
-/// A digest covers a chunk, and yet tells which one byte of it was changed.
+/// A digest covers a chunk, and still identifies the only byte of it that was changed.
 fn assert_names(
     place: &str,
     problem: &Problem,
@@ -137,7 +137,7 @@ fn assert_names(
     }
 }
 
-/// A byte of the class whose turn it is, anywhere in any file that has that class.
+/// A random byte of the class for this turn, in any file that has the class.
 fn draw<'a>(rng: &mut Rng, regions: &'a [Region], turn: u64) -> (&'a Region, u64) {
     let class = CLASSES[turn as usize % CLASSES.len()];
     let of_class: Vec<_> = regions

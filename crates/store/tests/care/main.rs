@@ -1,4 +1,4 @@
-//! What is found of damage, and what comes out of it.
+//! Finding damage, and recovering what is intact.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Of a damaged checkpoint exactly the intact tensors can be had, and nothing passes for more than
-//! it is.
+//! A salvage recovers exactly the intact tensors of a damaged checkpoint, and never presents them
+//! as a complete one.
 
 use std::fs;
 use std::path::Path;
@@ -87,7 +87,7 @@ fn salvaged(path: &Path, out: &Path, unverified: bool) -> Result<SalvageReport> 
     )
 }
 
-/// The tensors that the salvaged checkpoint has, by name, each checked bit for bit.
+/// The tensors in the salvaged checkpoint, by name, each checked bit for bit.
 fn recovered(out: &Path, sample: &Sample) -> Vec<String> {
     let checkpoint = Checkpoint::open(out).unwrap();
     let loaded = load(out, &Options::default()).unwrap();
@@ -208,7 +208,7 @@ fn a_missing_shard_takes_its_tensors_and_no_others() {
     assert_eq!(recovered(&out, &sample).len(), 10 - of_first.len());
 }
 
-/// A sector that the device cannot give back, and the rest of a request that it can.
+/// An unreadable sector, in a request whose other bytes can be read.
 #[test]
 fn bytes_that_cannot_be_read_hit_their_chunk_only() {
     let root = tempfile::tempdir().unwrap();
@@ -222,7 +222,7 @@ fn bytes_that_cannot_be_read_hit_their_chunk_only() {
             repeat: Repeat::Once,
             errno: 5,
         };
-        // With one request at a time, the second reading of an item follows the others.
+        // With one request at a time, the second read of an item comes after the others.
         let faults = Faults::new(1).fail(bad(2));
         let options = Options {
             io_threads: Some(1),

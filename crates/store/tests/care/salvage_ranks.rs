@@ -1,5 +1,5 @@
-//! Of a damaged checkpoint of many ranks exactly the intact tensors can be had: what one rank has
-//! lost is no loss of another, and no tensor with a hole in it passes for whole.
+//! A salvage of a checkpoint of many ranks recovers exactly the intact tensors: a loss in one rank
+//! is no loss in another, and no tensor with a hole passes for whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,8 +25,8 @@ use serde_json::value::RawValue;
 
 const RANKS: u32 = 3;
 
-/// Tensors that ranks share, each of eight rows of 64 bytes, and the rows of each rank: sharded over
-/// all, of one rank, replicated and written by two, with a gap in the middle of the ranks.
+/// Tensors that ranks share, each of eight rows of 64 bytes, and the rows of each rank: sharded
+/// over all, stored by one rank, replicated and written by two, with a gap in the middle rank.
 const SHARED: [(&str, [(u64, u64); 3]); 5] = [
     ("rows", [(0, 3), (3, 6), (6, 8)]),
     ("first", [(0, 8), (0, 0), (0, 0)]),
@@ -104,7 +104,7 @@ fn state_of(rank: u32) -> State {
     }
 }
 
-/// Files that are not made durable: nothing is cut off here, and syncing takes most of the time.
+/// Files that are not synced: no test here cuts the power, and syncing takes most of the time.
 #[derive(Debug)]
 struct Unsynced;
 
@@ -164,7 +164,8 @@ fn file_of(path: &Path, kind: &str, rank: u32) -> PathBuf {
     path.join(found.next().expect("the file is there"))
 }
 
-/// What can be had of a checkpoint, or is to be: names of shared tensors, and of those of each rank.
+/// The tensors that are, or should be, in a checkpoint: names of shared tensors, and of those of
+/// each rank.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Had {
     shared: BTreeSet<String>,
@@ -195,7 +196,7 @@ impl Had {
     }
 }
 
-/// What a checkpoint holds, every byte of it compared with what was saved.
+/// Reads the tensors of a checkpoint, comparing every byte with what was saved.
 fn held(path: &Path) -> Had {
     let checkpoint = Checkpoint::open(path).unwrap();
     assert_eq!(checkpoint.manifest().world_size, RANKS);
@@ -236,7 +237,7 @@ fn held(path: &Path) -> Had {
     had
 }
 
-/// Salvages and checks that what is there is what is expected, and that what is not is listed.
+/// Salvages, and checks that exactly the expected tensors are recovered and all others are listed.
 fn check(path: &Path, unverified: bool, expected: &Had, what: &str) -> SalvageReport {
     let out = tempfile::tempdir().unwrap();
     let out = out.path().join("out");
@@ -285,7 +286,8 @@ fn check(path: &Path, unverified: bool, expected: &Had, what: &str) -> SalvageRe
         "{what}"
     );
 
-    // Of what was salvaged the same can be salvaged, and no more is said to be missing.
+    // A salvage of the salvaged checkpoint recovers the same, and reports nothing further as
+    // missing.
     let again = tempfile::tempdir().unwrap();
     let again = again.path().join("again");
     let second = salvaged(&out, &again, false).unwrap();
@@ -395,7 +397,7 @@ fn each_file_takes_what_depends_on_it_and_nothing_else() {
                 "{}",
                 state.reason
             );
-            // The shards tell what is in them, for whoever asks for it.
+            // With `unverified`, the tensors are recovered from the headers of the shards.
             let report = check(&path, true, &Had::all(), &what);
             assert!(report.unverified && report.ranks_lost == [rank], "{what}");
         }
@@ -495,13 +497,13 @@ fn without_a_manifest_nothing_is_proven() {
         expected.lose_box("rows");
         assert!(check(&path, true, &expected, "manifest").unverified);
 
-        // The first rank's part as well: its shard tells.
+        // The first rank's part as well: its shard's header remains.
         let part = file_of(&path, "part", 0);
         fs::remove_file(&part).unwrap();
         fs::create_dir(part).unwrap();
         let report = check(&path, true, &expected, "manifest and part");
         assert_eq!(report.ranks_lost, [0]);
-        // And all that the rank in the middle had.
+        // And all files of the middle rank.
         fs::remove_file(file_of(&path, "part", 1)).unwrap();
         fs::remove_file(file_of(&path, "shard", 1)).unwrap();
         expected.lose_rank(1);
@@ -530,7 +532,7 @@ fn with_all_parts_lost_the_headers_tell_what_is_a_piece_of_what() {
     );
 }
 
-/// A shard that older versions wrote does not say which of its tensors are boxes.
+/// A shard of older versions does not list which of its tensors are boxes.
 #[test]
 fn a_piece_never_passes_for_the_whole() {
     let root = tempfile::tempdir().unwrap();
@@ -560,7 +562,8 @@ fn a_piece_never_passes_for_the_whole() {
     assert!(told("pieces of larger ones"), "{:?}", found.problems);
 }
 
-/// What a shard's header says of boxes is nobody's word: it spoils nothing that is vouched for.
+/// No digest covers a header's list of boxes: a false list must not affect tensors with recorded
+/// digests.
 #[test]
 fn headers_that_lie_spoil_nothing_that_is_proven() {
     let root = tempfile::tempdir().unwrap();
@@ -608,15 +611,15 @@ fn ranks_that_left_nothing_are_counted_within_reason() {
     assert!(detail.contains("4000000000"), "{detail}");
 }
 
-/// A device that fails between the survey and the last rank: boxes of a tensor are saved already when
-/// another turns out not to be readable.
+/// The device fails between the survey and the last rank: boxes of a tensor are already saved when
+/// another one turns out to be unreadable.
 #[test]
 fn what_is_found_damaged_on_the_way_is_missing_too() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");
     save(&path);
     let mut ranks_read = BTreeSet::new();
-    // The survey reads each shard once; then it takes a reading or two of each.
+    // The survey reads each shard once; the salvage reads each once or twice more.
     for nth in u64::from(RANKS) + 1..3 * u64::from(RANKS) + 1 {
         let out = root.path().join(format!("out{nth}"));
         let failure = Failure {
@@ -656,7 +659,7 @@ fn what_is_found_damaged_on_the_way_is_missing_too() {
     );
 }
 
-/// Any damage to any files, compared with what it can have hit.
+/// Random damage to random files, compared with the tensors that it can have hit.
 #[test]
 fn whatever_is_damaged_what_is_intact_is_had() {
     let seed = common::number("PENSTOCK_TORTURE_SEED", 0x5a17_a6e5);
@@ -701,7 +704,7 @@ fn whatever_is_damaged_what_is_intact_is_had() {
     }
 }
 
-/// One of the ways to lose a file of some kilobytes.
+/// One of several ways to damage a file of some kilobytes.
 fn harm(file: &Path, rng: &mut Rng) {
     let bytes = fs::metadata(file).unwrap().len();
     match rng.below(3) {

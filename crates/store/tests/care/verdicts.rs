@@ -1,5 +1,5 @@
-//! Whoever says that a checkpoint is good, or marks it so, has looked at its digests, whatever the
-//! options say: `Options::verify` is about what a load hands out.
+//! Functions that call or mark a checkpoint good have always checked its digests, whatever the
+//! options: `Options::verify` concerns the data returned by a load.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn flip(file: &Path, at: impl Fn(usize) -> usize) {
     fs::write(file, bytes).unwrap();
 }
 
-/// Two steps, the newer one damaged where no size tells of it.
+/// Two steps, the newer one damaged without a change of size.
 fn store_with_damage(root: &Path, options: &Options) -> Store {
     let store = Store::new(root.join("store"));
     for step in [1, 2] {
@@ -66,12 +66,12 @@ fn check_verdicts(options: &Options) {
         .map(|mark| (mark.step, mark.is_damaged))
         .collect();
     assert_eq!(marks, [(1, false), (2, true)]);
-    // What retention goes by: the good one is the last there is.
+    // Retention relies on this: the good step is the last one left.
     assert_eq!(store.retain(Some(1), None, Some(2)).unwrap(), [0; 0]);
     Sample::seeded_sizes(1, &SIZES).assert_at(&good);
 }
 
-/// The one choice that says something of digests, for itself.
+/// The only option that concerns digests, tested alone.
 #[test]
 fn without_digests_for_loads_verdicts_have_them() {
     check_verdicts(&Options {

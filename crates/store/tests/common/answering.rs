@@ -1,4 +1,4 @@
-//! Storage that answers while it is asked, as memory does.
+//! Storage that completes requests during submission, as memory does.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,12 +9,13 @@ use penstock_io::engine::{
 };
 use penstock_store::options::Options;
 
-/// Storage that answers while it is asked for so many requests, and later ones only whoever waits.
+/// Storage that completes the first requests during submission, and later ones only when waited
+/// for.
 struct Storage {
     inner: Box<dyn Engine>,
     at_once: usize,
     asked: usize,
-    /// Requests under way at each look.
+    /// Number of requests in flight at each poll.
     seen: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -50,8 +51,8 @@ impl Engine for Storage {
     }
 }
 
-/// The same options with storage that answers the first `at_once` requests of a worker while it is asked; and the
-/// requests that are under way at each look.
+/// Options with storage that completes the first `at_once` requests of a worker during submission;
+/// returned with the number of requests in flight at each poll.
 pub fn answering(options: Options, at_once: usize) -> (Options, Arc<Mutex<Vec<usize>>>) {
     let seen: Arc<Mutex<Vec<usize>>> = Arc::default();
     let shared = Arc::clone(&seen);

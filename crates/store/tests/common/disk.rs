@@ -1,7 +1,7 @@
-//! A file system that can lose its power: ext4 or XFS in a file, mounted over a loop device.
+//! A file system that can lose power: ext4 or XFS in a file, mounted over a loop device.
 //!
 //! It is shut down by `EXT4_IOC_SHUTDOWN` or `XFS_IOC_GOINGDOWN` without a flush of the log:
-//! everything that was not synced is lost, as when the power goes. It takes root, and cannot show a
+//! everything that was not synced is lost, as in a power cut. It needs root, and cannot simulate a
 //! drive that lies about its cache.
 
 use std::io::{self, BufRead, BufReader, Write};
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use super::skip;
 
-/// The call has no wrapper in the standard library, and Python is there wherever Penstock is
-/// built. Both file systems have the same number, `_IOR('X', 125, __u32)`, and the same argument:
-/// 2 is `NOLOGFLUSH`. It waits for its order, so that the cut comes at once.
+/// The standard library has no wrapper for the call, and Python is available wherever Penstock is
+/// built. Both file systems use the same number, `_IOR('X', 125, __u32)`, and the same argument: 2
+/// is `NOLOGFLUSH`. The process waits for its input, so that the cut comes at once.
 const SHUTDOWN: &str = "import fcntl, os, struct, sys
 for line in sys.stdin:
     directory = os.open(line.rstrip('\\n'), os.O_RDONLY)
@@ -24,15 +24,15 @@ for line in sys.stdin:
     os.close(directory)
     print(flush=True)";
 
-/// How long a ring that was closed may hold on to its files: the kernel tears it down later.
+/// How long a closed ring may hold on to its files: the kernel tears it down later.
 const UNMOUNT_TRIES_MAX: usize = 500;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a disk is formatted with.
+/// The file system of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     pub name: &'static str,
-    /// The image is sparse: it takes what is written. XFS asks for 300 MiB at least.
+    /// The image is sparse: it takes only the space written to it. XFS needs at least 300 MiB.
     image_bytes: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A disk, and the proof that its power can be cut; else the reason why there is none.
+    /// Creates a disk, and proves that its power can be cut; otherwise returns the reason.
     pub fn new(file_system: FileSystem) -> Result<Disk, String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
@@ -108,7 +108,7 @@ impl Disk {
         unmount()
     }
 
-    /// Brings the disk back as it is after a cut.
+    /// Remounts the disk in the state that a cut has left.
     pub fn restore(&self) {
         self.unmount().unwrap();
         self.mount().unwrap();
@@ -118,7 +118,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let path = self.path();
-        // A disk that was cut off and not restored may refuse to tell.
+        // A disk that was cut off and not restored may return errors.
         let is_unmounted = device(path).is_ok_and(|found| found == device_above(path));
         if !is_unmounted && let Err(reason) = self.unmount() {
             eprintln!("{} stays mounted: {reason}", path.display());
@@ -126,7 +126,7 @@ impl Drop for Disk {
     }
 }
 
-/// Runs a test on a disk with each file system, or says why it cannot.
+/// Runs a test on a disk with each file system, or reports why it cannot.
 pub fn on_each_disk(test: &str, run: impl Fn(&Disk)) {
     for file_system in FILE_SYSTEMS {
         match Disk::new(file_system) {
@@ -136,7 +136,7 @@ pub fn on_each_disk(test: &str, run: impl Fn(&Disk)) {
     }
 }
 
-/// What cuts the power of one disk, from any thread.
+/// Cuts the power of one disk, from any thread.
 #[derive(Clone)]
 pub struct Switch {
     path: PathBuf,
@@ -150,7 +150,7 @@ impl Switch {
     }
 
     pub fn cut(&self) -> Result<(), String> {
-        // Nothing else must ever be shut down.
+        // No other file system must ever be shut down.
         assert_ne!(device(&self.path).unwrap(), device_above(&self.path));
         self.helper.lock().unwrap().shut_down(&self.path)
     }
@@ -160,7 +160,7 @@ fn device(path: &Path) -> io::Result<u64> {
     Ok(path.metadata()?.dev())
 }
 
-/// The device that a mount point itself is on.
+/// The device that contains the mount point itself.
 fn device_above(path: &Path) -> u64 {
     device(path.parent().unwrap()).unwrap()
 }
@@ -200,7 +200,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It ends when there are no orders to come.
+        // The process ends when its input is closed.
         drop(self.orders.take());
         let _ = self.child.wait();
     }

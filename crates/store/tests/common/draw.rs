@@ -1,4 +1,4 @@
-//! Options drawn from a seed: what a promise must not depend on.
+//! Random options: promises must hold for all of them.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use penstock_store::options::Options;
 
 use super::{Rng, engines};
 
-/// Options for a checkpoint in a directory, each member drawn for itself; they tell what they are by
-/// their `Debug`. One with a file system or an engine of its own takes that over with `..`.
+/// Random options for a checkpoint in a directory, each member drawn independently; their `Debug`
+/// output shows them. Options with another file system or engine take over the rest with `..`.
 pub fn options(random: &mut Rng, directory: &Path) -> Options {
     let mut engines = engines().to_vec();
     engines.push(EngineChoice::Auto);
-    // The same draws wherever it is; what cannot be there is left to choose.
+    // The same draws on every file system; an unsupported choice is replaced by `Auto`.
     let direct = match one_of(random, &[Direct::Auto, Direct::Off, Direct::On]) {
         Direct::On if !can_be_direct(directory) => Direct::Auto,
         direct => direct,

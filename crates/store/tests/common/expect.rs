@@ -1,4 +1,4 @@
-//! What has to be found after a cut or a kill, by what was promised before it.
+//! The permitted contents of a store after a power cut or a kill, derived from earlier promises.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -11,36 +11,36 @@ use penstock_store::{Error, Progress};
 
 use super::{Sample, check_beside};
 
-/// What a program says that it is about to do or has done.
+/// A program's report of an operation that it begins or has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A save of a step began; a state is given by the seeds of its ranks.
     Saving(u64, Vec<u64>),
-    /// It was acknowledged.
+    /// The save was acknowledged.
     Saved(u64, Vec<u64>),
-    /// A caller was told that a step is complete already.
+    /// A caller received the answer that a step is already complete.
     There(u64),
     /// A removal of a step may begin.
     Deleting(u64),
-    /// It was acknowledged.
+    /// The removal was acknowledged.
     Deleted(u64),
     /// Retention may delete a step, as long as another one stays.
     Retaining(u64),
-    /// It has deleted one.
+    /// Retention has deleted a step.
     Gone(u64),
-    /// A step was damaged where no size tells of it.
+    /// A step was damaged without a change of size.
     Damaged(u64),
     /// A step is about to be marked as read back whole, or as damaged.
     Marking(u64, bool),
-    /// It was acknowledged.
+    /// The mark was acknowledged.
     Marked(u64, bool),
     /// A step is about to be protected, or to lose its protection.
     Protecting(u64, bool),
-    /// It was acknowledged.
+    /// The change of protection was acknowledged.
     Protected(u64, bool),
-    /// A step that is marked as damaged is about to be set aside.
+    /// A step that is marked as damaged is about to be quarantined.
     SettingAside(u64),
-    /// It was acknowledged.
+    /// The quarantine was acknowledged.
     SetAside(u64),
 }
 
@@ -81,40 +81,40 @@ impl FromStr for Note {
     }
 }
 
-/// What may be at a step.
+/// The permitted contents of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Allowed {
-    /// The states, each given by the seeds of its ranks.
+    /// The permitted states, each given by the seeds of its ranks.
     pub states: BTreeSet<Vec<u64>>,
-    /// Whether there need not be a complete checkpoint.
+    /// Whether a complete checkpoint may be missing.
     pub may_be_absent: bool,
-    /// Whether not even the directory may be there.
+    /// Whether even the directory must be gone.
     pub must_be_gone: bool,
-    /// Whether its bytes are another state's than the one it stands for.
+    /// Whether its bytes were damaged after they were saved.
     pub is_damaged: bool,
 }
 
-/// What may be in the store, step by step.
+/// The permitted contents of the store, step by step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expected {
     pub steps: BTreeMap<u64, Allowed>,
-    /// Marks that may be there, by step: good, damaged; both while one is about to replace the other.
+    /// Permitted marks, by step: good, damaged; both while one is about to replace the other.
     pub marks: BTreeMap<u64, BTreeSet<Option<bool>>>,
     pub protections: BTreeMap<u64, BTreeSet<bool>>,
-    /// States that have to be at a step or set aside, and whether they have to be aside.
+    /// States that must be at a step or quarantined, and whether they must be quarantined.
     pub aside: BTreeMap<u64, (BTreeSet<Vec<u64>>, bool)>,
-    /// Whether a complete checkpoint has to be there: one was acknowledged, and nobody asked for its
+    /// Whether a complete checkpoint must exist: one was acknowledged, and nobody requested its
     /// deletion.
     pub needs_one: bool,
 }
 
 impl Expected {
-    /// What some notes promise.
+    /// The promises that follow from some notes.
     pub fn after<'a>(notes: impl IntoIterator<Item = &'a Note>) -> Expected {
         let mut expected = Expected::default();
         for note in notes {
             if let Note::Saving(step, _) | Note::Deleting(step) = note {
-                // What was not set aside yet is replaced or deleted where it is.
+                // A damaged step that is not quarantined yet is replaced or deleted in place.
                 expected
                     .aside
                     .retain(|at, (_, is_settled)| at != step || *is_settled);
@@ -139,7 +139,7 @@ impl Expected {
                         ..Allowed::default()
                     };
                     expected.steps.insert(*step, only);
-                    // Another checkpoint takes no mark over.
+                    // Another checkpoint does not inherit a mark.
                     expected.marks.remove(step);
                     expected.needs_one = true;
                 }
@@ -171,7 +171,7 @@ impl Expected {
         expected
     }
 
-    /// Adds what is promised of a step beside what it holds, and where that is.
+    /// Adds promises about a step other than its state: damage, marks, protection, quarantine.
     fn add_beside(&mut self, note: &Note) {
         match note {
             Note::Damaged(step) => {
@@ -213,7 +213,7 @@ impl Expected {
         }
     }
 
-    /// What the store holds, step by step, or how it breaks a promise.
+    /// Reads the store's contents, step by step, or describes the broken promise.
     pub fn check(
         &self,
         store: &Store,
@@ -263,7 +263,7 @@ impl Expected {
         Ok(found)
     }
 
-    /// What was set aside is there whole, by one name or by the other.
+    /// A quarantined state must exist whole, under its old name or the new one.
     fn check_aside(
         &self,
         store: &Store,
@@ -298,7 +298,7 @@ impl Expected {
                 return Err(format!("the mark of step {step} is not the last: {mark:?}"));
             }
         }
-        // The newest that is known to be good outlives retention.
+        // The newest checkpoint known to be good survives retention.
         let mut good = self
             .marks
             .iter()
@@ -324,7 +324,7 @@ impl Expected {
     }
 }
 
-/// Loads a checkpoint and tells which of the states it is.
+/// Loads a checkpoint and finds which of the states it holds.
 fn identify(
     checkpoint: &Checkpoint,
     allowed: &BTreeSet<Vec<u64>>,

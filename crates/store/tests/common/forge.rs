@@ -1,4 +1,4 @@
-//! Checkpoints with lies in them, every digest right: what an attacker would hand out.
+//! Forged checkpoints with false contents and correct digests, as an attacker would make them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use penstock_store::MANIFEST;
 use penstock_store::format::digest::{CHUNK_BYTES, Digest};
 use serde_json::{Value, json};
 
-/// The attempt of checkpoints made by hand.
+/// The attempt id of forged checkpoints.
 pub const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
 
-/// Stamps the text of a manifest that has no digest yet.
+/// Adds a digest to the text of a manifest that has none yet.
 pub fn stamp(unstamped: &str) -> Vec<u8> {
     let text = unstamped.trim_end();
     let text = text.strip_suffix('}').expect("a manifest is an object");
@@ -18,7 +18,7 @@ pub fn stamp(unstamped: &str) -> Vec<u8> {
     format!("{text},\"digest\":\"{digest}\"}}\n").into_bytes()
 }
 
-/// Changes a manifest and stamps it again.
+/// Changes a manifest and recomputes its digest.
 pub fn edit_manifest(path: &Path, edit: impl FnOnce(&mut Value)) {
     let file = path.join(MANIFEST);
     let mut manifest: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -29,12 +29,12 @@ pub fn edit_manifest(path: &Path, edit: impl FnOnce(&mut Value)) {
     fs::write(&file, stamp(&manifest.to_string())).unwrap();
 }
 
-/// Where the part of a checkpoint is.
+/// The path of a checkpoint's part.
 pub fn part_path(path: &Path) -> PathBuf {
     find(path, "part-")
 }
 
-/// Where the first shard of a checkpoint is.
+/// The path of a checkpoint's first shard.
 pub fn shard_path(path: &Path) -> PathBuf {
     find(path, "shard-00000-00")
 }
@@ -45,7 +45,7 @@ fn find(path: &Path, prefix: &str) -> PathBuf {
     path.join(name.unwrap_or_else(|| panic!("no {prefix} among {names:?}")))
 }
 
-/// Replaces the text of the part and vouches for it in the manifest.
+/// Replaces the text of the part, and its digest in the manifest.
 pub fn write_part(path: &Path, text: &[u8]) {
     fs::write(part_path(path), text).unwrap();
     edit_manifest(path, |manifest| {
@@ -54,14 +54,14 @@ pub fn write_part(path: &Path, text: &[u8]) {
     });
 }
 
-/// Changes the part and vouches for it in the manifest.
+/// Changes the part, and its digest in the manifest.
 pub fn edit_part(path: &Path, edit: impl FnOnce(&mut Value)) {
     let mut part: Value = serde_json::from_slice(&fs::read(part_path(path)).unwrap()).unwrap();
     edit(&mut part);
     write_part(path, part.to_string().as_bytes());
 }
 
-/// Changes the part of a rank and vouches for it in the manifest; returns its name.
+/// Changes the part of a rank, and its digest in the manifest; returns its name.
 pub fn edit_rank(path: &Path, rank: usize, edit: impl FnOnce(&mut Value)) -> String {
     let file = find(path, &format!("part-{rank:05}"));
     let mut part: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -75,7 +75,7 @@ pub fn edit_rank(path: &Path, rank: usize, edit: impl FnOnce(&mut Value)) -> Str
     file.file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Replaces the bytes of the first shard and vouches for them in the part.
+/// Replaces the bytes of the first shard, and its digests in the part.
 pub fn write_shard(path: &Path, bytes: &[u8]) {
     fs::write(shard_path(path), bytes).unwrap();
     edit_part(path, |part| {
@@ -97,8 +97,7 @@ pub fn file_entry(name: &str, bytes: &[u8]) -> Value {
     })
 }
 
-/// Writes a whole checkpoint by hand: one shard with these bytes, and `tensors` as the part lists
-/// them.
+/// Writes a forged checkpoint: one shard with these bytes, and `tensors` as the part's list.
 pub fn checkpoint(path: &Path, shard: &[u8], tensors: &Value) {
     let shard_name = format!("shard-00000-00.{ATTEMPT}.safetensors");
     let part_name = format!("part-00000.{ATTEMPT}.json");

@@ -1,4 +1,4 @@
-//! States whose last tensors lie in a file of their own, which saves link to.
+//! States whose last tensors are in a separate file, which saves hard-link.
 
 use std::fs;
 use std::path::Path;
@@ -12,16 +12,16 @@ use penstock_store::save::{Linked, LinkedFile, LinkedTensor, State};
 
 use super::{Sample, noise};
 
-/// Bytes of a tensor in each file that no state has.
+/// Size of an unrelated tensor at the start of each file.
 const NOBODYS_BYTES: u64 = 100;
 
-/// How the file calls the tensor of an index.
+/// The name in the file of the tensor with an index.
 fn label(index: usize) -> String {
     format!("moment.{index}")
 }
 
-/// The file of the last `count` tensors of a sample, and where each begins. Another one lies before
-/// them.
+/// The file of the last `count` tensors of a sample, and the offset of each. An unrelated tensor
+/// precedes them.
 pub fn file_of(sample: &Sample, count: usize) -> (Vec<u8>, Vec<u64>) {
     let members = || sample.specs.len() - count..sample.specs.len();
     let mut end = NOBODYS_BYTES;
@@ -50,7 +50,7 @@ pub fn file_of(sample: &Sample, count: usize) -> (Vec<u8>, Vec<u64>) {
     (file, starts.collect())
 }
 
-/// A state of which the last `count` tensors lie in the file at `path`.
+/// A state whose last `count` tensors are in the file at `path`.
 pub fn state(sample: &Sample, count: usize, path: &Path) -> State {
     let (file, starts) = file_of(sample, count);
     let first = sample.specs.len() - count;
@@ -84,14 +84,14 @@ pub fn write(sample: &Sample, count: usize, path: &Path) -> State {
     state(sample, count, path)
 }
 
-/// Counts the states that are still held.
+/// Counts the states that still hold their files.
 #[derive(Clone, Default)]
 pub struct Holds(Arc<AtomicUsize>);
 
 struct Hold(Arc<AtomicUsize>);
 
 impl Holds {
-    /// Has a state hold its files.
+    /// Makes a state hold its files.
     pub fn hold(&self, state: &mut State) {
         self.0.fetch_add(1, Ordering::Relaxed);
         state

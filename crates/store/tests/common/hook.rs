@@ -1,4 +1,4 @@
-//! Stopping a save at a known moment.
+//! Stops a save at a known operation.
 
 use std::sync::Arc;
 

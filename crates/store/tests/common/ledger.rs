@@ -1,4 +1,5 @@
-//! What every step of a store may hold, wherever its saver was stopped: the promises as a table.
+//! The permitted contents of every step of a store, wherever its saver was stopped: the promises as
+//! a table.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -13,7 +14,7 @@ use super::{Sample, names};
 /// How many steps retention keeps.
 pub const KEPT: usize = 3;
 
-/// One thing that a saver does to a store. A seed tells which state is saved.
+/// One operation of a saver on a store. A seed identifies the saved state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     Save { step: u64, seed: u64 },
@@ -35,7 +36,7 @@ impl Activity {
     }
 }
 
-/// One line that a saver in another process tells its activity with.
+/// The line in which a saver in another process reports its activity.
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, second) = match *self {
@@ -69,7 +70,7 @@ impl FromStr for Activity {
     }
 }
 
-/// What was acknowledged, and what was begun and not acknowledged.
+/// Acknowledged operations, and the one begun but not acknowledged.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     seeds: BTreeMap<u64, u64>,
@@ -77,7 +78,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The ledger of a store at rest.
+    /// The ledger of an idle store.
     pub fn of(store: &Store) -> Ledger {
         let mut seeds = BTreeMap::new();
         for step in store.steps().unwrap() {
@@ -107,7 +108,7 @@ impl Ledger {
         assert_eq!(before, None, "one thing after the other");
     }
 
-    /// What was begun is done, and from now on promised.
+    /// The operation begun is done, and promised from now on.
     pub fn acknowledge(&mut self) {
         let done = self.begun.take();
         match done.expect("only what was begun is acknowledged") {
@@ -132,11 +133,11 @@ impl Ledger {
         steps[..steps.len().saturating_sub(KEPT)].to_vec()
     }
 
-    /// Panics unless every step holds what it may, bit for bit; takes up what that is.
+    /// Panics unless every step holds a permitted state, bit for bit; adopts the states found.
     ///
-    /// A step that was acknowledged holds that state, or the one that was about to replace it. It
-    /// may be gone if it was about to be removed. What was deleted stays deleted, and nothing is
-    /// ever damaged.
+    /// An acknowledged step holds that state, or the one that was about to replace it. It may be
+    /// gone if it was about to be removed. A deleted step stays deleted, and nothing is ever
+    /// damaged.
     #[track_caller]
     pub fn check(&mut self, store: &Store, when: &str) {
         let mut found = BTreeMap::new();
@@ -187,7 +188,7 @@ impl Ledger {
         }
     }
 
-    /// Sweeps, and panics unless the files of the complete checkpoints are all that is left.
+    /// Sweeps, and panics unless only the files of the complete checkpoints are left.
     #[track_caller]
     pub fn sweep(&self, store: &Store, when: &str) {
         store.sweep().unwrap();
@@ -209,7 +210,7 @@ impl Ledger {
     }
 }
 
-/// Which state a checkpoint says it holds.
+/// The seed recorded in a checkpoint's metadata.
 fn seed_of(checkpoint: &Checkpoint) -> u64 {
     let metadata: Value = serde_json::from_str(checkpoint.manifest().metadata.get()).unwrap();
     metadata["seed"].as_u64().expect("the saver records a seed")

@@ -1,4 +1,4 @@
-//! A machine with devices, which is the driver for tests.
+//! A machine with devices, simulated by the test driver.
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use penstock_cuda_fake::Control;
 use penstock_io::buffer::Lane;
 use penstock_io::faulty::LentDevice;
 
-/// The driver for tests, its two devices, and a stream of a training's on the first.
+/// The test driver, its two devices, and a stream of a training on the first.
 pub struct Machine {
     pub control: Control,
     pub device: Arc<Device>,
@@ -16,7 +16,7 @@ pub struct Machine {
     pub theirs: Arc<Stream>,
 }
 
-/// One driver serves all tests, as it does in a program; each has it alone.
+/// One driver serves all tests, as in a program; each test has exclusive use of it.
 pub fn machine() -> MutexGuard<'static, Machine> {
     static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
         let control = Control::new();
@@ -39,7 +39,7 @@ pub fn machine() -> MutexGuard<'static, Machine> {
 }
 
 impl Machine {
-    /// Has streams take times that are drawn anew.
+    /// Sets random delays for the streams.
     pub fn draw(&mut self, seed: u64, delay_us_max: u64) {
         self.control.set_seed(seed);
         self.control.set_delay_us_max(delay_us_max);

@@ -1,4 +1,4 @@
-//! States to save, and ways to save them.
+//! States to save, and helpers to save them.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -44,7 +44,7 @@ use penstock_store::{Error, Progress, Result};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A pipe that nobody writes to: to open it waits for ever.
+/// A FIFO without a writer: opening it blocks forever.
 pub fn make_fifo(file: &Path) {
     let mode = rustix::fs::Mode::RUSR;
     rustix::fs::mknodat(rustix::fs::CWD, file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -83,12 +83,12 @@ impl Sample {
         }
     }
 
-    /// A few mebibytes that differ with `seed`: what a step of a training run is here.
+    /// A few mebibytes that differ with `seed`: a step of a training run in these tests.
     pub fn seeded(seed: u64) -> Sample {
         Sample::seeded_sizes(seed, &[1_234_567, 4096, 1 << 20, 300, 77_777])
     }
 
-    /// Of these sizes, with bytes that differ with `seed`.
+    /// Tensors of these sizes, with bytes that differ with `seed`.
     pub fn seeded_sizes(seed: u64, sizes: &[usize]) -> Sample {
         let mut sample = Sample::of_sizes(sizes);
         for (index, bytes) in (0u64..).zip(&mut sample.bytes) {
@@ -97,7 +97,8 @@ impl Sample {
         sample
     }
 
-    /// The same, with names that differ with `seed` too: ranks of one checkpoint share none.
+    /// A sample in which names differ with `seed` too: ranks of one checkpoint have no name in
+    /// common.
     pub fn seeded_rank(seed: u64, sizes: &[usize]) -> Sample {
         let mut sample = Sample::seeded_sizes(seed, sizes);
         for spec in &mut sample.specs {
@@ -106,7 +107,7 @@ impl Sample {
         sample
     }
 
-    /// The same as a model: in shards of their own, under other names.
+    /// The sample as a model: in separate shards, under other names.
     pub fn grouped(mut self) -> Sample {
         for spec in &mut self.specs {
             let (group, name) = (String::new(), format!("w.{}", spec.name));
@@ -115,7 +116,7 @@ impl Sample {
         self
     }
 
-    /// Sizes around every boundary there is: pages, chunks, extents.
+    /// Sizes around all boundaries: pages, chunks, extents.
     pub fn mixed() -> Sample {
         let mib = 1 << 20;
         Sample::of_sizes(&[
@@ -158,7 +159,7 @@ impl Sample {
         )
     }
 
-    /// Saves as a step, replacing what is there if `overwrite` says so.
+    /// Saves as a step, replacing an existing one if `overwrite` is set.
     pub fn save_step(&self, path: &Path, step: Option<u64>, overwrite: bool) -> Result<SaveReport> {
         let publication = Publication {
             step,
@@ -169,7 +170,7 @@ impl Sample {
         save(self.state(), &publication, &options, &Progress::default())
     }
 
-    /// Whether what was loaded whole is this state, bit for bit.
+    /// Whether a complete load returned this state, bit for bit.
     pub fn is(&self, loaded: &Loaded) -> bool {
         loaded.placements.len() == self.bytes.len()
             && (0..)
@@ -188,7 +189,7 @@ impl Sample {
     }
 }
 
-/// What comes of several saves that begin at the same moment.
+/// The results of several saves that begin at the same time.
 pub fn race(
     samples: &[Sample],
     save: impl Fn(&Sample) -> Result<SaveReport> + Sync,
@@ -210,7 +211,8 @@ pub fn race(
     })
 }
 
-/// Which of several saves won, of which one must, while the others were told that it had.
+/// The index of the save that won; panics unless exactly one did and the others returned that the
+/// checkpoint exists.
 #[track_caller]
 pub fn only_winner(results: &[Result<SaveReport>]) -> usize {
     let winners: Vec<_> = (0..results.len())
@@ -232,7 +234,7 @@ pub fn publication(path: &Path) -> Publication {
     }
 }
 
-/// What goes with a state that is a model's.
+/// The sidecars of a state that is a model.
 pub fn beside(seed: u64) -> Beside {
     Beside {
         files: vec![("config.json".to_owned(), format!("{{{seed}}}").into_bytes())],
@@ -240,8 +242,7 @@ pub fn beside(seed: u64) -> Beside {
     }
 }
 
-/// Whether what lies beside the shards is what readers of models need: an index whose files are there,
-/// and, of the same save, a configuration.
+/// Checks the copies of sidecars: an index whose files exist, and a configuration of the same save.
 pub fn check_beside(path: &Path, checkpoint: &Checkpoint) -> std::result::Result<(), String> {
     let beside = &checkpoint.manifest().beside;
     if beside.is_empty() {
@@ -269,7 +270,7 @@ pub fn load(path: &Path, options: &Options) -> Result<Loaded> {
     checkpoint.load(None, HashMap::new(), options, &Progress::default())
 }
 
-/// Names in a directory, sorted; none where there is no directory.
+/// Names in a directory, sorted; none if it does not exist.
 pub fn names(path: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(path) else {
         return Vec::new();
@@ -281,7 +282,7 @@ pub fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// The system's number of an error, where it has one.
+/// The system's error number, if there is one.
 pub fn errno(error: &Error) -> Option<i32> {
     match error {
         Error::Storage { source, .. }
@@ -292,7 +293,7 @@ pub fn errno(error: &Error) -> Option<i32> {
     }
 }
 
-/// What a load that refused damage says about it.
+/// The problem that a load reported when it refused damage.
 pub fn problem_of(error: Error) -> Problem {
     let (file, offset, tensor, detail, is_proven) = match error {
         Error::Corrupt {
@@ -320,7 +321,7 @@ pub fn problem_of(error: Error) -> Problem {
     }
 }
 
-/// Runs `work` and panics if it has not come back after a generous while: what hangs must fail.
+/// Runs `work` and panics if it has not returned after a generous time: a hang must fail.
 pub fn within_a_minute<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -336,7 +337,7 @@ pub fn within_a_minute<T: Send + 'static>(
     }
 }
 
-/// A number, or a seed, that a long run sets by a variable of the environment.
+/// A number or seed that a long run sets in an environment variable.
 pub fn number(variable: &str, ordinary: u64) -> u64 {
     let Ok(text) = std::env::var(variable) else {
         return ordinary;
@@ -345,13 +346,13 @@ pub fn number(variable: &str, ordinary: u64) -> u64 {
     number.unwrap_or_else(|_| panic!("{variable}={text}: must be a number"))
 }
 
-/// Says aloud that a test did not run, and why.
+/// Reports that a test was skipped, and why.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("SKIPPED {test}: {reason}");
 }
 
-/// Random numbers from a seed (SplitMix64). The seed is printed, so that a failure can be had
-/// again.
+/// Random numbers from a seed (SplitMix64). The seed is printed, so that a failure can be
+/// reproduced.
 pub struct Rng(u64);
 
 impl Rng {
@@ -360,7 +361,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// From a seed that was itself drawn from one that is printed.
+    /// From a seed that was itself drawn from a printed one.
     pub fn quiet(seed: u64) -> Rng {
         Rng(seed)
     }
@@ -384,7 +385,7 @@ pub fn engines() -> &'static [EngineChoice] {
     }
 }
 
-/// Options whose engines all fail as `faults` says. Extents are one chunk, so that even a small
+/// Options whose engines fail according to `faults`. Extents are one chunk, so that even a small
 /// state takes several operations.
 pub fn faulty(choice: EngineChoice, faults: Arc<Faults>) -> Options {
     let factory = move |queue_depth| {
@@ -404,8 +405,8 @@ pub fn faulty(choice: EngineChoice, faults: Arc<Faults>) -> Options {
     }
 }
 
-/// Options whose engines and file system fail as `faults` says, counted together; one worker with
-/// one request at a time, so that the count is the same every time.
+/// Options whose engines and file system fail according to `faults`, counted together; one worker
+/// with one request at a time, so that the count is always the same.
 pub fn faulty_storage(choice: EngineChoice, faults: Arc<Faults>) -> Options {
     let native: Arc<dyn FileSystem> = Arc::new(Native);
     Options {
@@ -416,7 +417,7 @@ pub fn faulty_storage(choice: EngineChoice, faults: Arc<Faults>) -> Options {
     }
 }
 
-/// Bytes that repeat nowhere near, by xorshift from a seed.
+/// Bytes without nearby repetition, by xorshift from a seed.
 pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -430,7 +431,7 @@ pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// The bytes of the tensor that was asked for at this place.
+/// The bytes of the tensor at this index of the request.
 pub fn bytes_of(loaded: &Loaded, place: usize, bytes: usize) -> &[u8] {
     match loaded.placements[place] {
         Placement::Segment { segment, offset } => {

@@ -1,4 +1,4 @@
-//! A saver that does everything a saver does, in random order, until it is stopped: saves,
+//! A saver that performs all of its operations in random order until it is stopped: saves,
 //! overwrites, retention, deletions and sweeps, with either engine, direct and buffered, in one
 //! shard and several.
 
@@ -16,14 +16,14 @@ use serde_json::value::RawValue;
 use super::ledger::{Activity, KEPT, Ledger};
 use super::{Rng, Sample, engines, forge, noise, publication};
 
-/// Beyond this many steps it is time for retention.
+/// More steps than this trigger retention.
 const STEPS_MAX: usize = 2 * KEPT;
 
-/// What a saver tells while it works.
+/// Messages from a saver while it works.
 #[derive(Clone, Copy, Debug)]
 pub enum News {
     Begun(Activity),
-    /// What was begun last is done.
+    /// The last operation begun is done.
     Acknowledged,
 }
 
@@ -41,7 +41,7 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// Goes on from the ledger. Its states have seeds from `first_seed` on.
+    /// Continues from the ledger. Its states have seeds from `first_seed` on.
     pub fn new(store: &Store, ledger: Ledger, rng: Rng, first_seed: u64) -> Saver {
         Saver {
             ledger,
@@ -78,8 +78,8 @@ impl Saver {
                 let deleted = self.store.retain(Some(KEPT as u64), None, Some(saved))?;
                 let expected = self.ledger.beyond(saved);
                 if deleted != expected {
-                    // What cannot be read keeps retention from its work without an error, and a disk
-                    // that dies lets nothing be read.
+                    // Retention skips unreadable steps without an error, and on a dying disk no
+                    // step can be read.
                     self.read_all()?;
                     assert_eq!(deleted, expected);
                 }
@@ -162,7 +162,7 @@ impl Saver {
         }
     }
 
-    /// Leaves what a save that died leaves: beside the newest checkpoint, and on its own.
+    /// Leaves files as a dead save does: with the newest checkpoint, and in a step of their own.
     fn leave_orphans(&mut self) -> Result<()> {
         let newest = self.ledger.newest();
         for step in [newest, newest + 1] {
@@ -180,8 +180,8 @@ impl Saver {
 }
 
 impl Sample {
-    /// A handful of tensors, from none of a byte to a little more than a chunk: quick to save, and
-    /// different in everything for each seed.
+    /// A few tensors, from empty to a little more than a chunk: quick to save, and different in
+    /// everything for each seed.
     pub fn small(seed: u64) -> Sample {
         const SIZES: [usize; 8] = [0, 1, 300, 4096, 5001, 65_536, 77_777, 1_234_567];
         let draws = noise(seed, 8);
@@ -194,7 +194,7 @@ impl Sample {
     }
 }
 
-/// What was being done to a file when it failed.
+/// The operation on a file that failed.
 pub fn operation_of(error: &Error) -> &'static str {
     match error {
         Error::Storage { operation, .. }
@@ -203,7 +203,7 @@ pub fn operation_of(error: &Error) -> &'static str {
     }
 }
 
-/// Where a store was struck, counted.
+/// Counts the operations at which a store was interrupted.
 #[derive(Default)]
 pub struct Tally(BTreeMap<&'static str, u64>);
 

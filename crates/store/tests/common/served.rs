@@ -1,4 +1,5 @@
-//! The server in memory, which speaks S3's protocol, or Google's where `PENSTOCK_TORTURE_STORE` says so.
+//! The in-memory server, which speaks S3's protocol, or Google's if `PENSTOCK_TORTURE_STORE` is set
+//! to it.
 
 use penstock_object::{Credentials, Keys, Remote};
 use penstock_object_server::{SECRET, Server, token};
@@ -21,7 +22,7 @@ pub fn url(bucket: &str, key: &str) -> String {
     format!("{scheme}://{bucket}/{key}")
 }
 
-/// How a client by this name reaches it.
+/// The configuration of a client with this name.
 pub fn remote(endpoint: &str, client: &str) -> Remote {
     let (region, [id, secret], token) = match is_google() {
         true => (None, ["", ""], Some(token(client, 0))),

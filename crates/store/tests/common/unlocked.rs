@@ -1,5 +1,5 @@
-//! A file system whose locks do not reach everybody who uses it, as NFS, Lustre and FUSE have it,
-//! and what other hosts do there while a call is under way.
+//! A file system whose locks are not visible to all of its users, as on NFS, Lustre and FUSE, and
+//! what other hosts do there during a call.
 
 use std::fmt;
 use std::io;
@@ -18,9 +18,9 @@ type Call = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct State {
     seen: usize,
-    /// What happens elsewhere right before the change with this number, counted from 1.
+    /// Another host's action right before the change with this number, counted from 1.
     meanwhile: Option<(usize, Call)>,
-    /// The change from which on this host is dead.
+    /// The number of the first change that this host, being dead, cannot make.
     dies: Option<usize>,
 }
 
@@ -31,32 +31,32 @@ pub struct Unlocked {
 }
 
 impl Unlocked {
-    /// A host that nothing happens to.
+    /// A host without any event.
     pub fn host() -> Arc<Unlocked> {
         Arc::new(Unlocked::default())
     }
 
-    /// Has something happen elsewhere right before the nth change from now.
+    /// Performs an action of another host right before the nth change from now.
     pub fn meanwhile(&self, nth: usize, call: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock().unwrap();
         state.seen = 0;
         state.meanwhile = Some((nth, Box::new(call)));
     }
 
-    /// Has this host die right before the nth change from now.
+    /// Kills this host right before the nth change from now.
     pub fn die(&self, nth: usize) {
         let mut state = self.state.lock().unwrap();
         state.seen = 0;
         state.dies = Some(nth);
     }
 
-    /// Whether what was to happen meanwhile has happened, and it has died if it was to.
+    /// Whether the scheduled action and death, if any, have happened.
     pub fn is_done(&self) -> bool {
         let state = self.state.lock().unwrap();
         state.meanwhile.is_none() && state.dies.is_none_or(|nth| state.seen >= nth)
     }
 
-    /// Counts a change; an error once it is dead.
+    /// Counts a change; returns an error once the host is dead.
     fn count(&self, operation: &'static str, path: &Path) -> Result<()> {
         let mut state = self.state.lock().unwrap();
         state.seen += 1;

@@ -1,4 +1,4 @@
-//! Laying out crash states and looking at them.
+//! Laying out the states that a crash can leave, and checking them.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,33 +17,33 @@ use crate::common::expect::{Expected, Note};
 use crate::common::{Sample, names, publication};
 use crate::scenario::World;
 
-/// How far to go.
+/// Limits of an exploration.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
-    /// States of one moment at most.
+    /// Maximum number of states per moment.
     pub(crate) states_per_moment: u64,
-    /// What a sample is drawn from.
+    /// The seed of samples.
     pub(crate) seed: u64,
-    /// Whether it is an error to leave one out.
+    /// Whether leaving a state out is an error.
     pub(crate) must_be_exhaustive: bool,
-    /// Whether one violation is enough.
+    /// Whether to stop at the first violation.
     pub(crate) stop_at_violation: bool,
 }
 
-/// What was looked at, and what was wrong.
+/// The result of an exploration.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) moments: usize,
     pub(crate) states: u64,
-    /// States that differ in what is stored or in what is promised.
+    /// States that differ in the stored data or in the promises.
     pub(crate) distinct: usize,
     pub(crate) violations: Vec<String>,
 }
 
-/// Violations are alike: some say it all.
+/// Violations are similar: a few suffice.
 const VIOLATIONS_MAX: usize = 5;
 
-/// Looks at every state that a cut at any moment of the scenario could leave.
+/// Checks every state that a power cut at any moment of the scenario could leave.
 pub(crate) fn explore(world: &World, limits: Limits) -> Found {
     let mut explorer = Explorer::new(world);
     let mut found = Found::default();
@@ -92,7 +92,7 @@ pub(crate) fn explore(world: &World, limits: Limits) -> Found {
 }
 
 struct Explorer {
-    /// In memory where there is such a file system: nothing here has to be durable.
+    /// In memory if possible: nothing here needs to be durable.
     directory: tempfile::TempDir,
     recovery: tempfile::TempDir,
     laid_out: Image,
@@ -110,7 +110,7 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     made.or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// What is in a step's directory, but for its protection.
+/// The files in a step's directory, except its protection.
 fn files(path: &Path) -> Vec<String> {
     let mut files = names(path);
     files.retain(|name| name != "protected");
@@ -151,7 +151,7 @@ impl Explorer {
         self.laid_out = image.clone();
         let store = Store::new(root.join(&self.store_path));
         let held = expected.check(&store, &self.samples, &self.options)?;
-        // What recovery does depends on names and on what is complete, not on the bytes of the rest.
+        // Recovery depends on names and on which checkpoints are complete, not on other bytes.
         let paths: Vec<&PathBuf> = image.entries.keys().collect();
         if self.recovered.insert(hash((paths, &held, expected))) {
             self.recover(image, expected, &held)?;
@@ -159,8 +159,8 @@ impl Explorer {
         Ok(())
     }
 
-    /// The store goes on from here: a sweep removes what is dead and nothing else, and every step
-    /// can be saved again.
+    /// The store recovers: a sweep removes dead files and nothing else, and every step can be saved
+    /// again.
     fn recover(
         &self,
         image: &Image,
@@ -192,7 +192,7 @@ impl Explorer {
             let path = store.step_path(step);
             let ranks = held.get(&step).map_or(0, Vec::len);
             let referenced = match Checkpoint::open(&path) {
-                // Copies lie beside what they are copies of.
+                // Sidecars exist twice, as a file of the attempt and as a copy.
                 Ok(checkpoint) => checkpoint.files().len() + checkpoint.manifest().beside.len(),
                 Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
             };

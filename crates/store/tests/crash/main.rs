@@ -1,14 +1,14 @@
-//! Every state that a power cut can leave: the store opens, what was acknowledged is there bit for
-//! bit, nothing is a mix, and nothing is damaged.
+//! Every state that a power cut can leave: the store opens, acknowledged data exists bit for bit,
+//! nothing is a mix, and nothing is damaged.
 //!
-//! A scenario runs for real, on real files, while the decorators of `penstock_io::faulty` write down
-//! what it does to storage. For each moment of that log every state that a cut then could leave is
-//! laid out as files and looked at as a user would: `Store`, `Checkpoint`, `load`, `sweep`, and the
-//! next save. The model of a cut is that of `penstock_io::faulty::crash`, weaker than any file
-//! system in use.
+//! A scenario runs on real files, while the decorators of `penstock_io::faulty` log its operations
+//! on storage. For each moment of that log, every state that a power cut then could leave is laid
+//! out as files and checked as a user would: with `Store`, `Checkpoint`, `load`, `sweep`, and the
+//! next save. The model of a power cut is that of `penstock_io::faulty::crash`, weaker than any
+//! file system in use.
 //!
-//! That the explorer bites is shown by mutants: the same scenario with one sync left out or one step
-//! of the commit carried out too late. Each of them has to be caught.
+//! Mutants prove that the explorer detects violations: the same scenario with one sync left out, or
+//! one step of the commit carried out too late. Each of them must be caught.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,7 +24,7 @@ use mutate::{Mutant, Mutation, Step, step};
 use penstock_store::{Error, Result};
 use scenario::{SCENARIOS, Scenario, States, World};
 
-/// States of one moment: more than any moment of the small scenarios has.
+/// Number of states per moment, more than any moment of the small scenarios has.
 const EVERY_STATE: Limits = Limits {
     states_per_moment: 1 << 16,
     seed: 0,
@@ -32,12 +32,12 @@ const EVERY_STATE: Limits = Limits {
     stop_at_violation: false,
 };
 
-/// What all options are drawn from.
+/// The seed of all random options.
 fn seed() -> u64 {
     common::number("PENSTOCK_TORTURE_SEED", 0x5eed)
 }
 
-/// Runs a scenario, mutated or not, with the next options that are drawn.
+/// Runs a scenario, mutated or not, with the next random options.
 fn run(scenario: &Scenario, mutation: Option<Mutation>, random: &mut Rng) -> Result<World> {
     let mut world = World::new(Arc::new(Mutant::default()), random);
     (scenario.set_up)(&mut world).expect("the set-up is not mutated");
@@ -57,7 +57,7 @@ fn run(scenario: &Scenario, mutation: Option<Mutation>, random: &mut Rng) -> Res
 fn no_cut_breaks_a_small_scenario() {
     let mut random = Rng::new(seed());
     let draws = common::number("PENSTOCK_TORTURE_DRAWS", 1);
-    // Of one moment, unless there is time for all: most have fewer, but for saves.
+    // A limit per moment, unless there is time for all: except in saves, most moments have fewer.
     let states_max = common::number("PENSTOCK_TORTURE_SMALL_STATES", 64);
     let each = SCENARIOS
         .iter()
@@ -94,7 +94,7 @@ fn no_cut_breaks_a_small_scenario() {
 }
 
 /// Several shards of more than one extent, two workers with several requests in flight, completions
-/// late and in any order: too many states for all of them.
+/// late and in any order: too many states to check all.
 #[test]
 fn no_cut_of_a_sample_breaks_a_large_scenario() {
     let seed = seed();
@@ -127,13 +127,13 @@ fn no_cut_of_a_sample_breaks_a_large_scenario() {
     }
 }
 
-/// A part that does not have its name yet is missed by the save itself, before it publishes.
+/// A save itself detects before it publishes that a part does not have its name yet.
 const REFUSED: Mutation = Mutation::Late {
     held: step("rename part", 1),
     after: step("publish", 1),
 };
 
-/// What has to be caught, by the scenario that catches it.
+/// The mutants that must be caught, each with the scenario that catches it.
 fn mutants() -> Vec<(&'static str, Mutation)> {
     let mut mutants = mutants_of_names();
     mutants.extend(mutants_of_saves());
@@ -145,7 +145,7 @@ const fn late(held: Step, after: Step) -> Mutation {
     Mutation::Late { held, after }
 }
 
-/// Saves, each sync of them and each step before the publication.
+/// Mutants of saves: each of their syncs, and each step before the publication.
 fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
     use Mutation::Skip;
     let mut mutants = Vec::new();
@@ -171,7 +171,7 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
             mutants.push((scenario, late(held, publish)));
         }
     }
-    // What lies beside the shards, and its copies before there is a manifest.
+    // Sidecars, and their copies before there is a manifest.
     let placed = step("place copy", 1);
     mutants.push(("save of a model", Skip(step("sync beside", 1))));
     mutants.push(("save of a model", Skip(step("sync copy", 2))));
@@ -182,7 +182,7 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
     mutants.push(("overwrite of a model", Skip(step("sync beside", 1))));
     mutants.push(("overwrite of a model", late(step("sync step", 2), publish)));
     mutants.push(("overwrite where nothing is", late(placed, publish)));
-    // A file that is linked is durable already, and its new name is with the part's.
+    // A linked file is already durable, and its new name becomes durable with the part's.
     let of_files = [
         "save of a file",
         "save of a file that goes at once",
@@ -192,7 +192,7 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
         mutants.push((scenario, Skip(first_sync)));
         mutants.push((scenario, late(first_sync, publish)));
     }
-    // Both ranks sync their own; the last sync of the step is the coordinator's.
+    // Each rank syncs its own files; the last sync of the step is the coordinator's.
     let of_ranks = [
         shard,
         step("sync shard", 2),
@@ -215,14 +215,14 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
     mutants
 }
 
-/// The way to a directory, removals, and what is remembered of checkpoints.
+/// Mutants of directories, removals and marks.
 fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
     use Mutation::Skip;
     let (first_sync, last_sync) = (step("sync step", 1), step("sync step", 2));
     let (store, above) = (step("sync store", 1), step("sync above", 1));
     let removed = step("remove data", 1);
     vec![
-        // The way to the directory, each level of it, whoever made it.
+        // Each level of the path to the directory, whoever created it.
         ("first save", Skip(above)),
         ("first save", Skip(store)),
         ("second save", Skip(store)),
@@ -236,14 +236,14 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("delete a protected one", Skip(step("sync step", 3))),
         ("delete after a lost unprotect", Skip(first_sync)),
         ("retention", late(step("remove manifest", 1), removed)),
-        // What was replaced goes after its replacement is durable.
+        // A replaced checkpoint is removed after its replacement is durable.
         ("overwrite", late(last_sync, removed)),
         (
             "overwrite by two ranks",
             late(step("sync step", 3), removed),
         ),
-        // What is only visible is made durable before something else goes in its favour, or before
-        // somebody is told that it is there, or is gone.
+        // Data that is only visible is made durable before something else is removed in its favour,
+        // or before a caller learns that it exists or is gone.
         ("sweep after a lost sync", Skip(first_sync)),
         ("sweep after a lost sync", late(first_sync, removed)),
         ("retention after a lost sync", Skip(first_sync)),
@@ -254,7 +254,7 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("save again after a lost sync", Skip(first_sync)),
         ("delete again after a lost sync", Skip(store)),
         ("mark again after a lost sync", Skip(store)),
-        // What is remembered of checkpoints.
+        // Marks of checkpoints.
         ("mark", Skip(step("sync marks", 1))),
         ("mark", Skip(store)),
         ("mark", late(step("sync marks", 1), step("rename marks", 1))),
@@ -263,14 +263,14 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("protect", Skip(last_sync)),
         ("unprotect", Skip(first_sync)),
         ("scrub beside damage", Mutation::Unread),
-        // What was damaged stays, whatever takes its place.
+        // A damaged step stays, whatever takes its place.
         ("set aside", Skip(store)),
         ("save over a damaged one", Skip(store)),
         ("save over one half set aside", Skip(store)),
     ]
 }
 
-/// Deletions where nobody sees everybody's locks.
+/// Mutants of deletions where locks are not visible to everybody.
 fn mutants_without_locks() -> Vec<(&'static str, Mutation)> {
     use Mutation::Skip;
     let removed = step("remove data", 1);
@@ -283,7 +283,7 @@ fn mutants_without_locks() -> Vec<(&'static str, Mutation)> {
             "retention without locks",
             late(step("sync step", 5), removed),
         ),
-        // The save that comes in between has syncs of its own.
+        // The save that comes in between has its own syncs.
         ("delete beside an overwrite", Skip(put_back)),
         ("delete beside an overwrite", Skip(step("sync step", 4))),
     ]
@@ -306,7 +306,8 @@ fn every_mutant_is_caught() {
             }
             Err(error) => panic!("{name}: {mutation}: {}", error.full_message()),
         };
-        // A few states of each moment mostly do; before one is said to survive, all of them.
+        // A few states of each moment usually suffice; all are checked before a mutant counts as
+        // undetected.
         let violation = [1 << 6, 1 << 16].into_iter().find_map(|states_per_moment| {
             let limits = Limits {
                 states_per_moment,
@@ -327,7 +328,7 @@ fn every_mutant_is_caught() {
 
 type Call = fn(&mut World) -> Result<()>;
 
-/// What a run does that goes on after a crash of its process.
+/// The calls of a run that continues after a crash of its process.
 const NEXT: &[(&str, Call)] = &[
     ("save", |world| world.save(2, 7, false)),
     ("save over", |world| world.save_over(2, 7)),
@@ -350,8 +351,8 @@ const NEXT: &[(&str, Call)] = &[
     ("sweep", |world| world.sweep()),
 ];
 
-/// A process dies, or its disk does, before each change in turn: what is there is visible and not
-/// durable. Another one goes on from there, and then the power is cut.
+/// A process or its disk dies before each change in turn: the stored data is visible but not
+/// durable. Another process continues from there, and then the power is cut.
 #[test]
 fn no_cut_breaks_what_goes_on_after_a_death() {
     let dying = [
@@ -366,7 +367,7 @@ fn no_cut_breaks_what_goes_on_after_a_death() {
         "delete without locks",
         "set aside",
     ];
-    // Every so many of them, unless there is time for all.
+    // A fixed fraction of them, unless there is time for all.
     let stride = common::number("PENSTOCK_TORTURE_STRIDE", 41);
     let (mut counted, mut runs, mut states, mut violations) = (0, 0, 0, Vec::new());
     let mut random = Rng::new(seed());

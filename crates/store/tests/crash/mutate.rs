@@ -1,4 +1,4 @@
-//! The switch that breaks the protocol: a step left out, carried out too late, or failed.
+//! Mutations of the protocol: a step left out, carried out too late, or failed.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,8 @@ use penstock_io::{Error, Result};
 
 const EIO: i32 = 5;
 
-/// A change by what it is in the protocol, and which of its kind, counted from 1.
+/// A change, named by its role in the protocol and its number among those of the role, counted from
+/// 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) kind: &'static str,
@@ -24,17 +25,17 @@ pub(crate) const fn step(kind: &'static str, nth: usize) -> Step {
     Step { kind, nth }
 }
 
-/// One way to break the protocol.
+/// A way to break the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    /// The step says that it is done, and does nothing.
+    /// The step reports success, and does nothing.
     Skip(Step),
-    /// The step says that it is done, and is carried out right after another; never, where the
-    /// other does not come.
+    /// The step reports success, and is carried out right after another one, or never if that one
+    /// does not occur.
     Late { held: Step, after: Step },
-    /// This change and all later ones fail: the process is dead, or the disk is.
+    /// This change and all later ones fail: the process or the disk is dead.
     Die(usize),
-    /// A verdict is given without a look at the bytes.
+    /// A verdict is given without reading the bytes.
     Unread,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Display for Mutation {
     }
 }
 
-/// A change that waits.
+/// A change that is delayed.
 #[derive(Debug)]
 enum Held {
     SyncData(PathBuf),
@@ -65,15 +66,15 @@ enum Held {
     Remove(PathBuf),
 }
 
-/// What somebody else does.
+/// An action of somebody else.
 type Call = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
     mutation: Option<Mutation>,
-    /// A step that fails with this error, in a scenario of its own or beside the mutation.
+    /// A step that fails with this error, in a scenario or in addition to the mutation.
     failing: Option<(Step, i32)>,
-    /// What happens right before a step.
+    /// An action right before a step.
     meanwhile: Option<(Step, Call)>,
     seen: Vec<&'static str>,
     held: Option<Held>,
@@ -84,7 +85,7 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Mutant {
     state: Mutex<State>,
-    /// Whether locks do not reach everybody, as on a network file system.
+    /// Whether locks are not visible to everybody, as on a network file system.
     is_unlocked: AtomicBool,
 }
 
@@ -95,7 +96,7 @@ impl fmt::Debug for Mutant {
 }
 
 impl Mutant {
-    /// Breaks the changes that come from now on.
+    /// Applies a mutation to the changes from now on.
     pub(crate) fn arm(&self, mutation: Mutation) {
         *self.state.lock().unwrap() = State {
             mutation: Some(mutation),
@@ -103,7 +104,7 @@ impl Mutant {
         };
     }
 
-    /// Makes one of the changes that come from now on fail.
+    /// Makes one of the changes from now on fail.
     pub(crate) fn fail(&self, (kind, nth): (&'static str, usize)) {
         self.fail_with((kind, nth), EIO);
     }
@@ -119,7 +120,7 @@ impl Mutant {
         self.arm(Mutation::Die(nth));
     }
 
-    /// Has somebody else do something right before a step.
+    /// Performs an action of somebody else right before a step.
     pub(crate) fn meanwhile(
         &self,
         (kind, nth): (&'static str, usize),
@@ -129,12 +130,12 @@ impl Mutant {
         state.meanwhile = Some((step(kind, nth), Box::new(call)));
     }
 
-    /// From here on nobody sees everybody's locks.
+    /// From now on locks are not visible to everybody.
     pub(crate) fn unlock(&self) {
         self.is_unlocked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a verdict is to be given without a look.
+    /// Whether a verdict must be given without reading.
     pub(crate) fn is_unread(&self) -> bool {
         let mut state = self.state.lock().unwrap();
         let is_unread = state.mutation == Some(Mutation::Unread);
@@ -142,12 +143,12 @@ impl Mutant {
         is_unread
     }
 
-    /// Lets everything work again.
+    /// Removes the mutation.
     pub(crate) fn revive(&self) {
         *self.state.lock().unwrap() = State::default();
     }
 
-    /// Counts a change; an error once it is dead.
+    /// Counts a change; returns an error once the process is dead.
     fn count(&self, kind: &'static str, operation: &'static str, path: &Path) -> Result<Step> {
         let mut state = self.state.lock().unwrap();
         state.seen.push(kind);
@@ -173,12 +174,12 @@ impl Mutant {
         })
     }
 
-    /// Whether the step that it was armed for has come.
+    /// Whether the step that it was armed for has occurred.
     pub(crate) fn is_done(&self) -> bool {
         self.state.lock().unwrap().is_done
     }
 
-    /// The file system that it breaks: that of the store at `root`, below `top`.
+    /// The file system that it mutates: that of the store at `root`, below `top`.
     pub(crate) fn wrap(
         self: &Arc<Mutant>,
         inner: Arc<dyn FileSystem>,
@@ -203,7 +204,7 @@ pub(crate) struct Mutated {
 }
 
 impl Mutated {
-    /// What a change is in the protocol.
+    /// The role of a change in the protocol.
     fn kind(&self, change: &Change<'_>) -> &'static str {
         let path = change.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -242,7 +243,7 @@ impl Mutated {
         }
     }
 
-    /// What a change is to small files beside the shards, and to their copies.
+    /// The role of a change to sidecars and their copies.
     fn kind_beside(change: &Change<'_>, name: &str) -> Option<&'static str> {
         match change {
             Change::Write(..) if name.starts_with("beside.") => Some("write beside"),
@@ -269,13 +270,13 @@ impl Mutated {
     }
 }
 
-/// Whether it is the name of a copy.
+/// Whether a path is a copy of a sidecar.
 fn is_placed(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default();
     name == "config.json" || name == "model.safetensors.index.json"
 }
 
-/// Whether it is a manifest that a deletion has taken away.
+/// Whether it is a manifest that a deletion has renamed.
 fn is_taken(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().starts_with("deleted-")
@@ -323,7 +324,7 @@ impl FileSystem for Mutated {
             _ => {}
         }
         self.inner.change(change)?;
-        // A file that waits to be synced is found by the name it has by then.
+        // A file that is still to be synced is found by its present name.
         if let (Some(Held::SyncData(path)), Change::Rename { from, to }) = (&mut state.held, change)
             && path == from
         {

@@ -1,4 +1,4 @@
-//! What is done to a store while its operations are recorded.
+//! Scenarios: calls on a store while its operations are logged.
 
 use std::io::ErrorKind::ResourceBusy;
 use std::path::PathBuf;
@@ -22,10 +22,10 @@ use crate::mutate::Mutant;
 
 const EPERM: i32 = 1;
 
-/// A sequence of calls, and what was there before.
+/// A sequence of calls, and the previous contents of the store.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// States of one moment that are looked at: all there are, or a sample.
+    /// Which states of a moment are checked: all, or a sample.
     pub(crate) states: States,
     pub(crate) set_up: fn(&mut World) -> Result<()>,
     pub(crate) run: fn(&mut World) -> Result<()>,
@@ -110,7 +110,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "save after a dead one",
         states: States::Every,
-        // It made the directory, and died before that was durable.
+        // A save created the directory, and died before that was durable.
         set_up: |world| {
             world.save(1, 1, false)?;
             let path = world.store.step_path(2);
@@ -125,7 +125,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "sweep after a lost sync",
         states: States::Every,
-        // It published, and died before that was durable.
+        // A save published, and died before that was durable.
         set_up: |world| {
             world.save(1, 1, false)?;
             world.mutant.fail(("sync step", 2));
@@ -265,7 +265,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "scrub beside damage",
         states: States::Every,
         set_up: |world| {
-            // Whatever was drawn: this is about what loads hand out, not about verdicts.
+            // Independent of the random options: this tests the data that loads return, not
+            // verdicts.
             world.options.verify = false;
             world.save(1, 1, false)?;
             world.save(2, 2, false)?;
@@ -305,7 +306,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             world.mutant.unlock();
             world.save(1, 1, false)
         },
-        // It commits between the look at the manifest and its removal.
+        // The save commits between the check of the manifest and its removal.
         run: |world| {
             let saving = world.saving(1, 2, true);
             world
@@ -332,7 +333,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "save over one half set aside",
         states: States::Every,
-        // It was renamed, and who did it died before that was durable.
+        // It was renamed, and the process died before that was durable.
         set_up: |world| {
             set_up_damage(world)?;
             world.mutant.fail(("sync store", 1));
@@ -358,7 +359,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             world.save(1, 1, false)?;
             world.hold(2)
         },
-        // Its owner has no more use for it, as soon as it has its other name.
+        // The owner removes its name as soon as the file has the other one.
         run: |world| {
             let file_system = Arc::clone(&world.options.file_system);
             let held = world.held(2);
@@ -394,7 +395,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "save after a failed one",
-        // What the failed one left and what the next one writes multiply.
+        // The states left by the failed save and by the next one multiply.
         states: States::Sampled(1 << 11),
         set_up: |world| world.save(1, 1, false),
         run: |world| {
@@ -405,7 +406,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The mark and the protection of another step are there before, and stay.
+/// Another step has a mark and a protection before, and keeps them.
 fn set_up_marks(world: &mut World) -> Result<()> {
     world.save(1, 1, false)?;
     world.save(2, 2, false)?;
@@ -429,7 +430,7 @@ fn lose_the_last_sync(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// A store whose every change is recorded.
+/// A store of which every change is logged.
 pub(crate) struct World {
     directory: tempfile::TempDir,
     pub(crate) store: Store,
@@ -437,19 +438,19 @@ pub(crate) struct World {
     pub(crate) mutant: Arc<Mutant>,
     pub(crate) log: Arc<Log>,
     notes: Arc<Mutex<Vec<(usize, Note)>>>,
-    /// When the scenario itself began.
+    /// The start of the scenario itself.
     pub(crate) begun: usize,
     sizes: &'static [usize],
 }
 
 impl World {
-    /// A few hundred bytes, which is one request whatever the options: few enough states to visit
+    /// A few hundred bytes, which take one request whatever the options: few enough states to check
     /// all.
     pub(crate) fn new(mutant: Arc<Mutant>, random: &mut Rng) -> World {
         World::small(tempfile::tempdir().unwrap(), mutant, random)
     }
 
-    /// The same in memory, where a sync takes no time.
+    /// A small world in memory, where a sync takes no time.
     pub(crate) fn in_memory(mutant: Arc<Mutant>, random: &mut Rng) -> World {
         World::small(scratch(), mutant, random)
     }
@@ -521,7 +522,7 @@ impl World {
         }
     }
 
-    /// Where the store is below the root of the log.
+    /// The path of the store, relative to the root of the log.
     pub(crate) fn store_path(&self) -> PathBuf {
         let root = self.store.root().strip_prefix(self.directory.path());
         root.unwrap().to_owned()
@@ -537,12 +538,12 @@ impl World {
         self.notes.lock().unwrap().push(now);
     }
 
-    /// What its calls promise, on the log's clock.
+    /// The promises of its calls, on the log's clock.
     pub(crate) fn notes(&self) -> Vec<(usize, Note)> {
         self.notes.lock().unwrap().clone()
     }
 
-    /// The same options for reading what a cut has left, which is laid out in memory.
+    /// The same options, for reading the state left by a power cut, which is laid out in memory.
     pub(crate) fn reading(&self) -> Options {
         let direct = match self.options.direct {
             Direct::On => Direct::Auto,
@@ -556,7 +557,7 @@ impl World {
         }
     }
 
-    /// The state that stands for a seed.
+    /// The state of a seed.
     pub(crate) fn sample(&self, seed: u64) -> Sample {
         Sample::seeded_rank(seed, self.sizes)
     }
@@ -573,12 +574,12 @@ impl World {
         self.saving(step, seed, overwrite)()
     }
 
-    /// Where the file is that the last tensor of a state lies in.
+    /// The path of the file that contains the last tensor of a state.
     pub(crate) fn held(&self, seed: u64) -> PathBuf {
         self.directory.path().join("held").join(seed.to_string())
     }
 
-    /// Makes that file, durably, as its owner does.
+    /// Creates that file, durably, as its owner does.
     pub(crate) fn hold(&mut self, seed: u64) -> Result<()> {
         let (bytes, _) = held::file_of(&self.sample(seed), 1);
         let (top, path) = (self.directory.path(), self.held(seed));
@@ -594,13 +595,13 @@ impl World {
         Ok(file_system.change(Change::SyncDirectory(top))?)
     }
 
-    /// Its owner has no more use for it.
+    /// Removes the owner's name of the file.
     pub(crate) fn let_go(&mut self, seed: u64) -> Result<()> {
         let file_system = &self.options.file_system;
         Ok(file_system.change(Change::RemoveFile(&self.held(seed)))?)
     }
 
-    /// Saves a state whose last tensor lies in its file.
+    /// Saves a state whose last tensor is in a separate file.
     pub(crate) fn save_held(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         let state = held::state(&self.sample(seed), 1, &self.held(seed));
         self.saving_state(step, seed, state, overwrite)()
@@ -616,7 +617,7 @@ impl World {
         self.saving_state(step, seed, self.sample(seed).state(), overwrite)
     }
 
-    /// Saves a model with what goes with it.
+    /// Saves a model with its sidecars.
     pub(crate) fn save_model(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         let publication = Publication {
             beside: beside(seed),
@@ -644,7 +645,7 @@ impl World {
             note(Note::Saving(step, vec![seed]));
             match save(state, &publication, &options, &Progress::default()) {
                 Ok(_) => note(Note::Saved(step, vec![seed])),
-                // Who is told so takes it for saved.
+                // The caller relies on this answer, so the checkpoint must be durable.
                 Err(Error::Exists { .. }) => note(Note::There(step)),
                 Err(error) => return Err(error),
             }
@@ -665,7 +666,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads all steps back; `expected` says which of them are damaged.
+    /// Reads all steps back; `expected` lists which of them are damaged.
     pub(crate) fn scrub(&mut self, expected: &[(u64, bool)]) -> Result<()> {
         for &(step, is_damaged) in expected {
             self.note(Note::Marking(step, is_damaged));
@@ -686,7 +687,7 @@ impl World {
         Ok(())
     }
 
-    /// Saves as several ranks do, the first of which coordinates.
+    /// Saves as several ranks do; the first one coordinates.
     pub(crate) fn save_ranks(&mut self, step: u64, seeds: &[u64], overwrite: bool) -> Result<()> {
         self.note(Note::Saving(step, seeds.to_vec()));
         let (publication, progress) = (self.publication(step, overwrite), Progress::default());
@@ -712,7 +713,7 @@ impl World {
     pub(crate) fn delete(&mut self, step: u64) -> Result<()> {
         self.note(Note::Deleting(step));
         match self.store.delete(step) {
-            // Who is told so takes it for deleted.
+            // The caller relies on this answer, so the deletion must be durable.
             Ok(_) | Err(Error::NotFound { .. }) => self.note(Note::Deleted(step)),
             Err(error) => return Err(error),
         }
@@ -751,7 +752,7 @@ impl World {
         Ok(())
     }
 
-    /// Retention after a save, as `CheckpointStore.save` does it.
+    /// Retention after a save, as in `CheckpointStore.save`.
     pub(crate) fn retain(&mut self, keep_last: u64, saved: u64) -> Result<()> {
         let plan = self
             .store
@@ -769,14 +770,15 @@ impl World {
         Ok(())
     }
 
-    /// Sets a step aside, if it was found damaged.
+    /// Quarantines a step, if it was found damaged.
     pub(crate) fn set_aside(&mut self, step: u64) -> Result<()> {
         let mut marks = self.store.marks()?.into_iter();
         if marks.any(|mark| mark.step == step && mark.is_damaged) {
             self.note(Note::SettingAside(step));
         }
         self.store.give_way(step, &Progress::default())?;
-        // Perhaps by somebody before: who is told that the way is free takes it for durable.
+        // Perhaps by an earlier process: the caller relies on the quarantine, so it must be
+        // durable.
         if self.store.aside()?.iter().any(|aside| aside.step == step) {
             self.note(Note::SetAside(step));
         }

@@ -1,5 +1,5 @@
-//! Sharded tensors: whatever boxes ranks stored of a tensor, any box of it comes back exactly, and
-//! no more is read for it than has to be verified with it.
+//! Sharded tensors: whatever boxes of a tensor the ranks stored, any other box of it is loaded
+//! exactly, and only the bytes needed to verify it are read.
 
 #![allow(unsafe_code)]
 
@@ -96,7 +96,7 @@ fn bounds(start: &[u64], shape: &[u64]) -> Bounds {
     }
 }
 
-/// Cuts a shape at places along each dimension into boxes.
+/// Cuts a shape into boxes at positions along each dimension.
 fn grid(shape: &[u64], cuts: &[Vec<u64>]) -> Vec<Bounds> {
     let mut boxes = vec![bounds(&[], &[])];
     for (size, cuts) in shape.iter().zip(cuts) {
@@ -117,7 +117,7 @@ fn grid(shape: &[u64], cuts: &[Vec<u64>]) -> Vec<Bounds> {
     boxes
 }
 
-/// Saves what each rank holds of some tensors, and one of its own beside it.
+/// Saves each rank's boxes of some tensors, and a tensor of its own.
 fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
     let (options, progress) = (Options::default(), Progress::default());
     let files = &options.file_system;
@@ -157,7 +157,7 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
     commit(first, &publication(path), parts).unwrap();
 }
 
-/// Memory for a box, with bytes around every item that must stay what they are.
+/// Memory for a box, with bytes around every item that must stay unchanged.
 struct Memory {
     bytes: Vec<u8>,
     first: usize,
@@ -197,14 +197,14 @@ impl Memory {
         let shape: Vec<usize> = shape.iter().map(|&size| size as usize).collect();
         let address = self.bytes.as_mut_ptr().expose_provenance() + self.first;
         let strides = Some(self.strides.as_slice());
-        // SAFETY: the strides keep every item inside `bytes`, which nothing else touches before
-        // the fill that this is for is over.
+        // SAFETY: the strides keep every item inside `bytes`, which nothing else accesses before
+        // the fill that this is for has ended.
         let array =
             unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Box::new(())) };
         array.expect("the items lie apart").into()
     }
 
-    /// The items in row-major order; all else has to be untouched.
+    /// The items in row-major order; all other bytes must be unchanged.
     fn content(&self, item_bytes: usize, shape: &[u64]) -> Vec<u8> {
         let mut content = Vec::new();
         let mut is_item = vec![false; self.bytes.len()];
@@ -326,7 +326,7 @@ fn far_apart_rows_are_read_alone() {
     );
 }
 
-/// What a case of the property is made of.
+/// The random choices of one case.
 #[derive(Clone, Debug)]
 struct Case {
     type_index: usize,
@@ -336,7 +336,7 @@ struct Case {
     wanted: Vec<Want>,
 }
 
-/// A box that is wanted, and how its memory lies.
+/// A requested box, and the layout of its memory.
 #[derive(Clone, Debug)]
 struct Want {
     place: Vec<(prop::sample::Index, prop::sample::Index)>,
@@ -444,7 +444,7 @@ proptest! {
         }
         prop_assert_eq!(report.bytes, bytes);
         let all: u64 = checkpoint.part().files.iter().map(|f| f.bytes.next_multiple_of(4096)).sum();
-        // Direct pieces of a file are read with the rest of their pages: a page each.
+        // Runs of a file that are read in place include the rest of their pages: a page each.
         prop_assert!(report.bytes_read <= all + all / 8, "{} of {}", report.bytes_read, all);
         let verified = verify(&path, options, &Progress::default()).unwrap();
         prop_assert!(verified.problems.is_empty());

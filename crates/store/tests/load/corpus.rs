@@ -1,5 +1,5 @@
-//! Every seed of the fuzz targets passes the target's own check: what a fuzzer found once stays
-//! found, without a fuzzer. Findings are kept in `fuzz/seeds` as `finding_*`.
+//! Every seed of the fuzz targets passes the target's own check: an input that a fuzzer once found
+//! is tested without a fuzzer. Such inputs are kept in `fuzz/seeds` as `finding_*`.
 
 #[allow(
     dead_code,
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use checks::open::Checkpoint;
 use checks::read_plan::Load;
 
-/// The seeds of a target: at least one, or the directory is not where this test believes.
+/// The seeds of a target; panics if there are none, since the directory must be wrong then.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/seeds")

@@ -1,7 +1,7 @@
-//! Damage is an error that names file and tensor; it is never data.
+//! Damage is an error that names file and tensor; it is never returned as data.
 //!
-//! Files cut, extended, missing, swapped or stale, and things in the place of files that are none:
-//! `load` and `verify` say so, and never hang. What a flipped bit does is in `flips.rs`.
+//! Files truncated, extended, missing, swapped or outdated, and other kinds of entries in place of
+//! files: `load` and `verify` report them, and never hang. Flipped bits are tested in `flips.rs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn check(path: &Path) -> Result<VerifyReport> {
     verify(path, &Options::default(), &Progress::default())
 }
 
-/// What damages a checkpoint, and the file that has to be named.
+/// A way to damage a checkpoint; returns the file that the error must name.
 type Harm = Box<dyn Fn(&Path) -> PathBuf>;
 
 fn harm(harm: impl Fn(&Path) -> PathBuf + 'static) -> Harm {
@@ -101,7 +101,7 @@ fn missing_files_are_named() {
 
 type Find = fn(&Path) -> PathBuf;
 
-/// Puts something else where a file was.
+/// Replaces a file by another kind of entry.
 fn in_place(find: Find, make: fn(&Path)) -> Harm {
     harm(move |path| {
         let file = find(path);
@@ -119,7 +119,7 @@ fn make_dangling_link(file: &Path) {
     std::os::unix::fs::symlink("nowhere", file).unwrap();
 }
 
-/// A device that never ends.
+/// A device of endless length.
 fn make_link_to_zeros(file: &Path) {
     std::os::unix::fs::symlink("/dev/zero", file).unwrap();
 }
@@ -157,7 +157,7 @@ fn files_of_another_checkpoint_are_named() {
         ("another's", replace(forge::part_path)),
         ("another's", replace(forge::shard_path)),
         (
-            // It speaks of a part that is not here.
+            // The manifest names a part that is not here.
             "another's manifest",
             harm(move |path| {
                 let other = other(path);

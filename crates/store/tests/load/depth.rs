@@ -1,4 +1,4 @@
-//! How much a load has under way: what storage needs to be kept busy, and no more.
+//! How many requests a load keeps in flight: as many as the storage needs to stay busy.
 
 use penstock_store::options::Options;
 
@@ -8,7 +8,7 @@ use crate::common::{Sample, load};
 const MIB: usize = 1 << 20;
 const DEPTH: usize = 8;
 
-/// What one worker had under way at each look, while it loaded tensors of these sizes.
+/// Number of requests in flight at each poll, while one worker loaded tensors of these sizes.
 fn looks(sizes: &[usize], at_once: usize) -> Vec<usize> {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");
@@ -37,13 +37,13 @@ fn storage_that_answers_at_once_is_asked_for_one_thing_at_a_time() {
 fn storage_that_takes_its_time_is_kept_busy() {
     let all = looks(&[40 * MIB], 0);
     assert!(all[..all.len() / 2].contains(&DEPTH), "{all:?}");
-    // And where it has answered at once before: what the page cache had may end.
+    // And if the storage answered during submission before: the cached part of a file may end.
     let later = looks(&[40 * MIB], 20);
     let tail = &later[later.len() / 2..];
     assert!(later.contains(&1) && tail.contains(&DEPTH), "{later:?}");
 }
 
-/// Some of them take several requests, which do not all go at once.
+/// Some items take several requests, which are not all submitted at once.
 #[test]
 fn whatever_is_under_way_everything_is_read() {
     let sizes: Vec<usize> = (1..60)

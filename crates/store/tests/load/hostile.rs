@@ -1,5 +1,5 @@
-//! No input makes a reader panic, reach outside its directory, or take memory that the input does
-//! not itself have: checkpoints made by an attacker, every digest right, every number a lie.
+//! No input makes a reader panic, access files outside its directory, or allocate far more memory
+//! than the input's size: checkpoints by an attacker, with correct digests and false numbers.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use penstock_store::options::Options;
 use penstock_store::{Error, Progress};
 use serde_json::{Value, json};
 
-/// A checkpoint of three small tensors to lie about.
+/// A valid checkpoint of three small tensors to be falsified.
 fn honest(path: &Path) {
     Sample::of_sizes(&[8192, 100, 28])
         .save(path, &Options::default())
@@ -30,7 +30,7 @@ fn expect_refused(what: &str, path: &Path, prefix: &str) {
             let file = file.unwrap_or_default();
             assert!(file.starts_with(prefix), "{what}: {file}");
         }
-        // What a newer version may have written is refused as that, by all.
+        // Input that a newer version may have written is reported as such by all readers.
         Err(Error::Unknown { .. } | Error::Version { .. }) => {
             let report = verify(path, &Options::default(), &Progress::default());
             assert!(report.is_err(), "{what}");
@@ -209,8 +209,8 @@ fn parts_that_lie_are_refused() {
     }
 }
 
-/// One file listed often would let a small input claim its bytes many times over, and one name
-/// would stand for several tensors.
+/// A file listed repeatedly would let a small input claim its bytes many times over, and a repeated
+/// name would be ambiguous.
 #[test]
 fn one_thing_listed_twice_is_refused() {
     type Edit = fn(&mut Value);
@@ -269,7 +269,7 @@ fn repeated_keys_are_refused() {
     expect_refused("world_size twice", &path, "manifest");
 }
 
-/// Whatever is done about depth, the stack is not what stops it.
+/// Nesting is limited before it can overflow the stack.
 #[test]
 fn deep_nesting_does_not_overflow_the_stack() {
     let deep = "[".repeat(1 << 20) + &"]".repeat(1 << 20);
@@ -301,7 +301,7 @@ fn deep_nesting_does_not_overflow_the_stack() {
     parse_header(&start, start.len() as u64).unwrap_err();
 }
 
-/// Most memory this process ever had, in bytes.
+/// Peak memory of this process, in bytes.
 fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -316,7 +316,7 @@ fn peak_rss_bytes() -> u64 {
     kib << 10
 }
 
-/// The other tests of this file run beside this one; all of them together are small.
+/// The other tests of this file run concurrently; all of them together use little memory.
 #[test]
 fn claims_without_bytes_cost_no_memory() {
     const GROWTH_BYTES_MAX: u64 = 256 << 20;
@@ -329,7 +329,7 @@ fn claims_without_bytes_cost_no_memory() {
         |part, claim| part["tensors"][0]["shape"] = json!([claim]),
         |part, claim| part["tensors"][0]["range"] = json!([4096, claim]),
         |part, claim| {
-            // Chunk digests that add up: only the file itself is missing its bytes.
+            // Chunk digests that add up: only the file itself lacks its bytes.
             let chunks = claim.div_ceil(1 << 20) as usize;
             let digests = vec![Digest::EMPTY; chunks];
             part["files"][0]["bytes"] = claim.into();
@@ -355,7 +355,7 @@ fn claims_without_bytes_cost_no_memory() {
     assert!(growth < GROWTH_BYTES_MAX, "{growth} bytes for claims alone");
 }
 
-/// A shard as somebody else might write it: a length, a header, data.
+/// A shard by another writer: a length, a header, data.
 fn shard(header: &str, data_bytes: usize) -> Vec<u8> {
     let mut shard = (header.len() as u64).to_le_bytes().to_vec();
     shard.extend_from_slice(header.as_bytes());
@@ -367,7 +367,7 @@ fn entry(name: &str, dtype: &str, shape: &str, offsets: &str) -> String {
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
 }
 
-/// An exploit: what it is, the whole file, and what its refusal speaks of.
+/// An attack: its name, the whole file, and a word of the expected error.
 type Attack = (&'static str, Vec<u8>, &'static str);
 
 fn object(entries: &[String]) -> String {
@@ -474,7 +474,7 @@ fn safetensors_exploits_are_refused_by_name() {
     }
 }
 
-/// Other tools trust the header alone: it must say of each tensor what the part says.
+/// Other tools trust the header alone: it must describe each tensor as the part does.
 #[test]
 fn a_header_that_disagrees_with_the_part_is_named() {
     let header = |dtype: &str, shape: &str| {
@@ -502,7 +502,7 @@ fn a_header_that_disagrees_with_the_part_is_named() {
         tensors
     };
     assert_eq!(problems(header("F32", "[2]"), called("b", "a")), 0);
-    // A file that was linked may have tensors of nobody.
+    // A linked file may contain unlisted tensors.
     assert_eq!(problems(header("F32", "[2]"), json!([])), 0);
     for (what, file, tensors) in [
         ("the name", header("F32", "[2]"), listed("b")),
@@ -521,8 +521,8 @@ fn a_header_that_disagrees_with_the_part_is_named() {
     }
 }
 
-/// A part may describe tensors anywhere in a shard, with gaps and at odd offsets: strange, not
-/// wrong, and read right.
+/// A part may describe tensors anywhere in a shard, with gaps and at odd offsets: unusual, but
+/// valid, and read correctly.
 #[test]
 fn every_layout_that_a_part_may_describe_loads_bit_exact() {
     let mut rng = Rng::new(0x1a_0075);

@@ -1,5 +1,6 @@
-//! The files of a checkpoint are files: a symbolic link in the place of one is not followed, and
-//! nothing that is no file is waited for. Links on the way to a checkpoint are followed as ever.
+//! The files of a checkpoint must be regular: a symbolic link in place of one is not followed, and
+//! no other kind is opened, which could block. Links on the path to a checkpoint are followed as
+//! usual.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +24,7 @@ const FILES: [Find; 3] = [
     forge::shard_path,
 ];
 
-/// What is put in the place of a file, and the words for it.
+/// Entries put in place of a file, and the words for them.
 const IN_PLACE: [(&str, Make); 5] = [
     ("a symbolic link", link_to_the_same),
     ("a symbolic link", |file| symlink("nowhere", file).unwrap()),
@@ -36,7 +37,7 @@ const IN_PLACE: [(&str, Make); 5] = [
     ("not a regular file", make_fifo),
 ];
 
-/// Out of the checkpoint, to what was there: nothing but the link tells.
+/// A link to the original file, moved out of the checkpoint: only the link differs.
 fn link_to_the_same(file: &Path) {
     let outside = file.ancestors().nth(2).unwrap().join("outside");
     fs::rename(file.with_extension("was"), &outside).unwrap();
@@ -57,7 +58,7 @@ fn options(verify: bool) -> Options {
     }
 }
 
-/// A store with one step, which is small.
+/// A store with one small step.
 fn store() -> (tempfile::TempDir, Store) {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path().join("store"));
@@ -101,7 +102,7 @@ fn what_is_no_file_is_named_by_every_reader() {
     }
 }
 
-/// What is recovered comes from the checkpoint, also where nothing vouches for it.
+/// Recovered bytes come from the checkpoint, even if no digest covers them.
 #[test]
 fn salvage_follows_no_link_and_waits_for_nothing() {
     let lost: [fn(&Path); 3] = [
@@ -129,7 +130,7 @@ fn salvage_follows_no_link_and_waits_for_nothing() {
                         &progress,
                     );
                     let Ok(report) = salvaged else { return };
-                    // Of what is behind a link in the place of a shard, nothing.
+                    // Nothing is recovered through a link in place of a shard.
                     let has_shard = fs::symlink_metadata(forge::shard_path(&path)).unwrap();
                     assert!(has_shard.is_file() || report.recovered_bytes == 0);
                 });
@@ -172,7 +173,7 @@ fn marks_are_a_file() {
     }
 }
 
-/// As `is_protected` says: what cannot be looked at protects.
+/// As in `is_protected`: a marker that cannot be looked up protects.
 #[test]
 fn a_protection_that_is_a_link_to_nothing_protects_what_lost_its_manifest() {
     let (_root, store) = store();

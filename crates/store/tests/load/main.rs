@@ -1,4 +1,4 @@
-//! What comes back of a checkpoint, and what is found out where it is not what was saved.
+//! Loading checkpoints, and detecting those that differ from what was saved.
 
 mod boxes;
 #[path = "../common/mod.rs"]

@@ -1,5 +1,5 @@
-//! A transfer that goes wrong once is no damage: before bytes are called damaged they are read a
-//! second time, and that past the page cache, which would give the same bytes again.
+//! A transfer that fails once is no damage: bytes are read a second time before they are reported
+//! as damaged, bypassing the page cache, which would return the same bytes again.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,29 +24,29 @@ use penstock_store::{Error, Progress};
 
 const EIO: i32 = 5;
 
-/// What was read so far, by all engines of a call.
+/// The reads so far, by all engines of a call.
 #[derive(Default)]
 struct Reads {
-    /// Bytes that were read, and so are given back right from now on. The rest of a short transfer
-    /// counts as read with its beginning.
+    /// Bytes that were read before, and so are returned correctly from now on. The rest of a short
+    /// transfer counts as read with its beginning.
     seen: Vec<Range<u64>>,
-    /// How many reads came on files that bypass the page cache, and on others.
+    /// Number of reads on files that bypass the page cache, and on others.
     direct: usize,
     buffered: usize,
 }
 
-/// What goes wrong with reads.
+/// The kind of read fault.
 #[derive(Clone, Copy)]
 enum Fault {
-    /// A bit is flipped in the first reading of every byte.
+    /// A bit is flipped in the first read of every byte.
     Once,
-    /// A bit is flipped in every reading.
+    /// A bit is flipped in every read.
     Always,
-    /// The device cannot give this byte back.
+    /// This byte is unreadable.
     Lost(u64),
 }
 
-/// An engine whose reads go wrong.
+/// An engine with faulty reads.
 struct Flaky {
     inner: Box<dyn Engine>,
     fault: Fault,
@@ -135,7 +135,7 @@ fn flaky(choice: EngineChoice, direct: Direct, fault: Fault) -> (Options, Arc<Mu
     (options, reads)
 }
 
-/// Tensors of every kind of place: in segments, through staging, across extents.
+/// Tensors with all kinds of destinations: in segments, through staging, across extents.
 fn sample() -> Sample {
     Sample::of_sizes(&[3 << 20, 17, 70_001, 4096, 1 << 20, 300, 2_345_678])
 }
@@ -190,7 +190,7 @@ fn a_buffered_reading_is_repeated_past_the_page_cache() {
     assert!(reads.buffered >= items);
 }
 
-/// What every reading spoils, and what the device cannot give back, another copy has.
+/// Bytes that are damaged in every read, or unreadable, are read from a replica.
 #[test]
 fn what_cannot_be_read_right_is_read_from_another_copy() {
     let root = tempfile::tempdir().unwrap();
@@ -212,7 +212,7 @@ fn what_cannot_be_read_right_is_read_from_another_copy() {
                 };
                 let loaded = common::load(&path, &with_copy).unwrap();
                 assert!(sample.is(&loaded), "{engine:?} {direct:?}");
-                // Without one, or with one that has not what is missing, the error is the same.
+                // Without a replica, or with one that lacks the bytes too, the error is the same.
                 let without = Options {
                     spare: Some(root.path().join("nothing")),
                     ..options
@@ -226,7 +226,7 @@ fn what_cannot_be_read_right_is_read_from_another_copy() {
     }
 }
 
-/// A sector is gone for good: what shares no chunk with it can still be had.
+/// A sector is lost for good: data in other chunks can still be read.
 #[test]
 fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
     let sample = Sample::of_sizes(&[1 << 20, 1 << 20, 1 << 20, 4096, 1 << 20]);
@@ -248,7 +248,7 @@ fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
             assert!(hit(1), "{engine:?} {direct:?}");
             assert!(!hit(4), "a chunk that can be read is not lost with it");
             assert!(found.problems[0].detail.contains("cannot be read"));
-            // Another host may read it: nothing remembers it as damaged.
+            // Another host may be able to read it, so it is not recorded as damaged.
             assert!(!found.problems[0].is_proven);
             let refused = verify(&path, &options, &progress).unwrap_err();
             assert_eq!(common::errno(&refused), Some(EIO));

@@ -1,4 +1,4 @@
-//! What is saved comes back bit for bit, over every engine, mode and way of asking.
+//! Saved data is loaded bit for bit, with every engine, mode and kind of request.
 
 use std::collections::HashMap;
 
@@ -78,7 +78,7 @@ fn an_aligned_load_copies_nothing() {
     let loaded = checkpoint
         .load(None, HashMap::new(), &Options::default(), &progress)
         .unwrap();
-    // The page-sized tensor shares a request with the tail of its neighbour or is copied.
+    // The page-sized tensor is read with the end of its neighbour, or copied.
     assert!(loaded.report.bounced_bytes <= 4096, "{:?}", loaded.report);
 }
 

@@ -1,4 +1,4 @@
-//! Chunks that are damaged are read from another copy, and nothing of that copy that is damaged too.
+//! Damaged chunks are read from a replica, except those that are damaged there too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ fn what_both_have_damaged_is_damage() {
         panic!("{damaged:?}");
     };
     assert_eq!((path, offset), (first.clone(), Some(CHUNK_BYTES + 5)));
-    // Nor is there anything to be had of what is another checkpoint, or nothing.
+    // A replica that holds another checkpoint, or nothing, is of no use.
     let other = root.path().join("other");
     Sample::seeded(7).save(&other, &Options::default()).unwrap();
     for spare in [other, root.path().join("nothing")] {

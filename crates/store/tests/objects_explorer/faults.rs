@@ -1,4 +1,4 @@
-//! Which faults are put where.
+//! The choice of faults, and of the requests that they hit.
 
 use penstock_object_server::{Call, Entry, Fault};
 
@@ -6,14 +6,16 @@ use crate::common::Rng;
 use crate::mutate::Mutation;
 use crate::scenario::{Job, Order, Planned, Ran, Scenario};
 
-/// Requests of one line that is down: more than are repeated until patience ends.
+/// Number of failing requests while a connection is down: more than are retried until patience
+/// ends.
 const DOWN: usize = 64;
 
-/// A request that comes when nobody waits for it any more.
+/// A request that arrives when nobody waits for it any more.
 const AT_THE_END: usize = usize::MAX;
 
-/// The faults of a request, each with whether the line is down after it. A listing is stale only where one client
-/// works alone: a sweep beside a save takes a store that shows everybody the same.
+/// The possible faults of a request, each with whether the connection is down after it. A listing
+/// is stale only if one client works alone: a sweep during a save needs a strongly consistent
+/// store.
 fn faults_of(scenario: &Scenario, entry: &Entry) -> Vec<(Fault, bool)> {
     let lines_down = |faults: &[Fault]| -> Vec<(Fault, bool)> {
         faults.iter().map(|fault| (*fault, true)).collect()
@@ -66,7 +68,7 @@ fn faults_of(scenario: &Scenario, entry: &Entry) -> Vec<(Fault, bool)> {
     faults
 }
 
-/// A fault at a client's request, and all of the line's where that is down.
+/// A fault at a client's request, and at all of its following ones if the connection is down.
 fn planned(client: &'static str, nth: usize, (fault, is_down): (Fault, bool)) -> Vec<Planned> {
     let first = Planned { client, nth, fault };
     let rest = (nth + 1..nth + DOWN).map(|nth| Planned {
@@ -84,8 +86,8 @@ fn of_whom(scenario: &Scenario, entry: &Entry) -> &'static str {
     found.expect("nobody else is counted").0
 }
 
-/// Each fault at each request that a scenario made without faults; what changes something first, and of that
-/// the last, where most is at stake.
+/// Each fault at each request that a scenario made without faults; changes come first, and of those
+/// the last one, where most is at stake.
 pub(crate) fn each(scenario: &'static Scenario, ran: &Ran, mutation: Option<Mutation>) -> Vec<Job> {
     let mut jobs = Vec::new();
     let mut entries: Vec<&Entry> = ran.journal.iter().rev().collect();
@@ -102,7 +104,7 @@ pub(crate) fn each(scenario: &'static Scenario, ran: &Ran, mutation: Option<Muta
     jobs
 }
 
-/// So many runs with up to three faults, and an order, that are drawn.
+/// Random runs with up to three faults, and a random order of requests.
 pub(crate) fn drawn(
     scenario: &'static Scenario,
     ran: &Ran,
@@ -114,7 +116,7 @@ pub(crate) fn drawn(
     let mut jobs = Vec::new();
     for _ in 0..count {
         let mut faults = Vec::new();
-        // Where several are at work, their order alone may do it.
+        // If several clients act, their order alone may cause a violation.
         let least = usize::from(scenario.clients.len() == 1);
         for _ in 0..least + one_of(3) {
             let entry = &ran.journal[one_of(ran.journal.len())];

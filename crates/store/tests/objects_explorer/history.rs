@@ -1,53 +1,56 @@
-//! What was asked of a step and seen of it, and whether a register explains that.
+//! The operations on a step and the observations of it, checked against the model of a register.
 //!
-//! A step holds one state or none. A save and a deletion change it in one moment between their beginning
-//! and their end, and whoever looks sees what it holds: so much is linearisability, and everything that the
-//! store promises about a step follows from it. A save that was refused found another one there; one that
-//! failed has changed nothing and does not do so later; and where nobody knows, it may have, and may yet.
-//! There is one bound to that: what was not decided when an acknowledged save began no longer takes effect
-//! after it, or a newer state would be lost to an older one.
+//! A step holds one state or none. A save or a deletion changes it atomically at one moment between
+//! its start and its end, and every read returns the present value: this is linearizability, and
+//! all promises of the store about a step follow from it. A save that was refused found another
+//! state there; one that failed has changed nothing and will not do so later; one with an unknown
+//! outcome may have taken effect, or may yet. There is one limit: an operation that was undecided
+//! when an acknowledged save began no longer takes effect after it, or a newer state would be lost
+//! to an older one.
 //!
-//! A save whose answer was lost puts its manifest again. Should the first request arrive after all, once the
-//! step is being deleted, the manifest is there again and lacks its data: no store can be told to forget a
-//! request. Nothing is lost by that, a load says so, and a sweep takes it away.
+//! A save whose response was lost puts its manifest again. If the first request arrives after all,
+//! while the step is being deleted, the manifest reappears without its data: no store can be made
+//! to forget a request. Nothing is lost by that, a load reports it, and a sweep removes it.
 //!
-//! A request may be carried out and its answer say that it was not. Where another save has replaced what it put
-//! by then, nothing is there that tells of it. Who overwrites puts its manifest once more, and so takes effect
-//! twice; who creates is told that another one is there, which is so.
+//! A request may be carried out although its response denies it. If another save has replaced the
+//! state by then, nothing shows that it was there. A save that overwrites puts its manifest once
+//! more, and so takes effect twice; a save that creates returns that another state exists, which is
+//! true.
 //!
-//! A save that was taken for dead is another matter. It may be there for a moment, whole or without its data,
-//! and is then taken back; what it had replaced is there again. It has failed once that is over.
+//! A save that was taken for dead is a separate case. Its state may be visible for a moment, whole
+//! or without its data, and is then revoked; the state that it had replaced is restored. The save
+//! has failed once that is over.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What is asked of a step; a state is given by its seed.
+/// An operation on a step; a state is given by its seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// A save where nothing is.
+    /// A save that requires an empty step.
     Create(u64),
-    /// A save that replaces what is there.
+    /// A save that replaces an existing state.
     Overwrite(u64),
     Delete,
-    /// A deletion of this state and of no other.
+    /// A deletion of this state only.
     Retire(u64),
     Load,
 }
 
-/// What came of it.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It was acknowledged.
     Done,
-    /// It was told that another one is there, or that nothing is.
+    /// Refused: another state exists, or none does.
     Refused,
-    /// It was told that nothing has changed.
+    /// Failed without a change.
     Failed,
-    /// It was told that it was taken for dead, and what it had done is taken back.
+    /// Failed because it was taken for dead; its changes are revoked.
     Swept,
-    /// Nobody knows.
+    /// Unknown.
     Open,
-    /// A load: this was there.
+    /// The state found by a load.
     Found(Option<u64>),
 }
 
@@ -56,11 +59,11 @@ enum Event {
     Begin(usize),
     End(usize, Outcome),
     Seen(Option<u64>),
-    /// Something was seen that lacks its data.
+    /// A state without its data was observed.
     SeenBroken,
 }
 
-/// What has become of something that was asked.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Status {
     Unasked,
@@ -68,32 +71,32 @@ enum Status {
     Pending,
     Done,
     Refused,
-    /// A deletion has taken this away, and puts it back if it cannot go on.
+    /// A deletion has taken this state, and puts it back if it cannot continue.
     Taken(u64),
-    /// A save that is going to be taken back has replaced this.
+    /// A save that will be revoked has replaced this state.
     Replaced(Option<u64>),
-    /// It takes no effect any more.
+    /// It can no longer take effect.
     Closed,
     Found(Option<u64>),
 }
 
-/// What went wrong with requests that put manifests.
+/// Faults of requests that put manifests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Happened {
-    /// Whether one may have come late.
+    /// Whether one may have arrived late.
     pub(crate) is_late: bool,
-    /// Whether one was carried out, and its answer was another.
+    /// Whether one was carried out although its response denied it.
     pub(crate) is_disowned: bool,
 }
 
-/// What happened to one step, in the order in which it did.
+/// The events of one step, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     ops: Vec<Op>,
     events: Vec<Event>,
 }
 
-/// What a step may hold, and what may have become of what was asked of it.
+/// A possible value of a step, with the possible progress of its operations.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Possible {
     value: Option<u64>,
@@ -112,17 +115,18 @@ impl History {
         self.events.push(Event::End(index, outcome));
     }
 
-    /// Somebody has seen what it holds.
+    /// Records an observation of the step's value.
     pub(crate) fn saw(&mut self, value: Option<u64>) {
         self.events.push(Event::Seen(value));
     }
 
-    /// Somebody has seen that what it holds lacks its data.
+    /// Records an observation of a state without its data.
     pub(crate) fn saw_broken(&mut self) {
         self.events.push(Event::SeenBroken);
     }
 
-    /// Checks that a register explains it; the first event that none does is the error.
+    /// Checks that a register explains the history; the error is the first event that it cannot
+    /// explain.
     pub(crate) fn check(&self, what: Happened) -> Result<(), String> {
         let mut is_running = vec![false; self.ops.len()];
         let mut possible = BTreeSet::from([Possible {
@@ -153,7 +157,8 @@ impl History {
         Ok(())
     }
 
-    /// All that comes of whatever may take effect, once or, where it is repeated, more often.
+    /// All values reachable when pending operations take effect, once or, if they are repeated,
+    /// several times.
     fn closure(
         &self,
         mut possible: BTreeSet<Possible>,
@@ -192,13 +197,13 @@ impl History {
         possible
     }
 
-    /// Whether a save is told in the end that it was taken for dead.
+    /// Whether a save finally returns that it was taken for dead.
     fn is_swept(&self, index: usize) -> bool {
         let is_it = |event: &Event| matches!(event, Event::End(op, Outcome::Swept) if *op == index);
         self.events.iter().any(is_it)
     }
 
-    /// Whether a save is one of this state.
+    /// Whether an operation saves this state.
     fn places(&self, index: usize, value: u64) -> bool {
         matches!(self.ops[index], Op::Create(seed) | Op::Overwrite(seed) if seed == value)
     }
@@ -234,7 +239,8 @@ impl History {
                 one.statuses[index] = Status::Closed;
             }
             Outcome::Failed if status != Status::Done => one.statuses[index] = Status::Closed,
-            // Nothing is there: whether that was its own request or somebody else's is all the same.
+            // The step is empty: it does not matter whether through this request or somebody
+            // else's.
             Outcome::Done | Outcome::Refused if matches!(status, Status::Taken(_)) => {
                 one.statuses[index] = Status::Done;
             }
@@ -257,7 +263,7 @@ impl History {
         Some(one)
     }
 
-    /// What had ended before an acknowledged save began takes no effect after it.
+    /// Operations that ended before an acknowledged save began take no effect after it.
     fn close_ended(&self, one: &mut Possible, index: usize, place: usize) {
         let mut ended = Vec::new();
         for event in &self.events[..place] {
@@ -275,7 +281,7 @@ impl History {
     }
 }
 
-/// What a step holds after something took effect, and what that is then.
+/// The value of a step after an operation took effect, and the status of the operation.
 fn effect(op: Op, value: Option<u64>) -> (Option<u64>, Status) {
     match (op, value) {
         (Op::Create(seed), None) | (Op::Overwrite(seed), _) => (Some(seed), Status::Done),

@@ -1,14 +1,15 @@
-//! Every way in which a request to an object store can go wrong, at every request of what is done there.
+//! Every fault of a request to an object store, at every request of the scenarios.
 //!
-//! A scenario runs on a server in memory, once without faults, which tells its requests, then again with each
-//! fault at each request, and then with several at once, and in other orders, which are drawn from a seed. Where
-//! two are in each other's way, each place where they can meet is tried as well: some requests of the one, some
-//! of the other, and then the rest of both.
-//! One who looks on loads every step between any two requests. What is seen and what everybody is told has to
-//! be explained by a register ([`history`]): that is all there is to check.
+//! A scenario runs on an in-memory server, once without faults to record its requests, then again
+//! with each fault at each request, and then with several faults at once and in other orders, which
+//! are drawn from a seed. For two clients that conflict, each point where they can meet is tried as
+//! well: some requests of the one, some of the other, and then the rest of both.
 //!
-//! That the explorer bites is shown by mutants: the same scenarios, saved and deleted in a wrong way. Each of
-//! them has to be caught.
+//! An observer loads every step between any two requests. A register must explain its observations
+//! and all results ([`history`]): that is the only check.
+//!
+//! Mutants prove that the explorer detects violations: the same scenarios, with wrong ways to save
+//! and delete. Each of them must be caught.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -29,15 +30,15 @@ use mutate::{MUTANTS, Mutation};
 use penstock_object_server::{Call, Entry, Fault};
 use scenario::{Job, Order, Planned, Ran, SCENARIOS, Scenario, run};
 
-/// What all that is drawn is drawn from.
+/// The seed of all random choices.
 fn seed() -> u64 {
     common::number("PENSTOCK_TORTURE_SEED", 0x5eed)
 }
 
-/// Violations are alike: some say it all.
+/// Violations are similar: a few suffice.
 const VIOLATIONS_SHOWN: usize = 8;
 
-/// Of short scenarios so many times as many faults are tried.
+/// Short scenarios try this many times as many faults.
 const SHORT: usize = 8;
 
 fn without_faults(scenario: &'static Scenario, mutation: Option<Mutation>) -> Ran {
@@ -49,7 +50,8 @@ fn without_faults(scenario: &'static Scenario, mutation: Option<Mutation>) -> Ra
     })
 }
 
-/// Makes runs on all cores, until one is wrong where that is enough; tells how many, and what was.
+/// Makes runs on all cores, until the first violation if one suffices; returns their number, and
+/// the violations.
 fn run_all(jobs: &[Job], is_one_enough: bool) -> (usize, Vec<String>) {
     each_of(jobs, is_one_enough, |job| {
         let violations = run(job).violations.into_iter();
@@ -58,7 +60,7 @@ fn run_all(jobs: &[Job], is_one_enough: bool) -> (usize, Vec<String>) {
     })
 }
 
-/// As [`run_all`], of places where two meet.
+/// Explores meeting points of two clients as [`run_all`] explores faults.
 fn meet_all(meetings: &[Meeting], is_one_enough: bool) -> (usize, Vec<String>) {
     each_of(meetings, is_one_enough, |meeting| {
         meeting.explore(is_one_enough)
@@ -86,7 +88,7 @@ fn each_of<T: Sync>(
     };
     let cores = thread::available_parallelism().map_or(2, usize::from);
     thread::scope(|scope| {
-        // Half of the time a run waits for a repetition, or for an answer.
+        // Runs spend half of their time waiting for retries or responses.
         for _ in 0..2 * cores {
             scope.spawn(work);
         }
@@ -97,13 +99,13 @@ fn each_of<T: Sync>(
 #[test]
 fn no_fault_breaks_a_scenario() {
     let mut random = Rng::new(seed());
-    // Every so many of the runs with one fault, more of the short scenarios, and of the places where two meet,
+    // A fraction of the runs with one fault, more for short scenarios, and of the meeting points,
     // unless there is time for all.
     let stride = common::number("PENSTOCK_TORTURE_STRIDE", 32) as usize;
-    // Runs of each scenario with what is drawn.
+    // Number of random runs per scenario.
     let count = common::number("PENSTOCK_TORTURE_FAULTS", 6);
     let mut violations = Vec::new();
-    // For one who looks into something: the scenarios whose names have this.
+    // For debugging: only scenarios whose names contain this.
     let wanted = std::env::var("PENSTOCK_TORTURE_SCENARIO").unwrap_or_default();
     let explored = SCENARIOS
         .iter()
@@ -125,8 +127,8 @@ fn no_fault_breaks_a_scenario() {
         }
         let (mut runs, mut found) = run_all(&jobs, false);
         if scenario.clients.len() > 1 {
-            // Where one is taken for dead all of its places are tried, and many of the other's: between what
-            // a sweep looks at last and what it does then is one place only.
+            // If a client is taken for dead, all of its points are tried, and many of the other's:
+            // there is only one point between a sweep's last check and its removal.
             let strides = match scenario.stalls {
                 true => (1, stride.div_ceil(SHORT)),
                 false => (stride, stride),
@@ -153,7 +155,7 @@ fn no_fault_breaks_a_scenario() {
 #[test]
 fn every_mutant_is_caught() {
     let mut random = Rng::new(seed());
-    // Runs with what is drawn before a mutant is said to survive.
+    // Number of random runs before a mutant counts as undetected.
     let count = common::number("PENSTOCK_TORTURE_FAULTS", 256);
     let mut survivors = Vec::new();
     for (name, mutation) in MUTANTS {
@@ -180,7 +182,7 @@ fn every_mutant_is_caught() {
     assert_eq!(survivors, Vec::<String>::new());
 }
 
-/// Marks are read and written back with another one, and no digest vouches for them.
+/// Marks are read and written back with another one, and no digest protects them.
 #[test]
 fn a_bit_that_changes_in_marks_that_are_written_back_loses_none() {
     let scenario = SCENARIOS.iter().find(|one| one.name == "two that mark");
@@ -195,7 +197,7 @@ fn a_bit_that_changes_in_marks_that_are_written_back_loses_none() {
     assert_eq!(ran.violations, Vec::<String>::new());
 }
 
-/// What was put is replaced before its answer, which says that it was not: who put it cannot know.
+/// A manifest is replaced before its response, which denies that it was put: its saver cannot know.
 #[test]
 fn what_was_done_and_denied_is_repeated_or_lost_to_a_newer_one() {
     let another = "a saver taken for dead, and another";
@@ -234,7 +236,7 @@ fn a_manifest_that_comes_after_its_deletion_is_swept() {
     let scenario = SCENARIOS.iter().find(is_it).unwrap();
     let job = |second, faults| Job {
         scenario,
-        // The first deletion, then the save, which the second deletion may have begun before.
+        // The first deletion, then the save, before which the second deletion may have begun.
         order: Order::Directed {
             first: usize::MAX,
             second,
@@ -249,7 +251,7 @@ fn a_manifest_that_comes_after_its_deletion_is_swept() {
         let ran = run(&job(second, Vec::new()));
         assert_eq!(ran.violations, Vec::<String>::new());
         let commit = ran.journal.iter().find(is_commit).unwrap().nth;
-        // Between any two requests of the deletion, and when it has ended.
+        // Between any two requests of the deletion, and after its end.
         for after in (2..16).chain([usize::MAX]) {
             let late = Planned {
                 client: "c",

@@ -1,18 +1,19 @@
-//! Where two can meet: each place of the one with each of the other.
+//! Meeting points: each point of one client combined with each of another.
 //!
-//! The first one makes so many requests, then the second one so many, and then both the rest. All that one
-//! may do between two requests of the other is tried so, which orders that are drawn come upon by luck.
+//! The first client makes some requests, then the second some, and then both the rest. So
+//! everything that one may do between two requests of the other is tried; random orders find such
+//! cases only by luck.
 
 use crate::mutate::Mutation;
 use crate::scenario::{Job, Order, Ran, Scenario, run};
 
-/// Places of the first one where the second one may come in.
+/// A point of the first client at which the second one may start.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
     scenario: &'static Scenario,
     mutation: Option<Mutation>,
     first: usize,
-    /// Of the second one's places every so many are tried.
+    /// Distance between the tried points of the second client.
     stride: usize,
 }
 
@@ -22,8 +23,8 @@ fn requests(scenario: &Scenario, ran: &Ran, client: usize) -> usize {
     of_it.count()
 }
 
-/// Places of the first one in a scenario, every so many of them, the last first: what has been done by then
-/// is most.
+/// The points of the first client in a scenario, with a stride, the last first: most has been done
+/// by then.
 pub(crate) fn meetings(
     scenario: &'static Scenario,
     mutation: Option<Mutation>,
@@ -53,8 +54,8 @@ impl Meeting {
         }
     }
 
-    /// Tries the places of the second one until it has ended by then; tells how many these were, and what
-    /// was wrong.
+    /// Tries the points of the second client until it has ended by then; returns their number, and
+    /// the violations.
     pub(crate) fn explore(&self, is_one_enough: bool) -> (usize, Vec<String>) {
         let (mut runs, mut violations) = (0, Vec::new());
         let mut second = self.first % self.stride;

@@ -1,4 +1,4 @@
-//! The protocol broken on purpose: steps in another order, conditions left out, answers believed.
+//! Deliberate violations of the protocol: reordered steps, missing conditions, unchecked responses.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,33 +24,33 @@ use crate::world::SERVER;
 /// One way to break the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    /// A manifest is put whatever is there.
+    /// Puts a manifest without any condition.
     PutsWithoutCondition,
-    /// The manifest is there before the data is.
+    /// Puts the manifest before the data.
     PutsManifestFirst,
-    /// A manifest that the store refuses is another one's: nobody looks whose it is.
+    /// Takes a refusal as proof that the manifest is another save's, without reading it.
     BelievesRefusals,
-    /// A manifest that is not there after a lost answer is not put, and the save has failed.
+    /// Takes a manifest that is absent after a lost response for failed, without putting it again.
     TakesAbsentForLost,
-    /// What is undecided has failed.
+    /// Reports an undecided save as failed.
     TakesUndecidedForFailed,
-    /// A deletion removes the data, and then takes the manifest.
+    /// A deletion removes the data before it takes the manifest.
     DeletesDataFirst,
-    /// What is replaced goes before its replacement is there.
+    /// Removes the replaced files before the replacement exists.
     RemovesReplacedFirst,
-    /// A manifest, or what the marks are in, is put in the place of another one, whichever that is by then.
+    /// Replaces a manifest, or the file of marks, whichever version is there.
     ReplacesWithoutCondition,
-    /// A manifest is taken away, whichever is there by then.
+    /// Takes a manifest, whichever version is there.
     DeletesWithoutCondition,
-    /// A sweep takes what is young for old.
+    /// A sweep treats young attempts as old.
     SweepsWhatIsYoung,
-    /// A sweep removes files and puts no fence up before.
+    /// A sweep removes files without a fence.
     SweepsWithoutFence,
-    /// A save that has put its manifest does not look what is there by then.
+    /// A save does not check the directory after it has put its manifest.
     BelievesItsPublication,
 }
 
-/// What has to be caught, by the scenario that catches it.
+/// The mutants that must be caught, each with the scenario that catches it.
 pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
     ("two savers", Mutation::PutsWithoutCondition),
     ("save", Mutation::PutsManifestFirst),
@@ -74,7 +74,7 @@ pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
 
 const MANIFEST: &str = "manifest.json";
 
-/// An attempt's id is so long.
+/// Length of an attempt's id.
 const ATTEMPT_DIGITS: usize = 32;
 
 /// Breaks a store's file system.
@@ -83,19 +83,19 @@ pub(crate) struct Mutated {
     inner: Arc<dyn FileSystem>,
     mutation: Mutation,
     line: Line,
-    /// Texts that have no name yet.
+    /// Texts of files that have no name yet.
     texts: Mutex<HashMap<PathBuf, Vec<u8>>>,
     /// Parts that get their names after the manifest.
     held: Mutex<Vec<(PathBuf, PathBuf)>>,
-    /// A manifest that was refused: what is there is taken for another one's.
+    /// A refused manifest: the existing one is taken for another save's.
     refused: Mutex<Option<PathBuf>>,
     /// The directory of a manifest that was put.
     published: Mutex<Option<PathBuf>>,
-    /// What directories held when they were listed last.
+    /// The last listing of each directory.
     listed: Mutex<HashMap<PathBuf, Vec<Entry>>>,
 }
 
-/// Requests without what makes them safe.
+/// Requests without their safeguards.
 struct Line {
     store: AmazonS3,
     once: AmazonS3,
@@ -184,7 +184,7 @@ impl Mutated {
         }
     }
 
-    /// Gives a manifest its name where nothing is.
+    /// Gives a manifest its name if the name is free.
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
         let link = || self.inner.change(Change::Link { from, to });
         let text = self
@@ -333,7 +333,7 @@ impl Files for Mutated {
     }
 
     fn follow(&self, path: &Path) -> io::Result<Found> {
-        // What is held back looks as if it were there.
+        // A delayed part must look as if it existed.
         let held = self.held.lock().unwrap();
         let held = held.iter().find(|(_, to)| to == path).map(|(from, _)| from);
         self.inner

@@ -1,4 +1,4 @@
-//! What is done in a bucket, and with which faults.
+//! The scenarios: what clients do in a bucket, and with which faults.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use penstock_store::Result;
 use crate::mutate::Mutation;
 use crate::world::{Client, Stalled, World};
 
-/// Less than anybody's files are taken for dead for.
+/// The smallest age at which a sweep takes files for dead.
 const MINUTES: Duration = Duration::from_secs(15 * 60);
 
 type Work = fn(&Client) -> Result<()>;
 
-/// What somebody has done before, and what some do side by side.
+/// Preparations by one client, and the work of concurrent clients.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// Whether what it does others do as well.
+    /// Whether other scenarios cover the same operations.
     pub(crate) is_long: bool,
-    /// Whether the first one stops for days somewhere, and others take it for dead. It is told so, or what it
-    /// does is whole.
+    /// Whether the first client stops for days somewhere, and others take it for dead. Its calls
+    /// then fail, or their results are whole.
     pub(crate) stalls: bool,
     pub(crate) set_up: Work,
     pub(crate) clients: &'static [(&'static str, Work)],
@@ -42,7 +42,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         stalls: false,
         set_up: |_| Ok(()),
         clients: &[("a", |a| {
-            // Whoever was not told that it is there saves it again.
+            // A caller without an acknowledgement saves the step again.
             let _ = a.save(1, 1);
             a.save(1, 2)
         })],
@@ -240,7 +240,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// What is to go wrong with whose request.
+/// A fault, and the request that it hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) client: &'static str,
@@ -258,13 +258,13 @@ impl fmt::Display for Planned {
     }
 }
 
-/// Whose request is next, where several are at work.
+/// The order of requests if several clients act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// It is drawn from this seed.
+    /// Random, from this seed.
     Drawn(u64),
-    /// So many requests of the first, so many of the second, all of the others, and then what is left of the
-    /// first, and of the second.
+    /// A number of requests of the first client, a number of the second, all of the others, and
+    /// then the rest of the first, and of the second.
     Directed { first: usize, second: usize },
 }
 
@@ -293,7 +293,7 @@ impl Scenario {
     }
 }
 
-/// A run that is to be made.
+/// A run to be made.
 pub(crate) struct Job {
     pub(crate) scenario: &'static Scenario,
     pub(crate) order: Order,
@@ -329,10 +329,10 @@ impl fmt::Display for Job {
     }
 }
 
-/// Of a line that is cut for long, the first ones say it.
+/// If a connection is down for long, its first faults suffice.
 const FAULTS_SHOWN: usize = 4;
 
-/// What came of a scenario.
+/// The result of a scenario.
 pub(crate) struct Ran {
     pub(crate) journal: Vec<Entry>,
     pub(crate) violations: Vec<String>,

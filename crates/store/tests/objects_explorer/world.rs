@@ -1,4 +1,4 @@
-//! A bucket, those who are at work in it, and one who looks on.
+//! A bucket, the clients that work in it, and an observer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -24,15 +24,15 @@ use crate::mutate::{Mutated, Mutation};
 
 pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(served::start);
 
-/// Buckets that nobody uses, those that were used last behind the others: what a run has left in the background
-/// comes to none of the next ones.
+/// Unused buckets, the most recently used last: background work of a run then does not reach the
+/// next ones.
 static PLACES: Mutex<VecDeque<Place>> = Mutex::new(VecDeque::new());
 
 const PLACES_IDLE: usize = 8;
 
 static PLACES_MADE: AtomicUsize = AtomicUsize::new(0);
 
-/// A bucket's name and those who may be at work in it: to make them anew takes longer than a run.
+/// A bucket's name and its clients, which take longer to create than a run.
 struct Place {
     name: String,
     clients: HashMap<&'static str, (Store, Options)>,
@@ -57,26 +57,26 @@ impl Place {
     }
 }
 
-/// For how long a request is repeated.
+/// How long a request is retried.
 const PATIENCE: Duration = Duration::from_millis(80);
 
-/// Longer than anything lives that nobody goes on with.
+/// Longer than any abandoned attempt may live.
 pub(crate) const DEAD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 
-/// Who has done nothing for so long that others take it for dead, and then goes on.
+/// A client that is inactive for so long that others take it for dead, and then continues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stalled {
-    /// Requests that were made before.
+    /// Number of its earlier requests.
     pub(crate) after: usize,
 }
 
-/// How long every request takes by the clock of the store.
+/// Duration of every request by the clock of the store.
 const REQUEST: Duration = Duration::from_secs(1);
 
-/// What a state is made of: one request, whatever the options.
+/// Sizes of a state's tensors: one request, whatever the options.
 const SIZES: &[usize] = &[600];
 
-/// States that scenarios save.
+/// Seeds of the states that scenarios save.
 const SEEDS: std::ops::Range<u64> = 1..6;
 
 static SAMPLES: LazyLock<HashMap<u64, Sample>> = LazyLock::new(|| {
@@ -85,26 +85,26 @@ static SAMPLES: LazyLock<HashMap<u64, Sample>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A bucket, and what happened in it.
+/// A bucket, and the events in it.
 pub(crate) struct World {
     pub(crate) bucket: Arc<Bucket>,
     histories: Mutex<BTreeMap<u64, History>>,
     violations: Mutex<Vec<String>>,
-    /// Which state a checkpoint holds, by its id, of those that were acknowledged.
+    /// The states of acknowledged checkpoints, by id.
     saved: Mutex<HashMap<String, u64>>,
-    /// The changes of the bucket that were seen last.
+    /// The number of changes at the last observation.
     seen: Mutex<u64>,
     /// Steps whose marks were acknowledged.
     marked: Mutex<Vec<u64>>,
     place: Mutex<Place>,
     observer: Store,
     reading: Options,
-    /// Whether somebody may be taken for dead.
+    /// Whether a client may be taken for dead.
     may_sweep: bool,
 }
 
 impl World {
-    /// A new one; somebody may be stalled in it.
+    /// Creates a world; one of its clients may be stalled.
     pub(crate) fn new(stalled: Option<Stalled>) -> Arc<World> {
         let mut place = Place::take();
         let bucket = SERVER.make_bucket(&place.name);
@@ -164,7 +164,7 @@ impl World {
         self.violations.lock().unwrap().push(what);
     }
 
-    /// Looks at every step that somebody has asked for, unless nothing has changed.
+    /// Reads every step that was used, unless nothing has changed.
     pub(crate) fn look(&self) {
         let changes = self.bucket.changes();
         let last = std::mem::replace(&mut *self.seen.lock().unwrap(), changes);
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// Which state a step holds, read back bit for bit.
+    /// The state of a step, read back bit for bit.
     fn value(&self, step: u64) -> std::result::Result<Option<u64>, Flaw> {
         match self.observer.state(step) {
             Ok(StepState::Complete(checkpoint)) => identify(&checkpoint, &self.reading).map(Some),
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Checks that nothing is there but the files of what is complete.
+    /// Checks that only the files of complete checkpoints are left.
     fn check_left(&self) -> std::result::Result<(), String> {
         let mut left: BTreeSet<String> = self.bucket.objects().into_keys().collect();
         left.remove("store/verified.json");
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// Everything comes that is on its way, and what is dead by then is swept; tells all that was wrong.
+    /// Waits until all requests have arrived, and sweeps dead attempts; returns all violations.
     pub(crate) fn end(&self) -> Vec<String> {
         self.look();
         SERVER.settle(&self.bucket);
@@ -274,7 +274,7 @@ fn key_of(path: &Path) -> String {
     rest.split_once('/').unwrap().1.to_owned()
 }
 
-/// A store in a bucket, as somebody has it.
+/// A store in a bucket, with a client's own connections.
 fn open(bucket: &str, name: &str) -> (Store, Options) {
     let root = PathBuf::from(served::url(bucket, "store"));
     let address = Address::of(&root).unwrap().unwrap();
@@ -293,7 +293,7 @@ fn open(bucket: &str, name: &str) -> (Store, Options) {
     (store, options)
 }
 
-/// Why nobody can say which state a step holds.
+/// Why the state of a step cannot be identified.
 enum Flaw {
     LacksData(Error),
     Other(String),
@@ -324,7 +324,7 @@ fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u
         .ok_or_else(|| Flaw::Other("it is a state that nobody saved".to_owned()))
 }
 
-/// One who is at work.
+/// A client of the store.
 pub(crate) struct Client {
     pub(crate) world: Arc<World>,
     pub(crate) name: &'static str,
@@ -337,7 +337,7 @@ impl Client {
         self.world.bucket.is_dead(self.name)
     }
 
-    /// Does something, and notes what came of it.
+    /// Performs an operation, and records its outcome.
     fn note<T>(
         &self,
         step: u64,
@@ -348,7 +348,7 @@ impl Client {
         let index = self.world.history(step, |history| history.begin(op));
         let result = work();
         let outcome = match outcome(&result) {
-            // The dead tell nothing.
+            // A dead client reports nothing.
             Outcome::Refused | Outcome::Failed if self.is_dead() => Outcome::Open,
             outcome => outcome,
         };
@@ -388,7 +388,8 @@ impl Client {
         })
     }
 
-    /// Whether a save was told that it was taken for dead, where that may be, or deleted while it was at it.
+    /// Whether a save returned that it was taken for dead, where that can happen, or that it was
+    /// deleted while it ran.
     fn is_taken_back(&self, error: &Error) -> bool {
         let told = error.full_message();
         let is_swept = told.contains("took this save for dead") || told.contains("upload is gone");
@@ -433,11 +434,11 @@ impl Client {
         Ok(())
     }
 
-    /// Remembers that what a step holds was read back.
+    /// Marks the present checkpoint of a step as read back.
     pub(crate) fn mark(&self, step: u64) -> Result<()> {
         let id = self.store.identity(step)?.unwrap_or_default();
         self.store.mark_verified(step, &id)?;
-        // It is a hint: where the manifest cannot be read there is none, and nobody is told.
+        // Marks are a hint: if the manifest is unreadable none is written, without an error.
         let marks = self.store.marks()?;
         if marks.iter().any(|mark| mark.step == step) {
             self.world.marked.lock().unwrap().push(step);
@@ -445,7 +446,7 @@ impl Client {
         Ok(())
     }
 
-    /// What is there of a save that died.
+    /// Leaves files as a dead save does.
     pub(crate) fn leave(&self, step: u64, number: u64) -> Result<()> {
         let names = [
             format!("shard-00000-00.{number:032x}.safetensors"),
@@ -458,7 +459,7 @@ impl Client {
         Ok(())
     }
 
-    /// Removes what is older than an age, whatever that is.
+    /// Removes files older than an age, however low.
     pub(crate) fn sweep(&self, age: Duration) -> Result<()> {
         let sweep = Sweep {
             age,
@@ -467,7 +468,7 @@ impl Client {
         self.store.sweep_as(&sweep).map(drop)
     }
 
-    /// Loads what a step holds, if it is there.
+    /// Loads a step, if it exists.
     pub(crate) fn load(&self, step: u64) -> Result<()> {
         let work = || {
             let path = self.store.step_path(step);
@@ -479,7 +480,8 @@ impl Client {
             Err(Error::NotFound { .. } | Error::Incomplete { .. }) => Outcome::Found(None),
             _ => Outcome::Open,
         });
-        // What a deletion takes from under a load is missing, and never another state.
+        // Files removed by a deletion during a load are missing; the load never returns another
+        // state.
         if let Ok(Err(Flaw::Other(why))) = &result
             && why.contains("nobody saved")
         {
@@ -489,21 +491,22 @@ impl Client {
     }
 }
 
-/// Who is told what is there, or that nothing is, has no reason to complain.
+/// Answers that a step exists, or does not, are no violation.
 fn unless_refused(error: Error) -> Result<()> {
     match error {
         Error::Exists { .. } | Error::NotFound { .. } | Error::Incomplete { .. } => Ok(()),
-        // A deletion in the way of a save gives way, or it passes over the step.
+        // A deletion blocked by a save stops, or retention skips the step.
         Error::Storage { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => Ok(()),
-        // A save is at work where there is no checkpoint: nothing tells its files from those of a dead one.
+        // A save is in progress where there is no checkpoint: its files cannot be distinguished
+        // from those of a dead one.
         Error::Undecided { .. } => Ok(()),
-        // Somebody has deleted what it had put, before it looked.
+        // Somebody has deleted the new manifest before the save checked it.
         Error::CommitUndecided { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
         error => Err(error),
     }
 }
 
-/// A deletion that fails goes on when it is asked for again.
+/// A deletion that fails is resumed by the next one.
 fn deleted<T>(result: &Result<T>) -> Outcome {
     match result {
         Ok(_) => Outcome::Done,

@@ -1,5 +1,5 @@
-//! A job stores what was there when its caller was told that the state is staged, whatever becomes
-//! of the caller's memory afterwards; and nobody ever waits for a job that has ended.
+//! A job stores the state as it was when its caller learned that it is staged, whatever happens to
+//! the caller's memory afterwards; and nobody ever waits for a job that has ended.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 
 const EIO: i32 = 5;
 const MIB: usize = 1 << 20;
-/// Words of a mebibyte.
+/// Number of 8-byte words in a mebibyte.
 const MIB_WORDS: usize = MIB / 8;
 
 /// Tensors that their owner changes.
@@ -106,7 +106,7 @@ fn write(job: &Job, path: &Path) -> Result<Written> {
     Ok(written)
 }
 
-/// Runs a test once for each engine, in a directory of its own.
+/// Runs a test once for each engine, each in a separate directory.
 fn each_engine(what: &str, test: fn(EngineChoice, &Path)) {
     for &engine in engines() {
         within_a_minute(&format!("{what} on {engine}"), move || {
@@ -212,7 +212,7 @@ fn a_lazy_job_may_be_staged_at_any_moment() {
     });
 }
 
-/// Whoever changes a counter after each step does not think of it as a tensor.
+/// Callers change counters after each step without thinking of them as tensors.
 #[test]
 fn a_lazy_job_copies_what_is_small_at_once() {
     each_engine("a lazy job", |engine, path| {
@@ -227,7 +227,7 @@ fn a_lazy_job_copies_what_is_small_at_once() {
     });
 }
 
-/// Writes that a job has submitted, by whether the state was staged by then.
+/// Writes that a job has submitted, before and after the state was staged.
 #[derive(Default)]
 struct Submitted {
     job: OnceLock<Arc<Job>>,
@@ -272,7 +272,7 @@ fn writers_hold_back_until_all_is_staged_or_they_are_needed() {
     });
 }
 
-/// The caller's memory is freed while the write still has most of its way to go.
+/// The caller's memory is freed long before the write ends.
 #[test]
 fn the_sources_go_before_the_write_ends() {
     each_engine("a write", |engine, path| {
@@ -332,7 +332,7 @@ fn a_cancelled_job_lets_everybody_go() {
     each_engine("a cancelled job", |engine, path| {
         let arena = Arena::new(Some(4 * MIB));
         let staging = staging(Some(&arena), false);
-        // Nobody writes, so a stager waits for room.
+        // Without a writer, a stager waits for a buffer.
         let tensors = Tensors::new(1, &[30 * MIB_WORDS]);
         let job = Job::new(tensors.state(), path, &options(engine), &staging).unwrap();
         thread::scope(|scope| {
@@ -347,7 +347,7 @@ fn a_cancelled_job_lets_everybody_go() {
         let error = write(&job, path).unwrap_err();
         assert!(matches!(error, Error::Interrupted), "{error}");
 
-        // Nobody stages, so the workers wait.
+        // Without a stager, the workers wait.
         for by_progress in [false, true] {
             let job = Job::new(tensors.state(), path, &options(engine), &staging).unwrap();
             let progress = Progress::default();
@@ -440,7 +440,7 @@ fn shards_may_wait_for_their_tree() {
     });
 }
 
-/// A rank that has voted does not know what becomes of its vote; who was told may clean up.
+/// A rank that has voted does not know the outcome; only one that learned it may remove its files.
 #[test]
 fn a_voter_leaves_its_files_unless_it_is_told_to_discard() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Files that become shards as they are: by a second name, by shared blocks, or by a copy.
+//! Files that become shards unchanged: by a hard link, by shared blocks, or by a copy.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -25,7 +25,7 @@ const EMLINK: i32 = 31;
 const EPERM: i32 = 1;
 const EIO: i32 = 5;
 
-/// A file system on which files cannot have a second name, for a reason.
+/// A file system on which hard links fail with a given error.
 #[derive(Debug)]
 struct Unlinkable {
     errno: i32,
@@ -143,7 +143,7 @@ fn a_file_is_linked_and_not_written() {
         assert_eq!((report.tensors, report.files), (5, 4));
         assert_eq!(report.tensor_bytes, 5077);
         assert!(!report.transport.fallbacks.iter().any(is_unlinked));
-        // What becomes of the other name is of no moment.
+        // The other name of the file no longer matters.
         fs::remove_file(world.held()).unwrap();
         world.sample.assert_at(&world.path());
     }
@@ -234,7 +234,7 @@ fn a_job_lets_go_of_files_once_they_are_linked() {
     assert_eq!(holds.count(), 1);
     cancelled.cancel();
     assert_eq!(holds.count(), 0);
-    // Nothing is linked any more: nobody keeps it there.
+    // Nothing is linked any more, since no guard keeps the file.
     let refused = cancelled.write(&mut begin().unwrap(), 0, &progress);
     assert!(matches!(refused, Err(Error::Interrupted)), "{refused:?}");
     world.sample.assert_at(&world.path());
@@ -299,7 +299,7 @@ fn what_cannot_be_linked_is_copied() {
     }
 }
 
-/// Bytes that are not what their digest says are not passed on.
+/// Bytes that do not match their digest are not copied into a checkpoint.
 #[test]
 fn a_damaged_file_is_not_copied() {
     for &engine in engines() {
@@ -394,7 +394,7 @@ fn numbers_that_cannot_be_are_refused_before_anything_is_written() {
     }
 }
 
-/// Fails the link, and whatever else there is.
+/// Fails the link, and all alternatives.
 #[derive(Debug)]
 struct Broken;
 
@@ -443,7 +443,7 @@ fn step(store: &Store, step: u64, overwrite: bool) -> Publication {
     }
 }
 
-/// Whatever removes a checkpoint removes a name, and changes nothing of the file.
+/// Removing a checkpoint removes a name of the file, and does not change its bytes.
 #[test]
 fn the_other_name_keeps_its_bytes_whatever_becomes_of_the_checkpoint() {
     let world = World::new();
@@ -466,7 +466,7 @@ fn the_other_name_keeps_its_bytes_whatever_becomes_of_the_checkpoint() {
     world.sample.assert_at(&store.step_path(3));
     let report = store.scrub(&Scrub::default(), &options, &progress).unwrap();
     assert_eq!(report.steps[0].outcome, Outcome::Verified);
-    // A save that dies leaves a name to a sweep.
+    // A save that dies leaves its name of the file to a sweep.
     let mut attempt =
         Attempt::begin(&store.step_path(4), false, &options.file_system, &progress).unwrap();
     let state = held::state(&world.sample, IN_FILE, &world.held());
@@ -497,7 +497,7 @@ fn the_other_name_keeps_its_bytes_whatever_becomes_of_the_checkpoint() {
     assert_eq!(fs::read(store.step_path(3).join(linked)).unwrap(), held);
 }
 
-/// What is salvaged is a file of its own.
+/// A salvage copies linked files into files of its own.
 #[test]
 fn salvage_copies_what_was_linked() {
     let world = World::new();

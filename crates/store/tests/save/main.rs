@@ -1,4 +1,4 @@
-//! One write, its memory, and files that it links to.
+//! Jobs, their memory, and linked files.
 
 #[path = "../common/mod.rs"]
 mod common;

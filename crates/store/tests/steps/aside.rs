@@ -1,4 +1,5 @@
-//! A damaged step gives way: it is set aside whole, stays for salvage, and nothing else does.
+//! A damaged step makes way: it is quarantined whole and kept for salvage. Other steps stay in
+//! place.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -33,7 +34,7 @@ fn give_way(store: &Store, step: u64) -> Option<PathBuf> {
     store.give_way(step, &Progress::default()).unwrap()
 }
 
-/// Breaks a step, so that it is seen by a look or only by a mark.
+/// Damages a step so that it is detected by opening it, or only by a mark.
 fn break_step(store: &Store, step: u64, how: &str) {
     let path = store.step_path(step);
     match how {
@@ -82,7 +83,8 @@ fn what_is_not_known_to_be_damaged_stays() {
     .unwrap();
     assert!(matches!(store.state(2), Ok(StepState::Newer(_))));
     fs::remove_file(store.step_path(3).join(MANIFEST)).unwrap();
-    // A good one in the wrong place, a link to a damaged one, and one that was replaced since.
+    // A good checkpoint at another step, a link to a damaged one, and a marked one that was
+    // replaced.
     fs::rename(store.step_path(4), store.step_path(7)).unwrap();
     break_step(&store, 5, "manifest");
     let elsewhere = root.path().join("elsewhere");
@@ -119,7 +121,7 @@ fn whoever_reads_it_is_waited_for() {
         drop(reading);
         assert!(saving.join().unwrap().is_some());
     });
-    // What is good is refused at once, whoever reads it.
+    // A good step is refused at once, even while it is being read.
     let _reading = Checkpoint::open(&store.step_path(1)).unwrap();
     assert_eq!(give_way(&store, 1), None);
 }
@@ -141,7 +143,7 @@ fn the_last_few_are_kept_and_protected_ones() {
     fs::write(kept[2].join(MANIFEST), newer).unwrap();
     fs::create_dir(root.path().join("damaged-mine")).unwrap();
     let removed = store.retire_aside().unwrap();
-    // The second is protected, the third cannot be read: nobody knows what it is.
+    // The second is protected, the third cannot be read, so its state is unknown.
     assert_eq!(removed, [kept[0].clone()]);
     let there: Vec<_> = store.aside().unwrap().into_iter().map(|a| a.path).collect();
     assert_eq!(there, kept[1..]);

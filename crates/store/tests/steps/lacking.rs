@@ -1,5 +1,5 @@
-//! File systems that lack an ability: without hard links, without a rename that does not replace, with
-//! directories that are not renamed, as those of a lower layer of overlayfs.
+//! File systems without hard links, without a rename that does not replace, and with directories
+//! that cannot be renamed, as in a lower layer of overlayfs.
 
 use std::fs;
 use std::io;
@@ -29,15 +29,15 @@ const EOPNOTSUPP: i32 = 95;
 /// More changes than any of these calls makes.
 const CHANGES_MAX: usize = 100;
 
-/// The native file system, without what it lacks.
+/// The native file system, without some of its abilities.
 #[derive(Debug)]
 struct Lacking {
     link: Option<i32>,
     rename_new: Option<i32>,
-    /// The answer to a rename of a step's directory.
+    /// The error of a rename of a step's directory.
     rename_step: Option<i32>,
     seen: AtomicUsize,
-    /// The change from which on the process is dead.
+    /// The number of the change at which the process dies.
     dies: usize,
 }
 
@@ -154,7 +154,7 @@ fn where_no_name_can_be_taken_the_error_says_so_and_how_to_save_all_the_same() {
     }
 }
 
-/// A store whose step 2 is damaged, protected or not, with a file and a directory of somebody's.
+/// A store whose step 2 is damaged, protected or not, with a foreign file and directory.
 fn damaged(root: &Path, is_protected: bool) -> Store {
     let store = Store::new(root);
     for step in [1, 2] {
@@ -212,7 +212,7 @@ fn a_damaged_step_of_a_lower_layer_is_set_aside_whole_whenever_that_dies() {
             let (layered, lacking) = on_layers(&store, dies);
             let result = layered.give_way(2, &Progress::default());
             let has_ended = !lacking.has_died();
-            // It is there whole, by one name at least.
+            // The whole step exists under at least one name.
             let aside = store.aside().unwrap();
             let mut places = vec![store.step_path(2)];
             places.extend(aside.iter().map(|aside| aside.path.clone()));
@@ -222,7 +222,7 @@ fn a_damaged_step_of_a_lower_layer_is_set_aside_whole_whenever_that_dies() {
                 assert_eq!(result.unwrap().as_ref(), places.last());
                 assert!(dies > 10 && !store.step_path(2).exists());
             }
-            // The next process saves the step, and a sweep removes a directory that was not filled.
+            // The next process saves the step, and a sweep removes an incomplete directory.
             let (next, _) = on_layers(&store, usize::MAX);
             next.give_way(2, &Progress::default()).unwrap();
             let sample = Sample::of_sizes(&[1000]);
@@ -266,7 +266,7 @@ fn a_directory_goes_with_all_in_it_and_never_looks_whole_on_the_way() {
         let root = tempfile::tempdir().unwrap();
         let store = damaged(root.path(), false);
         let path = store.step_path(1);
-        // A hook of a framework has saved another one in it.
+        // A framework's hook has saved another checkpoint in it.
         let nested = path.join("ema");
         let sample = Sample::of_sizes(&[700]);
         sample.save_step(&nested, None, false).unwrap();

@@ -1,4 +1,4 @@
-//! Many checkpoints: kept, deleted, set aside, read again.
+//! Stores of many checkpoints: retention, deletion, quarantine, scrubbing.
 
 mod aside;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Removal of a directory that holds further checkpoints: all of them may go, or nothing does.
+//! Removal of a directory with nested checkpoints: all of them are removed, or nothing is.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -47,7 +47,7 @@ impl Outer {
         Outer { root, path, inner }
     }
 
-    /// Where nobody sees the locks of others.
+    /// A store whose locks are invisible to other hosts.
     fn unlocked(&self) -> Store {
         Store::new(self.root.path()).with_file_system(Unlocked::host())
     }
@@ -175,7 +175,7 @@ fn a_directory_that_is_no_checkpoint_and_holds_some_is_refused() {
         assert!(error.remedy().contains("one checkpoint"));
         outer.assert_whole();
     }
-    // As another library's may.
+    // With this option, directories of other libraries are removed too.
     remove_checkpoint(outer.inner.root(), FOREIGN).unwrap();
     sample().assert_at(&outer.path);
     assert!(!outer.inner.root().exists());

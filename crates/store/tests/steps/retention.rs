@@ -1,5 +1,5 @@
-//! Retention can be trusted: it tells beforehand what it does and why, and protected steps,
-//! verified ones and those of other people stay.
+//! Retention is predictable: it announces its decisions and reasons, and keeps protected steps,
+//! verified ones and other people's directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -82,7 +82,8 @@ fn steps_above_the_one_just_saved_are_kept() {
     assert_eq!(kept, expected);
 }
 
-/// A plan may be carried out much later: what is another checkpoint by then is not meant.
+/// A plan may be carried out much later: a checkpoint that has been replaced by then is not
+/// deleted.
 #[test]
 fn what_was_replaced_or_protected_since_the_plan_stays() {
     let root = tempfile::tempdir().unwrap();
@@ -156,7 +157,7 @@ fn only_what_is_there_can_be_protected() {
     assert!(matches!(store.delete(3), Err(Error::Protected { .. })));
 }
 
-/// Deleting the only checkpoint that is known to be good needs a newer good one.
+/// Deleting the only checkpoint known to be good requires a newer good one.
 #[test]
 fn the_only_verified_checkpoint_outlives_any_number_of_saves() {
     let root = tempfile::tempdir().unwrap();
@@ -170,7 +171,7 @@ fn the_only_verified_checkpoint_outlives_any_number_of_saves() {
     }
 }
 
-/// Steps whose data is bad do not push those out that can be loaded.
+/// Steps with damaged data do not displace those that can be loaded.
 #[test]
 fn what_a_scrub_found_damaged_takes_no_place_and_stays() {
     let root = tempfile::tempdir().unwrap();
@@ -185,7 +186,8 @@ fn what_a_scrub_found_damaged_takes_no_place_and_stays() {
     assert_eq!(store.steps().unwrap(), [2, 3, 4]);
 }
 
-/// Of most steps the manifest says enough, not of those that go and of those they go for.
+/// For most steps the manifest suffices, but not for those to delete and those that justify the
+/// deletion.
 #[test]
 fn what_goes_and_what_it_goes_for_is_looked_at_whole() {
     let root = tempfile::tempdir().unwrap();
@@ -212,7 +214,7 @@ fn what_goes_and_what_it_goes_for_is_looked_at_whole() {
     assert_eq!(reasons(&store, Some(1), None), expected);
 }
 
-/// Another process keeps less, and is faster: that is no failure of this one.
+/// Another process with a lower limit deletes a step first: that is no failure here.
 #[test]
 fn what_somebody_else_removes_meanwhile_is_no_error() {
     for victim in [4_u64, 1] {
@@ -309,7 +311,8 @@ fn a_sweep_can_be_looked_at_beforehand() {
     assert!(store.orphans().unwrap().is_empty());
 }
 
-/// Somebody protects steps while somebody else deletes: what was acknowledged as protected stays.
+/// Somebody protects steps while somebody else deletes: a step whose protection was acknowledged
+/// stays.
 #[test]
 fn a_step_that_was_protected_in_time_is_there() {
     let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A scrub reads what was not read for longest, no faster than told, remembers what it found, and
-//! goes on where it was stopped.
+//! A scrub reads the steps with the oldest marks first, within its rate limit, records the results,
+//! and resumes after an interruption.
 
 use std::fs;
 use std::io;
@@ -51,7 +51,7 @@ fn flip_last_byte(file: &Path) {
     fs::write(file, bytes).unwrap();
 }
 
-/// Writes marks with times of our own.
+/// Writes marks with given times.
 fn write_marks(store: &Store, marks: &[(u64, &str, u64)]) {
     let mark = |&(step, id, at_seconds): &(u64, &str, u64)| serde_json::json!({"step": step, "id": id, "at_seconds": at_seconds});
     let marks: Vec<_> = marks.iter().map(mark).collect();
@@ -59,11 +59,11 @@ fn write_marks(store: &Store, marks: &[(u64, &str, u64)]) {
     fs::write(store.root().join("verified.json"), text).unwrap();
 }
 
-/// The steps that a scrub reads, in the order in which it reads them.
+/// The steps that a scrub reads, in order.
 fn order_of_reading(store: &Store, plan: &Scrub) -> Vec<u64> {
     let mut order = Vec::new();
     for _ in 0..20 {
-        // Stopped as soon as a step is marked: so it is one more each time.
+        // Stopped as soon as a step is marked, so each pass reads one more.
         let before = store.marks().unwrap();
         let progress = Arc::new(Progress::default());
         let (stopping, marked, watched) = (Arc::clone(&progress), before.clone(), store.clone());
@@ -107,7 +107,7 @@ fn every_step_is_told_with_what_came_of_it() {
         .sum();
     assert_eq!(report.steps[0].bytes_checked, total);
 
-    // And the next one has nothing to read, but does not forget.
+    // The next scrub has nothing to read, and keeps its records.
     let again = scrub(&store, &Scrub::default());
     let outcome = |(step, outcome)| match outcome {
         Outcome::Verified => (step, Outcome::Skipped),
@@ -165,7 +165,7 @@ fn a_mark_holds_until_it_is_too_old() {
         (0, Outcome::Skipped),
         (1, Outcome::Verified),
         (2, Outcome::Verified),
-        // The clock was wrong: nobody knows how old the mark is.
+        // The clock was wrong, so the age of the mark is unknown.
         (3, Outcome::Verified),
     ];
     assert_eq!(outcomes(&scrub(&store, &plan)), expected);
@@ -199,7 +199,7 @@ fn damage_takes_the_mark_away_and_repair_gives_it_back() {
     assert!(!store.marks().unwrap()[0].is_damaged);
 }
 
-/// What the device cannot give back is what a scrub is there to find.
+/// Unreadable sectors are one kind of damage that scrubs exist to find.
 #[test]
 fn bytes_that_cannot_be_read_are_damage_with_a_place() {
     for &engine in engines() {
@@ -226,7 +226,7 @@ fn bytes_that_cannot_be_read_are_damage_with_a_place() {
         );
         let reason = io::Error::from_raw_os_error(5).to_string();
         assert!(problem.detail.contains(&reason), "{}", problem.detail);
-        // The device may give them again, or to another host.
+        // The device may return them later, or to another host.
         assert!(store.marks().unwrap().is_empty());
     }
 }
@@ -267,7 +267,8 @@ fn a_scrub_reads_no_faster_than_told() {
             .iter()
             .filter(|&&time| time < first + Duration::from_secs(1));
         let requests = within.count() as u64;
-        // One that ends in it, one whose thread was late, and the empty one at the end of a file.
+        // One that ends in the second, one whose thread was late, and the empty one at the end of a
+        // file.
         assert!(requests <= RATE / MIB + 3, "{requests} requests of 1 MiB");
     }
 }

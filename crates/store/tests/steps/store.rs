@@ -1,5 +1,5 @@
-//! A store orders steps by number, keeps what retention promises to keep, and removes only what is
-//! its own and dead.
+//! A store orders steps by number, keeps the steps that retention promises to keep, and removes
+//! only its own dead files.
 
 use std::collections::HashMap;
 use std::fs;
@@ -94,7 +94,7 @@ fn the_state_of_each_step_is_told() {
     damage(&store, 3);
     fs::write(store.step_path(4).join(MANIFEST), "{}").unwrap();
     fs::create_dir(store.step_path(5)).unwrap();
-    // A checkpoint under another step's name would be loaded as what it is not.
+    // A checkpoint under another step's name would be loaded as the wrong step.
     fs::rename(store.step_path(1), store.step_path(6)).unwrap();
     save_step(&store, 1);
     assert!(is_complete(&store, 1));
@@ -133,7 +133,7 @@ fn the_newest_verified_checkpoint_is_never_deleted() {
     }
     assert_eq!(store.retain(Some(2), None, None).unwrap(), [1, 2, 4, 5]);
     assert_eq!(store.steps().unwrap(), [3, 6, 7]);
-    // An older one does not take the place of a newer one; a newer one does.
+    // An older mark does not replace a newer one; a newer one replaces it.
     store.mark_verified(1, &id).unwrap();
     assert!(store.retain(Some(2), None, None).unwrap().is_empty());
     let id = save_step(&store, 8);
@@ -141,7 +141,7 @@ fn the_newest_verified_checkpoint_is_never_deleted() {
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [3, 6, 7]);
 }
 
-/// A hint about a checkpoint that was replaced since says nothing about any other.
+/// A mark of a replaced checkpoint applies to no other one.
 #[test]
 fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
     let root = tempfile::tempdir().unwrap();
@@ -161,8 +161,8 @@ fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
     assert!(is_complete(&store, 1), "the newest that was read back");
 }
 
-/// It may have said that one of them is the only good one. A scrub mends it, and nothing less: a file
-/// with one mark would pass for all there is to know.
+/// An unreadable file of marks may have protected the only good checkpoint. Only a scrub repairs
+/// it: a new file with one mark would pass for complete.
 #[test]
 fn while_marks_cannot_be_read_nothing_is_deleted() {
     let root = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn while_marks_cannot_be_read_nothing_is_deleted() {
         .scrub(&scrub, &Options::default(), &Progress::default())
         .unwrap();
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [1, 2]);
-    // Nor where they are there and not to be had.
+    // Nor if the file exists but cannot be read.
     fs::remove_file(&marks).unwrap();
     std::os::unix::fs::symlink(&marks, &marks).unwrap();
     save_step(&store, 4);
@@ -193,8 +193,8 @@ fn while_marks_cannot_be_read_nothing_is_deleted() {
     assert_eq!(store.steps().unwrap(), [3, 4]);
 }
 
-/// The verified one is looked for among those that count: not one that lost a file since, not one
-/// on a branch that was left.
+/// The newest verified checkpoint is sought among those that count: not one that lost a file since,
+/// nor one on an abandoned branch.
 #[test]
 fn the_newest_good_one_of_those_that_count_is_kept() {
     let root = tempfile::tempdir().unwrap();
@@ -226,7 +226,7 @@ fn the_newest_good_one_of_those_that_count_is_kept() {
     );
 }
 
-/// Between the plan and its execution somebody may find out that what was to stay is damaged.
+/// Between the plan and its execution, the step that was to stay may turn out to be damaged.
 #[test]
 fn what_became_the_only_good_one_since_it_was_doomed_stays() {
     let root = tempfile::tempdir().unwrap();
@@ -245,7 +245,7 @@ fn what_became_the_only_good_one_since_it_was_doomed_stays() {
     assert_eq!(store.retire(&doomed).unwrap(), [1, 2]);
 }
 
-/// It cannot be told from a dead save, but for its protection: nobody takes what is left of it.
+/// Only its protection distinguishes it from a dead save: its remaining files are kept.
 #[test]
 fn a_protected_step_that_lost_its_manifest_is_left_alone() {
     let root = tempfile::tempdir().unwrap();
@@ -287,7 +287,7 @@ fn a_step_that_is_a_link_does_not_stop_retention() {
     assert!(is_complete(&other, 1));
 }
 
-/// Readers refuse what is larger, so it is refused before the old one is replaced.
+/// Readers refuse larger metadata, so it is refused before the old checkpoint is replaced.
 #[test]
 fn metadata_beyond_what_readers_take_is_refused() {
     let root = tempfile::tempdir().unwrap();
@@ -310,7 +310,7 @@ fn metadata_beyond_what_readers_take_is_refused() {
     sample.assert_at(&path);
 }
 
-/// Somebody may repair a damaged checkpoint; and as it is, it is none of those to keep.
+/// A damaged checkpoint may yet be repaired, and does not count among those to keep.
 #[test]
 fn damaged_checkpoints_are_neither_counted_nor_deleted() {
     let root = tempfile::tempdir().unwrap();
@@ -325,7 +325,7 @@ fn damaged_checkpoints_are_neither_counted_nor_deleted() {
     assert!(names(&store.step_path(1)).len() == 3, "nothing was touched");
 }
 
-/// One directory that nobody can open must not stop the care for all others.
+/// A directory that cannot be opened must not stop the care of all others.
 #[test]
 fn one_odd_step_does_not_stop_the_others() {
     let root = tempfile::tempdir().unwrap();
@@ -337,14 +337,14 @@ fn one_odd_step_does_not_stop_the_others() {
     assert_eq!(store.steps().unwrap(), [3, 9]);
 }
 
-/// On a bad sector, or of somebody else: nobody knows what the step is.
+/// On a bad sector, or owned by another user: the state of the step is unknown.
 #[test]
 fn a_step_that_cannot_be_read_is_told_kept_and_in_nobodys_way() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3]);
     let path = store.step_path(1);
     fs::remove_dir_all(&path).unwrap();
-    // What cannot be looked at, whoever asks: a link that leads to itself.
+    // A link to itself, which not even root can look up.
     std::os::unix::fs::symlink(&path, &path).unwrap();
     let state = store.state(1).unwrap();
     assert!(
@@ -377,7 +377,7 @@ fn a_deletion_that_stops_leaves_no_broken_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1]);
     let path = store.step_path(1);
-    // A directory in place of a file that deletion removes: it stops there.
+    // A directory in place of a file that the deletion removes: it stops there.
     fs::create_dir(path.join(format!("part-00001.{}.json", forge::ATTEMPT))).unwrap();
     store.delete(1).expect_err("it cannot remove a directory");
     assert!(matches!(store.state(1), Ok(StepState::Incomplete)));
@@ -403,7 +403,7 @@ fn deletion_frees_all_that_is_ours_and_nothing_else() {
 fn sweep_removes_orphans_and_only_them() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3]);
-    // Step 1 died before its manifest; step 2 is complete beside what an earlier attempt left.
+    // Step 1 died before its manifest; step 2 is complete, with files of an earlier attempt.
     fs::remove_file(store.step_path(1).join(MANIFEST)).unwrap();
     let whole = names(&store.step_path(2));
     for name in ["shard-00000-00.X.safetensors", "manifest.X.tmp"] {
@@ -429,7 +429,7 @@ fn sweep_removes_orphans_and_only_them() {
     );
 }
 
-/// A run goes back to step 20 after a loss spike and goes on from there in the same store.
+/// A run resumes from step 20 after a loss spike, in the same store.
 #[test]
 fn what_was_just_saved_is_kept_below_later_steps() {
     let root = tempfile::tempdir().unwrap();
@@ -469,7 +469,7 @@ fn a_link_among_the_steps_is_not_deleted_through() {
     assert!(is_complete(&other, 1));
 }
 
-/// The save stops in the middle, others try to remove its files, the save goes on.
+/// The save stops in the middle, others try to remove its files, the save continues.
 #[test]
 fn a_live_attempt_is_left_alone() {
     let root = tempfile::tempdir().unwrap();
@@ -501,7 +501,7 @@ fn a_live_attempt_is_left_alone() {
     sample.assert_at(&path);
 }
 
-/// Another process tidies up at whatever moment: no save fails of it, no saved file is lost.
+/// Another process sweeps at any moment: no save fails because of it, and no saved file is lost.
 #[test]
 fn sweeps_at_any_moment_harm_no_save() {
     let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Deletion where nobody sees everybody's locks: only what is provably dead goes, whatever other
-//! hosts do meanwhile, and wherever the deletion dies.
+//! Deletion where locks are not visible to everybody: only provably dead files are removed,
+//! whatever other hosts do meanwhile, and wherever the deletion dies.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use penstock_store::{Error, MANIFEST, Progress, Result};
 /// More changes than any deletion here makes.
 const CHANGES_MAX: usize = 30;
 
-/// A step of the other host, and this one's view of it.
+/// A step of another host, and this host's view of it.
 struct Shared {
     root: tempfile::TempDir,
     here: Arc<Unlocked>,
@@ -78,7 +78,7 @@ fn save_elsewhere(root: &Path, step: u64, seed: u64, overwrite: bool) -> Result<
     .map(drop)
 }
 
-/// An attempt of another host that has written all it has, and has not published.
+/// An attempt of another host that has written everything, and has not published.
 fn written(root: &Path, overwrite: bool) -> impl FnOnce() -> Result<()> {
     let (publication, options) = (step_publication(root, 1, overwrite), options_elsewhere());
     let (file_system, progress) = (Arc::clone(&options.file_system), Progress::default());
@@ -133,7 +133,7 @@ fn what_a_manifest_does_not_tell_stays() {
     }
 }
 
-/// Somebody else was faster: retention goes on to the next.
+/// Another process deleted it first: retention continues with the next step.
 #[test]
 fn a_doomed_checkpoint_that_is_gone_is_passed_over() {
     let shared = Shared::new();
@@ -167,7 +167,7 @@ fn a_deletion_removes_its_checkpoint_and_nothing_else() {
     ));
 }
 
-/// Whenever another host's save is acknowledged while a deletion is at work, it is there.
+/// If another host's save is acknowledged during a deletion, its checkpoint exists.
 #[test]
 fn a_save_that_is_acknowledged_meanwhile_stays() {
     type Delete = fn(&Shared) -> Result<()>;
@@ -175,7 +175,7 @@ fn a_save_that_is_acknowledged_meanwhile_stays() {
         |shared| shared.store.delete(1).map(drop),
         |shared| shared.store.delete_protected(1).map(drop),
         |shared| {
-            // What another one has in its place is not deleted for it.
+            // Another checkpoint in the step's place is not deleted instead.
             save_elsewhere(shared.root.path(), 2, 9, false)?;
             let doomed = [(1, shared.id())];
             shared.store.retire(&doomed).map(drop)
@@ -203,7 +203,7 @@ fn a_save_that_is_acknowledged_meanwhile_stays() {
                         shared.assert_holds(2);
                     }
                     Err(Error::Exists { .. }) => {}
-                    // It had nothing there yet: nobody was told that it was saved.
+                    // The save had no checkpoint there yet, and was not acknowledged.
                     Err(error) => panic!("{what}: {}", error.full_message()),
                 }
             }
@@ -212,7 +212,7 @@ fn a_save_that_is_acknowledged_meanwhile_stays() {
     }
 }
 
-/// Only what was begun goes on: by the next deletion of whatever host.
+/// An unfinished deletion is finished by the next one on any host, and nothing else is deleted.
 #[test]
 fn a_deletion_that_died_is_finished_by_the_next() {
     for nth in 1..CHANGES_MAX {
@@ -235,7 +235,8 @@ fn a_deletion_that_died_is_finished_by_the_next() {
     panic!("a deletion has an end")
 }
 
-/// The worst of both: what a deletion took was another's, and it dies before it puts that back.
+/// The worst combination: a deletion took another save's manifest, and dies before it puts that
+/// back.
 #[test]
 fn what_a_dead_deletion_took_by_mistake_is_there_all_the_same() {
     let mut mistakes = 0;
@@ -256,7 +257,7 @@ fn what_a_dead_deletion_took_by_mistake_is_there_all_the_same() {
             shared.assert_holds(2);
             let again = save_elsewhere(shared.root.path(), 1, 3, false);
             assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
-            // A host whose locks are seen by all sweeps what is dead.
+            // A host with visible locks sweeps dead files.
             Store::new(shared.root.path()).sweep().unwrap();
             shared.assert_holds(2);
             assert!(shared.elsewhere().delete(1).unwrap() > 0);
@@ -292,8 +293,8 @@ fn a_protection_that_comes_meanwhile_holds() {
     assert!(kept > 0);
 }
 
-/// Whoever dies between its deletion and its second look has promised nothing; the protection was
-/// promised, and whoever comes next keeps it.
+/// A deletion that dies before its second check of the protection was not acknowledged; the
+/// protection was, and the next call keeps it.
 #[test]
 fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
     let mut taken = 0;
@@ -320,7 +321,7 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
             assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
             let deleted = match dies % 2 {
                 0 => shared.elsewhere().delete(1),
-                // A host whose locks are seen by all.
+                // A host with visible locks.
                 _ => Store::new(shared.root.path()).delete(1),
             };
             assert!(
@@ -336,7 +337,7 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
     assert!(taken > 0, "no deletion died with the manifest taken");
 }
 
-/// What nobody can make out may be put back by somebody who can.
+/// A manifest that is unreadable here may be put back by another host.
 #[test]
 fn what_was_copied_and_not_taken_away_keeps_its_files() {
     let shared = Shared::new();
@@ -361,7 +362,7 @@ fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
     let text = fs::read(path.join(MANIFEST)).unwrap();
     fs::remove_file(path.join(MANIFEST)).unwrap();
     let local = Store::new(shared.root.path());
-    // A directory in its place is a device that does not give it: no error that says what it is.
+    // A directory in its place stands for an unreadable file: the error does not show which kind.
     fs::create_dir(&taken).unwrap();
     let before = names(&path);
     local.sweep().unwrap_err();
@@ -380,7 +381,7 @@ fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
     assert!(shared.store.delete(1).unwrap() > 0);
 }
 
-/// Of two deletions one removes the step, and the other one finds that it is gone.
+/// Of two deletions one removes the step, and the other one finds it gone.
 #[test]
 fn a_step_that_another_host_deletes_meanwhile_is_gone() {
     let mut runs = 0;
@@ -407,7 +408,8 @@ fn a_step_that_another_host_deletes_meanwhile_is_gone() {
     assert!((5..CHANGES_MAX - 1).contains(&runs), "{runs}");
 }
 
-/// Whoever renames a step may rename what another host has just saved there, and die.
+/// A process that quarantines a step may rename a checkpoint that another host has just saved
+/// there, and die.
 #[test]
 fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
     for nth in 1..CHANGES_MAX {
@@ -434,7 +436,7 @@ fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
     panic!("setting aside has an end")
 }
 
-/// Nothing is lost and nothing is silent: the way out is said.
+/// Nothing is lost and nothing is silent: the error names the remedy.
 #[test]
 fn a_damaged_step_stays_there_until_it_is_overwritten() {
     let shared = Shared::new();
@@ -450,7 +452,7 @@ fn a_damaged_step_stays_there_until_it_is_overwritten() {
     assert_eq!(shared.store.set_aside(1).unwrap(), None);
 }
 
-/// A directory without a file is nobody's data; a save that has made it makes it again.
+/// An empty directory holds nobody's data; a save that created it creates it again.
 #[test]
 fn a_save_survives_the_removal_of_its_empty_directory() {
     let mut removed = 0;
@@ -478,7 +480,7 @@ fn a_save_survives_the_removal_of_its_empty_directory() {
         let Ok((had_manifest, deleted)) = deleted.try_recv() else {
             break;
         };
-        // What was published is a checkpoint that may be deleted.
+        // A published checkpoint may be deleted.
         if !had_manifest {
             saved.unwrap();
             sample(1).assert_at(&publication.path);

@@ -1,5 +1,5 @@
-"""Checkpoints of others, saved anew as Penstock's.
+"""Converts other libraries' checkpoints to Penstock's.
 
-`convert` reads what PyTorch, Lightning, DeepSpeed and accelerate have written. It knows how their
-files are called and what is in them, and needs none of these packages but PyTorch.
+`convert` reads checkpoints of PyTorch, Lightning, DeepSpeed and accelerate. It knows their file
+names and formats, and needs none of these packages but PyTorch.
 """

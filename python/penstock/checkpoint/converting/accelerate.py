@@ -1,4 +1,4 @@
-"""Directories of `Accelerator.save_state`: each file or directory in them, as one state."""
+"""Reads directories of `Accelerator.save_state` as one state with a member per file."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ _OF_IT = re.compile(r"random_states_\d+\.pkl|(?:optimizer|scheduler|sampler)(?:_
 
 
 def is_accelerate(names: Iterable[str]) -> bool:
-    """Whether a directory has what only `save_state` writes, if not all of it."""
+    """Whether a directory has files that only `save_state` writes, perhaps not all of them."""
     return any(map(_OF_IT.fullmatch, names))
 
 
 def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
-    """The state of each file under its name without ending; weights by the name of their index.
+    """Returns the state of each file under its name without suffix.
 
-    What is a directory, as of DeepSpeed and FSDP, is there under its name.
+    Weights in several files are one member, under the name of their index.
 
-    Raises:
-        IncompleteCheckpointError: Files that others tell of are missing.
+    Directories, such as those of DeepSpeed and FSDP, are members under their names.
     """
     names = sorted(os.listdir(path))
     _check_ranks(path, names)
@@ -53,7 +52,7 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
         elif _INDEX.fullmatch(name):
             state[name.partition(".")[0]] = _indexed(path, name, pickles)
         elif _SHARDED.fullmatch(name) and os.path.isdir(file):
-            # To import it takes seconds.
+            # Imported late, as it takes seconds.
             from penstock.checkpoint.converting.dcp import read_dcp
 
             state[name] = read_dcp(file, pickles)
@@ -69,7 +68,7 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 def _check_ranks(path: str, names: list[str]) -> None:
-    """Refuses gaps, and where all are missing: how many ranks there were nothing tells."""
+    """Refuses missing ranks, and files of no rank at all: the number of ranks is not recorded."""
     ranks = {int(found[1]) for name in names if (found := _RANDOM.fullmatch(name))}
     missing = set(range(max(ranks, default=0) + 1)) - ranks
     if missing:

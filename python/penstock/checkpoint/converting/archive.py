@@ -1,8 +1,8 @@
-"""`Archive`: a file of ``torch.save``, a zip archive whose storages are members of their own.
+"""`Archive`: a ``torch.save`` file, which is a zip archive with a member per storage.
 
-One reader finds a member, compares it with its checksum, at which PyTorch does not look, and gives
-its bytes: so these are the same bytes, whatever wrote the archive. Members that are stored as they
-are stay where they lie, mapped to memory. Compressed ones are unpacked into memory.
+One reader finds a member, checks its checksum, which PyTorch ignores, and returns its bytes: the
+same bytes for every writer of archives. Uncompressed members stay in the mapped file. Compressed
+ones are unpacked into memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.converting.plain import Unpickler
 
 START = b"PK\x03\x04"
-"""How a zip archive begins."""
+"""The first bytes of a zip archive."""
 
 _PICKLE = "data.pkl"
 _LOCAL_BYTES = 30
@@ -36,16 +36,12 @@ _CHUNK_BYTES = 64 << 20
 
 
 class Archive:
-    """An archive that is open.
+    """An open archive.
 
     Args:
         opened: The file, or bytes.
-        data: All of its bytes, in memory or mapped to it; written to nowhere else.
-        what: What errors call it.
-
-    Raises:
-        CorruptCheckpointError: It is no zip archive, or cut.
-        UnsupportedStateError: It is a zip archive of something else.
+        data: All of its bytes, in memory or mapped; never written back.
+        what: Its name in errors.
     """
 
     def __init__(self, opened: IO[bytes], data: torch.Tensor, what: str) -> None:
@@ -74,17 +70,11 @@ class Archive:
         self._storages: dict[str, torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """Unpickles it.
-
-        Raises:
-            CorruptCheckpointError: A member is not what was written.
-            UnsupportedStateError: A member is encrypted, or compressed in a way of its own.
-            Exception: Whatever the pickle raises.
-        """
+        """Unpickles the archive."""
         return unpickler(io.BytesIO(self._member(_PICKLE)), self._load_storage).load()
 
     def _byte_order(self) -> str:
-        # An archive without the note is in little endian, as PyTorch reads it.
+        # An archive without the note is little endian, as for PyTorch.
         is_noted = f"{self._root}byteorder" in self._members
         order = bytes(self._member("byteorder")) if is_noted else b"little"
         if order not in (b"little", b"big"):
@@ -125,7 +115,7 @@ class Archive:
         return storage
 
     def _member(self, name: str) -> bytearray:
-        """The bytes of a member, as they were written."""
+        """Returns the bytes of a member as they were written."""
         entry, begin = self._entry(name), self._begin(name)
         if begin is not None:
             return bytearray(self._view[begin : begin + entry.file_size])
@@ -136,7 +126,7 @@ class Archive:
                     content[filled : filled + len(part)] = part
                     filled += len(part)
         except (NotImplementedError, RuntimeError) as error:
-            # A compression that this Python does not have.
+            # This Python lacks the compression method.
             raise self._unsupported(name, str(error)) from error
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, struct.error) as error:
             raise damaged(self._what, error) from error
@@ -155,7 +145,7 @@ class Archive:
         return entry
 
     def _begin(self, name: str) -> int | None:
-        """Where a member lies as it is, its checksum compared; None where it is compressed."""
+        """Returns an uncompressed member's offset, its checksum checked; None if compressed."""
         entry = self._entry(name)
         if entry.compress_type != zipfile.ZIP_STORED:
             return None
@@ -167,7 +157,7 @@ class Archive:
         end = begin + entry.file_size
         if entry.compress_size != entry.file_size or end > len(self._view):
             raise damaged(self._what, f"{name} does not end where the archive says")
-        # Where all sums are 0, the writer was told to make none.
+        # If all sums are 0, the writer was configured to compute none.
         if self.has_sums and _sum(self._view[begin:end]) != entry.CRC:
             raise damaged(self._what, f"the checksum (CRC-32) of {name} is another one")
         return begin
@@ -184,7 +174,7 @@ class Archive:
 
 
 def _root(names: dict[str, Any], what: str) -> str:
-    """The directory within the archive that the pickle is in, with a slash; or nothing."""
+    """Returns the directory of the pickle within the archive, with a slash; or nothing."""
     if any(name.rpartition("/")[2] == "constants.pkl" for name in names):
         raise UnsupportedStateError(
             f"{what} is an archive of TorchScript (torch.jit.save), which holds code: load it with "
@@ -215,24 +205,20 @@ def _sum(view: memoryview) -> int:
 
 
 def storage_of(content: bytearray) -> torch.UntypedStorage:
-    """A storage around bytes."""
+    """Creates a storage over bytes."""
     if not content:
         return torch.zeros(0, dtype=torch.uint8).untyped_storage()
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
 def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    """A storage as functions that rebuild tensors take it."""
+    """Wraps a storage for the functions that rebuild tensors."""
     kind: Any = torch.storage.TypedStorage
     return kind(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def room(nbytes: int, what: str) -> bytearray:
-    """Memory for a part of a file.
-
-    Raises:
-        StorageError: There is not as much.
-    """
+    """Allocates memory for a part of a file."""
     try:
         return bytearray(nbytes)
     except MemoryError as error:
@@ -242,7 +228,7 @@ def room(nbytes: int, what: str) -> bytearray:
 
 
 def no_room(what: str, part: str, remedy: str = "") -> StorageError:
-    """The error where memory does not hold a part of a file."""
+    """Returns the error for a part of a file that exceeds the memory."""
     return StorageError(
         f"{what}: there is no memory for {part}: read it on a machine with more{remedy}",
         path=what,
@@ -251,11 +237,7 @@ def no_room(what: str, part: str, remedy: str = "") -> StorageError:
 
 
 def check_id(pid: Any, what: str) -> None:
-    """Refuses the id of a storage that a pickle of protocol 0 has as text.
-
-    Raises:
-        UnsupportedStateError: It is text.
-    """
+    """Refuses the textual storage ids of pickle protocol 0."""
     if isinstance(pid, str):
         raise UnsupportedStateError(
             f"{what} was saved with pickle_protocol=0, which keeps no tensors that PyTorch or "
@@ -265,7 +247,7 @@ def check_id(pid: Any, what: str) -> None:
 
 
 def damaged(what: str, why: object) -> CorruptCheckpointError:
-    """The error for a file of ``torch.save`` that is not what was written."""
+    """Returns the error for a damaged ``torch.save`` file."""
     first = str(why).partition("\n")[0][:200]
     return CorruptCheckpointError(
         f"{what} is cut, damaged or not of torch.save: {first}", path=what

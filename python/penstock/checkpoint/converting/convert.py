@@ -1,4 +1,4 @@
-"""`convert`: the checkpoint of another library, saved anew as one of Penstock's."""
+"""`convert`: saves the checkpoint of another library as a Penstock checkpoint."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _LIGHTNING = "pytorch-lightning_version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What was converted; ``str`` of it is a few lines for people.
+    """The result of a conversion; ``str`` of it is a few lines for people.
 
     Attributes:
         path: The new checkpoint.
-        source: What it was made of.
-        kind: What that is: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"`` or
+        source: The source.
+        kind: The kind of source: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"`` or
             ``"accelerate"``.
-        step: The step that is recorded in the new one; None where nothing tells.
+        step: The step stored with the new checkpoint; None if unknown.
         checkpoint_id: Identity of the new checkpoint.
-        tensors: How many were stored.
+        tensors: Number of tensors stored.
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.
-        trusted: Classes and functions that were called to unpickle what is not plain.
-        pickled: Dotted names of values that are stored as pickled bytes, as the format has no place
-            for them: `pickle.loads` of one gives it back.
+        trusted: Classes and functions that were called to unpickle values that are not plain.
+        pickled: Dotted names of values stored as pickled bytes, because the format does not support
+            them: `pickle.loads` restores one.
         seconds: Wall time of the whole call.
     """
 
@@ -84,38 +84,38 @@ def convert(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> Conversion:
-    """Saves the checkpoint of another library anew, every tensor equal bit for bit.
+    """Saves the checkpoint of another library as a new one, with all tensors bit for bit equal.
 
-    The state is the one that its library has in memory: of a file of ``torch.save`` what
-    ``torch.load`` gives, of a directory of DCP its nested state dict with whole tensors, of
-    DeepSpeed and accelerate a dictionary of what is in each file, by its name. Tensors that share
-    memory in the source are tied in the new checkpoint. Files are mapped to memory, compressed ones
-    are unpacked into it; of DCP all tensors are held once.
+    The state is the one that the library itself loads: for a ``torch.save`` file the result of
+    ``torch.load``, for a DCP directory the nested state dict with whole tensors, for DeepSpeed and
+    accelerate a dictionary with the contents of each file, by its name. Tensors that share memory
+    in the source are tied in the new checkpoint. Files are mapped to memory, compressed ones are
+    unpacked into it; all tensors of a DCP checkpoint are in memory at once.
 
     Args:
-        source: A file or directory of ``torch.save``, Lightning, DCP, DeepSpeed (of one tag, or
-            above) or accelerate. It is not changed.
+        source: A file or directory of ``torch.save``, Lightning, DCP, DeepSpeed (of one tag, or its
+            parent) or accelerate. It is not changed.
         path: The new checkpoint's directory.
-        kind: What the source is; None to look.
-        trust: Unpickle more than tensors, containers and plain values, which runs what the writer
-            of the source has put there; and store what the format has no place for as pickled
-            bytes.
-        step: The step to record; None for the one that the source tells of.
+        kind: The kind of source; None to detect it.
+        trust: Whether to unpickle more than tensors, containers and plain values, which runs code
+            chosen by the writer of the source; and to store values that the format does not support
+            as pickled bytes.
+        step: The step to store; None for the step in the source.
         overwrite: Replace a complete checkpoint at the path.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the source, or something else.
-        IncompleteCheckpointError: The source is half-written; the message says what is missing.
-        CorruptCheckpointError: The source is cut or damaged.
+        CheckpointNotFoundError: The source does not exist, or has another format.
+        IncompleteCheckpointError: The source is half-written; the message names the missing files.
+        CorruptCheckpointError: The source is truncated or damaged.
         UnsupportedStateError: The source is a pickle of more than tensors and plain values, or
             holds a value that cannot be stored, and ``trust`` is False; or it is an archive of
-            TorchScript, NumPy or something else.
-        CheckpointExistsError: A complete checkpoint is at the path and ``overwrite`` is False.
+            TorchScript, NumPy or another format.
+        CheckpointExistsError: A complete checkpoint exists at the path and ``overwrite`` is False.
         MissingDependencyError: PyTorch is not installed, or a package whose classes the source
-            holds.
+            contains.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -135,7 +135,7 @@ def convert(
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     _check_torch()
-    # They take PyTorch.
+    # These modules need PyTorch.
     from penstock.checkpoint.converting.pickles import Pickles
 
     pickles = Pickles(bool(trust))
@@ -168,7 +168,7 @@ def convert(
 
 
 def _looked_at(path: str, kind: Kind | None, pickles: Pickles) -> tuple[Any, Kind]:
-    """The state at a path, and what kind of checkpoint that is."""
+    """Returns the state at a path, and its kind."""
     from penstock.checkpoint.converting.source import kind_of
 
     try:
@@ -202,11 +202,11 @@ def _read(path: str, kind: Kind, pickles: Pickles) -> Any:
     if kind == "accelerate":
         return read_accelerate(path, pickles)
     if os.path.isdir(path):
-        # To import it takes seconds.
+        # Imported late, as it takes seconds.
         from penstock.checkpoint.converting.dcp import read_dcp
 
         state = read_dcp(path, pickles)
-        # A strategy that saves in shards leaves what is no tensor in a file beside them.
+        # A sharding strategy stores values that are no tensors in a file beside the shards.
         return state if kind == "dcp" else {**state, **pickles.read(os.path.join(path, EXTRA))}
     state = pickles.read(path)
     if kind == "lightning" and not _is_lightning(state):

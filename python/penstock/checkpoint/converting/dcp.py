@@ -1,8 +1,9 @@
-"""Directories of DCP's own format, read into the nested state that their metadata describes.
+"""Reads directories in DCP's native format into the nested state that their metadata describes.
 
-Items are read here and not by DCP's reader, which compares no checksum and takes its classes of one
-version of PyTorch. Each is a file of ``torch.save`` within a file, or, where DCP was told to write
-``SerializationFormat.SAFETENSORS``, all tensors of a file are one of safetensors, at its end.
+Items are read here instead of by DCP's reader, which checks no checksums and accepts the classes of
+only one PyTorch version. Each item is a ``torch.save`` file within a file, or, if DCP was
+configured with ``SerializationFormat.SAFETENSORS``, all tensors of a file form one safetensors file
+at its end.
 """
 
 from __future__ import annotations
@@ -38,18 +39,11 @@ if TYPE_CHECKING:
 
 _SHARDING = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
-"""How DCP notes in files of safetensors which piece of a tensor they hold."""
+"""Keys under which DCP records, in safetensors files, the piece of a tensor that they hold."""
 
 
 def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
-    """The state, nested as it was, with whole tensors; all of it in memory.
-
-    Raises:
-        IncompleteCheckpointError: Files are missing or cut.
-        UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
-        CorruptCheckpointError: It is damaged.
-        MissingDependencyError: Its items are compressed, and what unpacks them is not installed.
-    """
+    """Returns the nested state with whole tensors; all of it in memory."""
     names = os.listdir(path)
     if METADATA not in names:
         check_finished(path, names)
@@ -81,12 +75,12 @@ class _Items:
         self._safetensors: dict[str, _Safetensors] = {}
 
     def value(self, name: str) -> Any:
-        """A value that is no tensor."""
+        """Returns a value that is not a tensor."""
         place = self._place(name, None)
         return self._pickles.read_item(self._content(place), f"{self._path} ({name})")
 
     def tensor(self, name: str, entry: TensorEntry) -> torch.Tensor:
-        """A whole tensor, put together of its pieces."""
+        """Returns a whole tensor, assembled from its pieces."""
         check_pieces(self._path, name, entry.size, entry.pieces, is_whole=True)
         if len(entry.pieces) == 1 and entry.pieces[0].sizes == entry.size:
             return self._piece(name, entry, entry.pieces[0]).contiguous()
@@ -134,7 +128,7 @@ class _Items:
             return False
         with open(os.path.join(self._path, place.relative_path), "rb") as file:
             file.seek(place.offset)
-            # Of a tensor by torch.save there is a zip archive.
+            # A tensor written by torch.save begins with a zip archive instead.
             return begins_header(file.read(SNIFFED_BYTES))
 
     def _of_safetensors(self, name: str, piece: Piece, place: Place) -> torch.Tensor:
@@ -151,7 +145,7 @@ class _Items:
             found = self._safetensors[place.relative_path] = _Safetensors(tensors, pieces)
         offsets = found.pieces.get(name)
         if offsets != piece.offsets or name not in found.tensors:
-            # By name: of a rank's pieces of one tensor the last is left.
+            # Names are unique: of a rank's several pieces of one tensor, only the last is left.
             raise CorruptCheckpointError(
                 f"{path}: the piece of {name} at {list(piece.offsets)} is missing: DCP has written "
                 f"the one at {list(offsets or ())} over it; take an earlier checkpoint",
@@ -166,11 +160,11 @@ class _Items:
 
 
 class _Safetensors(NamedTuple):
-    """What a file has at its end.
+    """The safetensors data at the end of a file.
 
     Attributes:
         tensors: Pieces, by names of tensors.
-        pieces: Where they begin in these.
+        pieces: The start of each piece in its tensor.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -178,13 +172,9 @@ class _Safetensors(NamedTuple):
 
 
 def _decoded(content: io.BytesIO, place: Place, path: str) -> io.BytesIO:
-    """The bytes of an item that DCP has encoded, as by Zstandard.
-
-    Raises:
-        MissingDependencyError: What decodes them is not installed.
-    """
+    """Decodes the bytes of an item that DCP has encoded, for example by Zstandard."""
     try:
-        # It came with PyTorch 2.7.
+        # Available from PyTorch 2.7 on.
         from torch.distributed.checkpoint._extension import ExtensionRegistry
 
         for extension in ExtensionRegistry().from_descriptor_list(place.transforms):

@@ -1,7 +1,7 @@
-"""The metadata of a checkpoint of DCP: its tensors, their pieces, and where each item lies.
+"""Reads DCP metadata: tensors, their pieces, and the place of each item.
 
-It is a pickle of DCP's own classes, which differ between versions of PyTorch. Here records stand
-for them, so that any version reads what any other wrote.
+It is a pickle of DCP's own classes, which differ between versions of PyTorch. Records replace them,
+so that any version can read the files of any other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Piece(NamedTuple):
     """A box of a tensor.
 
     Attributes:
-        offsets: Where it begins, in each dimension.
-        sizes: Its shape.
+        offsets: The start in each dimension.
+        sizes: The shape.
     """
 
     offsets: Offsets
@@ -45,8 +45,8 @@ class TensorEntry(NamedTuple):
     """A tensor.
 
     Attributes:
-        dtype: Of its elements.
-        size: Its shape.
+        dtype: The element type.
+        size: The shape.
         pieces: The boxes that were written.
     """
 
@@ -56,13 +56,13 @@ class TensorEntry(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an item lies.
+    """The place of an item.
 
     Attributes:
-        relative_path: The file, in the directory.
-        offset: Its first byte there.
-        length: Its bytes.
-        transforms: How these were encoded, such as ``"stream.zstd/1"``.
+        relative_path: The file, relative to the directory.
+        offset: Offset of the first byte.
+        length: Number of bytes.
+        transforms: The encodings of the bytes, such as ``"stream.zstd/1"``.
     """
 
     relative_path: str
@@ -76,8 +76,8 @@ class Metadata(NamedTuple):
 
     Attributes:
         entries: Tensors by their flat names; None for each other value.
-        places: Where their items lie, by name and offsets; None as offsets of a value.
-        nest: Where each flat name belongs in the nested state.
+        places: The places of items, by name and offsets; the offsets of a value are None.
+        nest: The position of each flat name in the nested state.
     """
 
     entries: dict[str, TensorEntry | None]
@@ -86,14 +86,7 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(file: str, pickles: Pickles) -> Metadata:
-    """The metadata in a file.
-
-    Raises:
-        UnsupportedStateError: It takes other names to unpickle it, and it is not trusted.
-        CorruptCheckpointError: It is cut or damaged.
-        CheckpointNotFoundError: It is a pointer of Git LFS.
-        StorageError: There is no memory for it.
-    """
+    """Reads the metadata in a file."""
     with open(file, "rb") as opened:
         content = opened.read()
     if of_git_lfs(content):
@@ -107,7 +100,7 @@ def read_metadata(file: str, pickles: Pickles) -> Metadata:
     except MemoryError as error:
         raise no_room(file, "a value in it") from error
     except Exception as error:
-        # A pickle that is cut or changed raises anything, and so does one that takes other names.
+        # A truncated or modified pickle raises any error, and so does one that needs other names.
         if not others or isinstance(error, EOFError | pickle.UnpicklingError):
             raise _damaged(file, error) from error
     if others:
@@ -173,7 +166,7 @@ def _damaged(file: str, error: Exception) -> CorruptCheckpointError:
 
 
 class _Record:
-    """An object of the metadata, by its attributes."""
+    """An object of the metadata, with its attributes."""
 
     def __init__(self, *_arguments: Any) -> None:
         pass
@@ -230,4 +223,4 @@ _RECORDS: dict[str, type] = {
     f"{_METADATA}.TensorProperties": _Properties,
     f"{_SHARDED}.sharded_tensor.metadata.TensorProperties": _Properties,
 }
-"""The classes that metadata is made of, by version-independent records."""
+"""The classes of DCP's metadata, as records that are independent of the version."""

@@ -1,4 +1,4 @@
-"""Directories of DeepSpeed: the files of all ranks of one tag, or universal ones, as one state."""
+"""Reads DeepSpeed directories: all files of a tag, or a universal checkpoint, as one state."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LATEST = "latest"
 """The file that names the directory of the newest tag."""
 
 LATEST_UNIVERSAL = "latest_universal"
-"""The file that names the newest universal checkpoint, which DeepSpeed made of a tag."""
+"""The file that names the newest universal checkpoint, which DeepSpeed made from a tag."""
 
 _ZERO = "zero"
 """The directory of a universal checkpoint that has one directory for each parameter."""
 
 _COMMON = "optimizer_state.pt"
-"""Its state of the optimizer beside these, which is written after all of them."""
+"""The rest of the optimizer's state, written after all of those directories."""
 
 _MASTER = "fp32.pt"
 
@@ -40,17 +40,12 @@ def is_tag(names: Iterable[str]) -> bool:
 
 
 def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
-    """The state of each file under its name without ``.pt``; of directories in it, likewise.
+    """Returns the state of each file under its name without ``.pt``, also in subdirectories.
 
     Args:
-        path: The directory of a tag or a universal checkpoint, or one above, whose `LATEST` says
-            which; where that is missing, `LATEST_UNIVERSAL`.
+        path: The directory of a tag or a universal checkpoint, or its parent, whose `LATEST` file
+            selects one; without it, `LATEST_UNIVERSAL` does.
         pickles: Reads the files.
-
-    Raises:
-        IncompleteCheckpointError: Files of ranks are missing.
-        CheckpointNotFoundError: A file is a pointer of Git LFS.
-        CheckpointExistsError: The tag was saved with Penstock.
     """
     directory = _tag(path)
     names = os.listdir(directory)
@@ -68,11 +63,7 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 def _universal(directory: str, pickles: Pickles) -> dict[str, Any]:
-    """The state of each parameter in a universal checkpoint, by name of the parameter and file.
-
-    Raises:
-        IncompleteCheckpointError: What is written last, or the weights of a parameter, are missing.
-    """
+    """Returns the state of each parameter in a universal checkpoint, by parameter and file."""
     if not os.path.isfile(os.path.join(directory, _COMMON)):
         raise IncompleteCheckpointError(
             f"{directory}: {_COMMON}, which DeepSpeed writes last, is missing: run ds_to_universal "
@@ -99,7 +90,7 @@ def _universal(directory: str, pickles: Pickles) -> dict[str, Any]:
 
 
 def step_of(state: dict[str, Any]) -> Any:
-    """The step that it was saved at; None where nothing tells."""
+    """Returns the step of the save; None if unknown."""
     models = (one for one in state.values() if isinstance(one, dict) and "global_steps" in one)
     return next((one["global_steps"] for one in models), None)
 
@@ -129,7 +120,7 @@ def _tag(path: str) -> str:
 
 
 def _check_ranks(directory: str, read: dict[str, Any]) -> None:
-    """Compares the files that are there with the ranks that those of the model tell of."""
+    """Checks that files of all ranks are present, given the rank counts in the model files."""
     models = {name: found for name in read if (found := _MODEL.fullmatch(name))}
     states = [read[name] for name in models if isinstance(read[name], dict)]
     if not states:
@@ -140,7 +131,7 @@ def _check_ranks(directory: str, read: dict[str, Any]) -> None:
     optimizers = [found for name in read if (found := _OPTIMIZER.fullmatch(name))]
     dp_ranks, mp_ranks = (_of(states, key) for key in ("dp_world_size", "mp_world_size"))
     if any(name.startswith("layer_") for name in read):
-        # Of a pipeline these are all of its ranks, in files by layer.
+        # With a pipeline, the model files show all ranks; weights are in files by layer.
         mp_ranks = 1 + max(int(found[2]) for found in models.values())
     of_model = ["mp_rank_{mp:02}_model_states.pt"]
     if any(found[1] for found in models.values()):

@@ -1,6 +1,6 @@
-"""`Legacy`: a file as PyTorch before 1.6 wrote it, some pickles and the storages behind them.
+"""`Legacy`: a file of PyTorch before 1.6, which is several pickles followed by the storages.
 
-It has no checksums, so only its structure shows that it was changed.
+It has no checksums, so only its structure can reveal damage.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _COUNT_BYTES = 8
 
 
 class Legacy:
-    """A file that is open.
+    """An open file.
 
     Args:
-        opened: It.
-        what: What errors call it.
+        opened: The file.
+        what: Its name in errors.
     """
 
     has_sums = False
@@ -42,13 +42,7 @@ class Legacy:
         self._storages: dict[tuple[str, int, int], torch.UntypedStorage] = {}
 
     def load(self, unpickler: Callable[[IO[bytes], Callable[[Any], Any]], Unpickler]) -> Any:
-        """Unpickles it, into memory.
-
-        Raises:
-            CorruptCheckpointError: It is cut, or does not fit together.
-            UnsupportedStateError: It is a pickle, and not by ``torch.save``.
-            Exception: Whatever a pickle raises.
-        """
+        """Unpickles the file into memory."""
         self._opened.seek(0)
         self._roots.clear()
         self._storages.clear()
@@ -64,7 +58,7 @@ class Legacy:
         protocol = unpickler(self._opened, _no_storage).load()
         if protocol != _PROTOCOL:
             raise damaged(self._what, f"its version is {protocol!r:.40}")
-        # It describes the machine; storages are in little endian whatever it says.
+        # It describes the machine; storages are little endian in any case.
         unpickler(self._opened, _no_storage).load()
         value = unpickler(self._opened, self._load_storage).load()
         keys = unpickler(self._opened, _no_storage).load()
@@ -78,7 +72,7 @@ class Legacy:
         check_id(pid, self._what)
         typename, *data = pid
         if typename == "module":
-            # A class, and its source, which is of no use.
+            # A class with its source code, which is not needed.
             return data[0]
         kind, key, _location, count, view = data
         dtype = kind.dtype or torch.uint8

@@ -1,7 +1,7 @@
-"""The nested state that paths of flat names describe, as DCP notes them.
+"""Builds the nested state described by the paths of flat names, as DCP stores them.
 
-A number in a path is a place in a list, text a key of a dict. Paths come out of a file: they are
-checked before anything is built by them.
+A number in a path is a position in a list, text is a key of a dict. Paths come from a file: they
+are checked before they are used.
 """
 
 from __future__ import annotations
@@ -12,24 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Nest: TypeAlias = "dict[str | int, Nest | str]"
-"""A dict, or a list by its places; flat names stand for values."""
+"""A dict, or a list by its positions; flat names represent values."""
 
 _DEPTH_MAX = 200
-"""More than states have; each level is a call of `filled`."""
+"""More than the depth of real states; each level is a call of `filled`."""
 
 _PLACES_MAX = 1 << 20
-"""How many places of lists may be empty, as those of empty containers are."""
+"""Largest number of empty list positions, such as those of empty containers."""
 
 
 def nested(paths: Mapping[str, Any]) -> Nest:
-    """Where each flat name belongs.
+    """Returns the position of each flat name.
 
     Args:
-        paths: The path of each, one or more keys.
-
-    Raises:
-        ValueError: Paths meet, lead through each other, or are none.
-        TypeError: One is no sequence of text and numbers.
+        paths: The path of each name, one or more keys.
     """
     root: Nest = {}
     nests = [root]
@@ -52,9 +48,9 @@ def nested(paths: Mapping[str, Any]) -> Nest:
 
 
 def filled(nest: Nest, value_of: Callable[[str], Any]) -> Any:
-    """A nested state with the value of each flat name in its place.
+    """Returns a nested state with the value of each flat name at its position.
 
-    Places of lists that no path leads to are None.
+    List positions without a path are None.
     """
     found = {
         key: value_of(one) if isinstance(one, str) else filled(one, value_of)

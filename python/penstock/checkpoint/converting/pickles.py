@@ -1,8 +1,8 @@
-"""`Pickles`: what `torch.save` wrote, unpickled as far as it is trusted.
+"""`Pickles`: unpickles ``torch.save`` files as far as they are trusted.
 
-Unpickling runs whatever the file says. So a file is read first by an `Unpickler` that makes
-tensors, containers and plain values only, and finds the names of everything else; these are called
-where the caller trusts the file.
+Unpickling runs any code that the file contains. A file is therefore first read by an `Unpickler`
+that creates only tensors, containers and plain values, and collects all other names; these are
+called only if the caller trusts the file.
 """
 
 from __future__ import annotations
@@ -32,34 +32,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NEWER = (AttributeError, ImportError, NotImplementedError, NotPlainError)
-"""Errors of names that a library of this version lacks, or that are not used plainly."""
+"""Errors of names that the installed library lacks, or that are not used plainly."""
 
 
 @dataclass(slots=True)
 class Pickles:
-    """Reads files of one checkpoint.
+    """Reads the files of one checkpoint.
 
     Attributes:
-        trust: Whether to call names that are not of plain values.
-        trusted: What was unpickled for that: files, and the names that were called.
+        trust: Whether to call names other than those of plain values.
+        trusted: The files that were trusted, with the names that were called.
     """
 
     trust: bool
     trusted: dict[str, list[str]] = field(default_factory=dict)
 
     def read(self, file: str) -> Any:
-        """What is in a file; its tensors are where they lie in it, mapped to memory.
+        """Returns the contents of a file, with tensors mapped to its bytes.
 
-        Compressed archives, and files of PyTorch before 1.6, which are none, are read into memory.
-
-        Raises:
-            UnsupportedStateError: It takes names to unpickle it, and it is not trusted; or it is
-                an archive of something else.
-            CorruptCheckpointError: It is no such file, cut, or not what was written.
-            CheckpointNotFoundError: It is a pointer of Git LFS.
-            MissingDependencyError: A name that it takes is not to be had.
-            StorageError: There is no memory for a part of it.
-            OSError: It cannot be read.
+        Compressed archives, and files of PyTorch before 1.6, which are no archives, are read into
+        memory.
         """
         with open(file, "rb") as opened:
             start = opened.read(POINTER_BYTES)
@@ -72,11 +64,11 @@ class Pickles:
             return self._read(Archive(opened, data, file), file)
 
     def read_item(self, data: io.BytesIO, what: str) -> Any:
-        """The same of a file that is in memory, as of one item of DCP's.
+        """Returns the contents of a file in memory, such as one item of DCP's.
 
         Args:
-            data: Its bytes, which its tensors stay in.
-            what: What errors call it.
+            data: Its bytes, which its tensors keep using.
+            what: Its name in errors.
         """
         view = data.getbuffer()
         if view[: len(START)] != START:
@@ -92,11 +84,11 @@ class Pickles:
         except MemoryError as error:
             raise no_room(what, "a value in its pickle") from error
         except Exception as error:
-            # A pickle that was changed raises anything, and so does one that takes other names.
+            # A modified pickle raises any error, and so does one that needs other names.
             if _is_damaged(error, is_checked=source.has_sums, has_others=bool(others)):
                 raise damaged(what, error) from error
             if not others:
-                # Trust is about other names.
+                # Trust only concerns other names.
                 raise _failed(what, error) from error
         else:
             if not others:
@@ -110,7 +102,7 @@ class Pickles:
 
 
 def _is_damaged(error: Exception, *, is_checked: bool, has_others: bool) -> bool:
-    """Whether a pickle is damaged, and not of a kind that is not known here."""
+    """Whether a pickle is damaged, rather than of an unknown kind."""
     if isinstance(error, EOFError | pickle.UnpicklingError):
         return True
     return not (is_checked or has_others or isinstance(error, _NEWER))
@@ -118,15 +110,9 @@ def _is_damaged(error: Exception, *, is_checked: bool, has_others: bool) -> bool
 
 @contextlib.contextmanager
 def calling(what: str, names: set[str]) -> Iterator[None]:
-    """Lets errors of names that a pickle calls say what called them.
-
-    Raises:
-        MissingDependencyError: A name is not to be had.
-        UnsupportedStateError: What was called has failed.
-        StorageError: There is no memory for a value.
-    """
+    """Converts errors of the names that a pickle calls to errors that name the pickle."""
     try:
-        # Packages that are imported for it may print, and standard output is the caller's.
+        # Imported packages may print, and standard output belongs to the caller.
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except PenstockError:
@@ -140,7 +126,7 @@ def calling(what: str, names: set[str]) -> Iterator[None]:
             name=_first(names),
         ) from error
     except Exception as error:
-        # The classes that it calls raise anything.
+        # The called classes raise any error.
         raise _failed(what, error, _first(names)) from error
 
 
@@ -159,7 +145,7 @@ def _failed(what: str, error: Exception, key: str = "value") -> UnsupportedState
 
 
 def untrusted(what: str, names: set[str]) -> UnsupportedStateError:
-    """The error for a pickle that only whoever trusts it may have."""
+    """Returns the error for a pickle that is read only if it is trusted."""
     return UnsupportedStateError(
         f"{what}: its pickle takes more than tensors, containers and plain values ({few(names)}): "
         "unpickling it runs what its writer has put there; if you trust them, pass trust=True "
@@ -169,7 +155,7 @@ def untrusted(what: str, names: set[str]) -> UnsupportedStateError:
 
 
 def few(names: set[str]) -> str:
-    """The first of some names."""
+    """Lists the first of some names."""
     first = ", ".join(sorted(names)[:3])
     return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

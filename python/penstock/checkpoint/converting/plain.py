@@ -1,8 +1,8 @@
 """`Unpickler`: unpickles tensors, containers and plain values, and calls nothing else.
 
-A pickle is a program, and the names in it are all that it can call. Here each name stands for what
-`_CALLS` says, whatever version of NumPy or Python wrote it, or for `_Refused`, which does nothing.
-So one pass also finds every name that is missing from the table, in any protocol.
+A pickle is a program that can only call names. Here each name maps to its entry in `_CALLS`,
+whatever version of NumPy or Python wrote it, or to `_Refused`, which does nothing. One pass
+therefore also finds every name that is missing from the table, in any protocol.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _STORAGES = {
     "ShortStorage": torch.int16,
     "UntypedStorage": None,
 }
-"""Names of storages in files of ``torch.save``, with the type of their elements."""
+"""Names of storages in ``torch.save`` files, with their element types."""
 
 _MODULES = {"torch.tensor": "torch._tensor"}
-"""Modules by the names that they had in PyTorch before 1.8."""
+"""Modules that had other names in PyTorch before 1.8."""
 
 _RECONSTRUCT: Any = np.ndarray((0,)).__reduce__()[0]
 _SCALAR: Any = np.float64().__reduce__()[0]
@@ -51,28 +51,28 @@ _NUMPY = _RECONSTRUCT.__module__.partition(".multiarray")[0]
 
 
 class NotPlainError(Exception):
-    """A pickle uses a plain name for something that it is not allowed for."""
+    """A pickle uses a plain name in a way that is not allowed."""
 
 
 class StorageKind(NamedTuple):
-    """The type of a storage, as a pickle names it.
+    """The type of a storage, as named by a pickle.
 
     Attributes:
-        dtype: Of its elements; None where that is a matter of the tensors in it.
+        dtype: The element type; None if the tensors in the storage determine it.
     """
 
     dtype: torch.dtype | None
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads one pickle of a file of ``torch.save``.
+    """Reads one pickle of a ``torch.save`` file.
 
     Args:
-        file: Where the pickle begins.
-        load_storage: Gives the storage that a persistent id names.
-        others: Takes the names that are missing from the table.
-        is_trusted: Whether these are called.
-        records: Classes that stand for those of the file, by their names.
+        file: The file, at the beginning of the pickle.
+        load_storage: Returns the storage of a persistent id.
+        others: Collects the names that are missing from the table.
+        is_trusted: Whether these names are called.
+        records: Substitutes for classes of the file, by their names.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Unpickler(pickle.Unpickler):
         is_trusted: bool = False,
         records: Mapping[str, type] = MappingProxyType({}),
     ) -> None:
-        # PyTorch, too, reads strings of Python 2 as UTF-8.
+        # PyTorch also decodes strings of Python 2 as UTF-8.
         super().__init__(file, encoding="utf-8")
         self._load_storage = load_storage
         self._others = others
@@ -92,11 +92,11 @@ class Unpickler(pickle.Unpickler):
         self._records = records
 
     def persistent_load(self, pid: Any) -> Any:
-        """The storage that an id names."""
+        """Returns the storage of an id."""
         return self._load_storage(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        """The object that stands for a name."""
+        """Returns the substitute for a name."""
         module = _MODULES.get(module, module)
         if name in _STORAGES and module.partition(".")[0] == "torch":
             return StorageKind(_STORAGES[name])
@@ -120,7 +120,7 @@ class Unpickler(pickle.Unpickler):
 
 
 class PlainName:
-    """A name of the table. It can be called, and not changed, as BUILD changes a class."""
+    """A name of the table. It can be called, but not modified, as BUILD modifies a class."""
 
     __slots__ = ("_meant",)
 
@@ -128,29 +128,29 @@ class PlainName:
         self._meant = meant
 
     def __call__(self, *arguments: Any) -> Any:
-        """Calls what the name stands for, which may take other names: of a subclass of arrays."""
+        """Calls the named object; arguments may be other names, such as a subclass of arrays."""
         return self._meant(*(_meant(one) for one in arguments))
 
     def __setstate__(self, state: Any) -> None:
-        """Refuses to be changed."""
+        """Refuses modification."""
         raise NotPlainError("it changes what a name stands for")
 
 
 class PlainType(PlainName):
-    """A name of the table that other names take, and that is not called.
+    """A name of the table that other names take as an argument, and that is not called.
 
-    A call may leave memory as it is, which would be stored as values.
+    A call could leave memory uninitialized, which would be stored as values.
     """
 
     __slots__ = ()
 
     def __call__(self, *_arguments: Any) -> Any:
-        """Refuses to make an object without its values."""
+        """Refuses to create an object without its values."""
         raise NotPlainError(f"it calls {self._meant.__name__}")
 
 
 class _Refused:
-    """Stands for a name that is not called, and for each object that it would make."""
+    """Represents a name that is not called, and each object that it would create."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> _Refused:
         return object.__new__(cls)
@@ -176,21 +176,21 @@ def _meant(value: Any) -> Any:
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """Bytes, as protocols before 3 have them."""
+    """Decodes bytes as protocols before 3 store them."""
     if encoding != "latin1":
         raise NotPlainError(f"it encodes text as {encoding}")
     return text.encode("latin1")
 
 
 def _array(kind: type, shape: Any, code: Any) -> Any:
-    """An empty array; its state follows, with shape, type and values."""
+    """Creates an empty array; its state follows, with shape, type and values."""
     if kind is not np.ndarray or shape != (0,):
         raise NotPlainError(f"it makes an array of {kind} and {shape!r:.40}")
     return _RECONSTRUCT(kind, shape, code)
 
 
 def _bytes(data: Any = b"", encoding: str = "latin-1") -> bytearray:
-    """Bytes that can be changed, not so many zeros; protocols before 3 have them as text."""
+    """Creates a bytearray, but not one of a given number of zeros; old protocols store text."""
     if encoding != "latin-1" or not isinstance(data, bytes | str):
         raise NotPlainError(f"it makes bytes of {data!r:.40}")
     return bytearray(data.encode(encoding) if isinstance(data, str) else data)
@@ -199,7 +199,7 @@ def _bytes(data: Any = b"", encoding: str = "latin-1") -> bytearray:
 def _array_of(
     data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None
 ) -> np.ndarray[Any, Any]:
-    """An array in protocol 5; axes came with NumPy 2.3."""
+    """Creates an array of protocol 5; axes exist since NumPy 2.3."""
     flat: np.ndarray[Any, Any] = np.frombuffer(data, dtype)
     if order == "K" and axes is not None:
         return flat.reshape(shape).transpose(axes)
@@ -207,7 +207,7 @@ def _array_of(
 
 
 def _dtype(text: Any, *_flags: Any) -> np.dtype[Any]:
-    """A type of its own, as BUILD would change the one that all arrays share."""
+    """Returns a new dtype object, as BUILD would modify the one that all arrays share."""
     made: np.dtype[Any] = np.dtype(text, False, True)
     return made
 
@@ -220,7 +220,7 @@ def _layout(text: str) -> torch.layout:
 
 
 def _sparse(layout: torch.layout, data: Any) -> torch.Tensor:
-    """A sparse tensor, whose indices are checked: PyTorch's own function leaves that for later."""
+    """Creates a sparse tensor and checks its indices, which PyTorch's own function defers."""
     try:
         if layout is torch.sparse_coo:
             indices, values, size, *rest = data
@@ -239,7 +239,7 @@ def _sparse(layout: torch.layout, data: Any) -> torch.Tensor:
 
 
 def _of_numpy(data: Any, dtype: torch.dtype, _device: Any, requires_grad: bool) -> torch.Tensor:
-    """A tensor of a device without storages, which PyTorch would put there again."""
+    """Creates a tensor of a device without storages on the host instead."""
     return torch.from_numpy(data).to(dtype).requires_grad_(requires_grad)
 
 
@@ -250,14 +250,14 @@ def _of_host(
 
 
 def _wrapper(*arguments: Any) -> Any:
-    """A tensor of a subclass that has no storage of its own, on the host."""
+    """Creates a tensor of a subclass without a storage of its own, on the host."""
     *rest, _device, requires_grad = arguments
     rebuild: Any = torch._utils._rebuild_wrapper_subclass
     return rebuild(*rest, torch.device("cpu"), requires_grad)
 
 
 def _functions(names: Iterable[str]) -> dict[str, Any]:
-    """Those functions of `torch._utils` that this version has."""
+    """Returns the functions of `torch._utils` that this version has."""
     found = {name: getattr(torch._utils, name, None) for name in names}
     return {f"torch._utils.{name}": one for name, one in found.items() if one is not None}
 
@@ -271,7 +271,7 @@ _REPLACED: Mapping[str, Any] = {
     "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "torch._utils._rebuild_xla_tensor": _of_numpy,
 }
-"""Substitutes of functions that put tensors on a device, or leave checks for later."""
+"""Substitutes for functions that put tensors on a device, or defer checks."""
 
 _CALLS: Mapping[str, Any] = {
     "_codecs.encode": _encode,
@@ -306,7 +306,7 @@ _CALLS: Mapping[str, Any] = {
         )
     ),
 }
-"""The names that plain pickles call. None runs code of the pickle, or changes shared objects."""
+"""The names that plain pickles call. None runs code of the pickle, or modifies shared objects."""
 
 _TYPES = frozenset(("numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter"))
-"""Those of them that are arguments of others only."""
+"""Those of them that are only arguments of others."""

@@ -1,4 +1,4 @@
-"""Files of safetensors, mapped to memory: accelerate keeps weights in them, DCP ends files so."""
+"""Maps safetensors files to memory: accelerate's weights, and the ends of DCP's files."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ from penstock.tensors.dtypes import any_torch_dtype
 
 
 def read_safetensors(file: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file, by name.
-
-    Raises:
-        CheckpointNotFoundError: It is a pointer of Git LFS.
-        CorruptCheckpointError: It is none, or cut.
-        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
-    """
+    """Returns the tensors of a file, by name."""
     return read_at(file, 0)[0]
 
 
 def read_at(file: str, start: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors, by name, and the notes of what begins somewhere in a file and ends with it.
-
-    Raises:
-        CheckpointNotFoundError: It is a pointer of Git LFS.
-        CorruptCheckpointError: It is none, or cut.
-        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has.
-    """
+    """Returns tensors and notes of safetensors data between an offset and the end of a file."""
     with open(file, "rb") as opened:
         header = read_header(opened, file, start)
     nbytes = os.path.getsize(file)
@@ -41,6 +29,6 @@ def _tensor(data: torch.Tensor, file: str, name: str, described: Described) -> t
     dtype = any_torch_dtype(dtype_of(file, name, described))
     found = data[described.begin : described.end]
     if found.data_ptr() % dtype.itemsize or found.storage_offset() % dtype.itemsize:
-        # Old writers began data wherever the header ended.
+        # Old writers started the data wherever the header ended.
         found = found.clone()
     return found.view(dtype).reshape(described.shape)

@@ -1,4 +1,4 @@
-"""What a path holds that is to be converted."""
+"""Detects the kind of checkpoint at a path."""
 
 from __future__ import annotations
 
@@ -20,23 +20,17 @@ from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
 
 EXTRA = "meta.pt"
-"""What Lightning puts beside the files of DCP where a strategy saves in shards."""
+"""The file that Lightning writes beside DCP's files if a strategy saves in shards."""
 
 
 def kind_of(path: str) -> Kind:
-    """The kind of checkpoint at a path; files of Lightning are files of ``torch.save`` like others.
-
-    Raises:
-        CheckpointNotFoundError: There is nothing that `convert` reads.
-        CheckpointExistsError: It is a checkpoint of Penstock, or a store of them.
-        OSError: There is nothing, or the system does not let it be looked at.
-    """
+    """Returns the kind of checkpoint at a path; a Lightning file counts as ``torch.save``'s."""
     mode = os.stat(path).st_mode
     kind: Kind | None = None
     if stat.S_ISDIR(mode):
         kind = _of_directory(path, set(os.listdir(path)))
     elif stat.S_ISREG(mode):
-        # A pipe would keep it waiting.
+        # Opening a pipe would block.
         kind = _of_file(path)
     if kind is None:
         told = describe(path) or "holds nothing that penstock convert reads"
@@ -65,7 +59,7 @@ def _of_directory(path: str, names: set[str]) -> Kind | None:
         return None
     if METADATA in names or data_files(names) or metadata_of_ranks(names):
         return "lightning" if EXTRA in names else "dcp"
-    # It may have DeepSpeed save beside it.
+    # accelerate may let DeepSpeed save in the same directory.
     if accelerate.is_accelerate(names):
         return "accelerate"
     is_above = deepspeed.LATEST in names or deepspeed.LATEST_UNIVERSAL in names

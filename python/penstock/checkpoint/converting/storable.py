@@ -1,4 +1,4 @@
-"""States of trusted pickles: what of them cannot be stored, as pickled bytes."""
+"""Replaces values of trusted pickles that cannot be stored by pickled bytes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from penstock.errors import UnsupportedStateError
 
 
 def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
-    """The state, with `bytes` in the place of every value that the format has no place for.
+    """Returns the state with `bytes` in place of every value that the format does not support.
 
     Args:
-        state: Any.
+        state: Any state.
         is_strict: Whether the first such value is an error instead.
 
     Returns:
-        It, and the dotted names of those values. They come back with `pickle.loads`.
-
-    Raises:
-        UnsupportedStateError: The state as a whole is such a value, as where a module was saved
-            instead of its ``state_dict()``; or a key cannot be stored, or a value not be pickled.
+        The state, and the dotted names of the replaced values. `pickle.loads` restores them.
     """
     pickled: list[str] = []
     return _walk(state, "", 0, pickled, is_strict), pickled
@@ -32,7 +28,7 @@ def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
 
 def _walk(value: Any, name: str, level: int, pickled: list[str], is_strict: bool) -> Any:
     prefix = f"{name}." if name else ""
-    # What holds itself is refused below, as what is nested too deep.
+    # A value that contains itself is refused below, as nested too deeply.
     kind = type(value) if level < LEVELS_MAX else None
     if kind is dict or kind is OrderedDict:
         pairs = {
@@ -42,7 +38,7 @@ def _walk(value: Any, name: str, level: int, pickled: list[str], is_strict: bool
         if kind is dict:
             return pairs
         made = OrderedDict(pairs)
-        # What a module's state_dict() says of its versions.
+        # The versions in a module's state_dict().
         vars(made).update(vars(value))
         return made
     if kind is list or kind is tuple:
@@ -64,7 +60,7 @@ def _dumped(value: Any, name: str) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:
-        # Whatever its class raises.
+        # The value's class raises any error.
         raise UnsupportedStateError(
             f"{name}: a value of type {type(value).__name__} can be neither stored nor pickled "
             f"anew ({error}): save the checkpoint without it",

@@ -1,1 +1,1 @@
-"""Directories as Hugging Face has them: made of checkpoints, and made into checkpoints."""
+"""Directories in Hugging Face's layout: exported from checkpoints, and imported as checkpoints."""

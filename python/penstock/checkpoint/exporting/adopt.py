@@ -1,4 +1,4 @@
-"""`import_model`: a checkpoint around the safetensors files that are there."""
+"""`import_model`: makes a checkpoint from existing safetensors files by links."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 _PIECE_BYTES = 64 * CHUNK_BYTES
-"""What is read at a time, while what was read before is digested."""
+"""Size of each read; it overlaps with the digesting of the previous one."""
 _BOXES = "penstock.boxes"
-"""Where metadata says that tensors are pieces; `docs/format.md`, 5.2."""
+"""Metadata key that marks pieces of tensors; `docs/format.md`, 5.2."""
 
 
 def import_model(
@@ -53,35 +53,37 @@ def import_model(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> SaveReport:
-    """Makes a checkpoint of a directory of safetensors files: they are digested, and linked to.
+    """Makes a checkpoint from a directory of safetensors files by digesting and linking them.
 
-    The files get a second name in the checkpoint, so whoever changes one of them in place damages
-    that; programs that write a new file and rename it do not. Where they cannot have one (another
-    file system) their blocks are shared, or they are copied. The names of tensors are kept, so the
-    checkpoint's directory loads with ``from_pretrained`` as the other one does.
+    The files get a second name in the checkpoint, so a change of one in place damages the
+    checkpoint; programs that write a new file and rename it do no harm. Where hard links are
+    impossible (another file system), the files' blocks are shared, or they are copied. The names of
+    tensors are kept, so the checkpoint's directory loads with ``from_pretrained`` like the
+    original.
 
     Args:
-        directory: With safetensors files: those that its index lists, or all where it has none.
-        path: The checkpoint's directory; made if missing, its parents too.
-        key: Under which the state has the tensors.
-        step: The training step, recorded beside the state.
+        directory: A directory with safetensors files: those that its index lists, or all if it has
+            none.
+        path: The checkpoint's directory; created if missing, with its parents.
+        key: The key of the tensors in the state.
+        step: The training step, stored with the state.
         metadata: A note of plain JSON.
-        files: Small files to put beside; None for those of the directory, such as ``config.json``.
+        files: Small files to add; None for those of the directory, such as ``config.json``.
         overwrite: Replace a complete checkpoint at the path.
         options: How bytes move; None for ``Options()``.
-        progress: True for a bar on standard error, or a function of bytes done and in all.
+        progress: True for a bar, or a function called with the bytes done and the total bytes.
 
     Returns:
-        What was written and how: `SaveReport.linked_bytes` are those that got a second name.
+        A report of the save; `SaveReport.linked_bytes` are those of hard-linked files.
 
     Raises:
-        CheckpointNotFoundError: There is no safetensors file, one of the index is missing, or
-            there is a pointer of Git LFS in its place.
-        CorruptCheckpointError: A file is not what its header says, or changes while it is read.
-        UnsupportedStateError: A tensor has a type or a shape that no tensor of PyTorch has, or a
+        CheckpointNotFoundError: There is no safetensors file, one of the index is missing, or one
+            is a Git LFS pointer.
+        CorruptCheckpointError: A file contradicts its header, or changes while it is read.
+        UnsupportedStateError: A tensor has a type or a shape that PyTorch does not support, or a
             file holds pieces of tensors.
         MissingDependencyError: This PyTorch lacks the type of a tensor.
-        CheckpointExistsError: A complete checkpoint is at ``path`` and ``overwrite`` is False.
+        CheckpointExistsError: A complete checkpoint exists at ``path`` and ``overwrite`` is False.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -149,7 +151,7 @@ def import_model(
 
 
 class _Held(HeldFile):
-    """A file that a save links to; it reads no byte of it."""
+    """A file that a save links without reading it."""
 
     def __init__(self, path: str, nbytes: int, chunks: list[int]) -> None:
         self.path = path
@@ -168,14 +170,11 @@ def _tensor(held: _Held, name: str, stored: Stored) -> FileTensor:
 
 
 def check_no_pieces(path: str, metadata: Mapping[str, str]) -> None:
-    """Refuses a file whose tensors are parts of larger ones, as shards of many ranks are.
+    """Refuses a file whose tensors are parts of larger ones, such as a shard of many ranks.
 
     Args:
         path: The file.
-        metadata: Of its header.
-
-    Raises:
-        UnsupportedStateError: It is one.
+        metadata: The metadata of its header.
     """
     if _BOXES in metadata:
         raise UnsupportedStateError(
@@ -186,7 +185,7 @@ def check_no_pieces(path: str, metadata: Mapping[str, str]) -> None:
 
 
 def _paths(directory: str) -> tuple[list[str], set[str]]:
-    """The files of the model, by the names that they really have, and the tensors of the index."""
+    """Returns the paths of the model's files, links resolved, and the tensors in the index."""
     index = os.path.join(directory, INDEX)
     try:
         with open(index, encoding="utf-8") as file:
@@ -229,7 +228,7 @@ def _paths(directory: str) -> tuple[list[str], set[str]]:
 
 
 def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:
-    """Digests of all chunks of a file, of which a piece is read while another one is digested."""
+    """Returns the digests of all chunks of a file; reads and digesting overlap."""
     torch = import_torch()
     pieces = [
         (at, min(_PIECE_BYTES, mark.nbytes - at)) for at in range(0, mark.nbytes, _PIECE_BYTES)
@@ -250,7 +249,7 @@ def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:
         pending = begun
     try:
         with open(path, "rb") as file:
-            # A checkpoint is on stable storage, and may be all there is after a power cut.
+            # A checkpoint is on stable storage, and may be all that is left after a power cut.
             os.fsync(file.fileno())
             is_same = FileMark.of(os.fstat(file.fileno())) == mark
     except OSError as error:

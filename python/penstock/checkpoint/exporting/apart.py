@@ -1,4 +1,4 @@
-"""Fused tensors taken apart without their bytes: which part of which one a tensor is."""
+"""Determines, without bytes, which part of a fused tensor each published tensor is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Box(NamedTuple):
     """A part of a tensor.
 
     Attributes:
-        start: Its first element, along each dimension of the tensor.
-        sizes: How many there are along each.
+        start: Index of its first element.
+        sizes: Its sizes along each dimension.
     """
 
     start: tuple[int, ...]
@@ -30,12 +30,12 @@ class Box(NamedTuple):
 
 
 def taken_apart(weights: Sequence[Weight], model: Model) -> list[Weight] | None:
-    """Tensors as they are published, each a part of one that is stored.
+    """Returns the published tensors, each as a part of a stored one.
 
-    The model's library takes tensors without bytes apart: what it makes are views of them.
+    The model's library splits tensors without bytes: the results are views of them.
 
     Returns:
-        None where that is not so, and it takes the bytes to make them.
+        None if a result is no such view, so that the split needs the bytes.
     """
     fused = {one.name: torch.empty(one.shape, dtype=one.kind, device="meta") for one in weights}
     weight_of = {_memory(fused[one.name]): one for one in weights}
@@ -58,7 +58,7 @@ def taken_apart(weights: Sequence[Weight], model: Model) -> list[Weight] | None:
                 sizes=box.sizes,
             )
         )
-    # Else one is left out, or there twice, as where two get one name.
+    # Otherwise a tensor is omitted or duplicated, for example if two get one name.
     if sum(one.nbytes for one in found) != sum(one.nbytes for one in weights):
         return None
     return found
@@ -67,13 +67,13 @@ def taken_apart(weights: Sequence[Weight], model: Model) -> list[Weight] | None:
 def box_of(
     sizes: Sequence[int], offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> Box | None:
-    """Where in a tensor without gaps a view of it lies; None where that is no box, or turned.
+    """Returns the box of a view in a contiguous tensor; None if it is no box, or transposed.
 
     Args:
-        sizes: Of the tensor.
-        offset: Of the view's first element.
-        shape: Of the view.
-        strides: Of the view.
+        sizes: The tensor's sizes.
+        offset: Offset of the view's first element.
+        shape: The view's shape.
+        strides: The view's strides.
     """
     if tuple(shape) == tuple(sizes) and offset == 0 and 0 in shape:
         return Box((0,) * len(shape), tuple(shape))
@@ -92,7 +92,7 @@ def box_of(
 
 
 class _Views(TorchFunctionMode):
-    """Has what would copy a tensor as it is give the tensor."""
+    """Replaces plain copies of tensors by the tensors themselves."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -101,6 +101,6 @@ class _Views(TorchFunctionMode):
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tells the memory of a tensor from that of others, also where it has no bytes."""
+    """Returns an id of a tensor's memory, also for tensors without bytes."""
     found: int = tensor.untyped_storage()._cdata
     return found

@@ -1,4 +1,4 @@
-"""Small files that were saved with a checkpoint; `docs/format.md`, 3.7."""
+"""Reads the small files that were saved with a checkpoint; `docs/format.md`, 3.7."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ _ALL_BYTES = (1 << 64) - 1
 
 
 def read(path: str, checkpoint_id: str) -> dict[str, bytes]:
-    """Their contents by name, each as its digest has it.
+    """Returns their contents by name, checked against their digests.
 
     Args:
         path: The checkpoint's directory.
-        checkpoint_id: Its id, from the manifest that was checked.
-
-    Raises:
-        CorruptCheckpointError: One is not what was saved, or another checkpoint is there.
-        StorageError: One cannot be read.
+        checkpoint_id: Its id, from the verified manifest.
     """
     try:
         manifest = json.loads(_content(path, _native.MANIFEST))
     except RecursionError:
-        # Of metadata that nests without end, behind a digest that is right.
+        # Metadata that is nested endlessly, with a correct digest.
         raise _damaged(path, _native.MANIFEST, "it nests too deeply") from None
     if manifest["id"] != checkpoint_id:
         raise CorruptCheckpointError(

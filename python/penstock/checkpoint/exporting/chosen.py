@@ -1,4 +1,4 @@
-"""What of a checkpoint is exported, and what it is called then."""
+"""Selects the tensors of a checkpoint to export, and their exported names."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _RESERVED = "__metadata__"
 _KEYS = ("model", "module", "state_dict", "model_state_dict")
-"""What states call the model, where nobody says what it is."""
+"""Usual keys of the model in a state, tried if the caller gives none."""
 
 
 class Weight(NamedTuple):
-    """A tensor that is exported.
+    """A tensor to export.
 
     Attributes:
-        name: What it is called then.
-        node: Of the checkpoint's tree.
+        name: Its exported name.
+        node: Its node in the checkpoint's tree.
         dtype: Name of its type.
         nbytes: Bytes of its elements.
-        is_window: Whether it is a part of another one's.
+        is_window: Whether it is a part of another tensor.
         shape: Its sizes.
         kind: Its type.
-        stored: What it is in the checkpoint, or is a part of.
-        start: Where in there it begins, along each dimension.
-        sizes: Its sizes in there: `shape`, and those of one that are left out of it.
-        is_renamed: Whether the export leaves words of its name out, taken for those of a wrapper.
+        stored: The stored tensor that it is, or is a part of.
+        start: Index of its first element in the stored tensor.
+        sizes: Its sizes in the stored tensor: `shape`, with dimensions of size one that it omits.
+        is_renamed: Whether the export removes words from its name, taken for a wrapper's.
     """
 
     name: str
@@ -68,11 +68,7 @@ class Shards(NamedTuple):
 
 
 def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
-    """The group that is exported; None where a key tells what is, or nothing does.
-
-    Raises:
-        StateMismatchError: There is no such group.
-    """
+    """Returns the group to export; None if a key selects the tensors, or nothing does."""
     found = {name for _, name, _ in checkpoint.native.grouped()}
     if group is not None:
         if group not in found:
@@ -87,7 +83,7 @@ def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> 
 
 
 def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
-    """The shards of a group, where they hold every tensor of it, each whole and under its type."""
+    """Returns the shards of a group, if they hold each of its tensors whole, with its own type."""
     tensors = checkpoint.native.tensors()
     wholes = {index: (shape, start) for index, _, shape, start in checkpoint.native.boxes()}
     carried = set(checkpoint.native.carried())
@@ -111,16 +107,13 @@ def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
 
 
 def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> list[Weight]:
-    """The tensors of a group, or below a key of the state, each once, in its order.
+    """Returns the tensors of a group, or below a key of the state, each once, in order.
 
     Args:
-        checkpoint: Looked at.
-        group: Its name; what of it has no bytes of its own (windows, tensors that are tied to
-            others, or empty) is there too.
-        key: Dotted name; None for what is called as models are, or for the whole state.
-
-    Raises:
-        StateMismatchError: There are none, or two have one name then.
+        checkpoint: A checkpoint viewed as a rank.
+        group: The group's name; tensors without bytes of their own (windows, tied tensors, empty
+            ones) are included.
+        key: Dotted name; None for a usual key of models, or for the whole state.
     """
     path = checkpoint.path
     leaves = [
@@ -146,7 +139,7 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
         if name is None and member is not None:
             name = plain_text(unescaped(member.name))
         if name is None or (stored.of, window) in seen:
-            # Of tied tensors readers know that they are one and the same.
+            # Readers know which tensors are tied.
             continue
         seen.add((stored.of, window))
         if name in label_of or name == _RESERVED:
@@ -187,19 +180,19 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
 
 
 def _names_in(checkpoint: OpenCheckpoint, group: str) -> dict[object, str]:
-    """What tensors of a group are called in its shards, by what leaves refer to."""
+    """Returns the name of each tensor of a group in its shards, by the reference of its leaf."""
     wholes = {index: name for index, name, _, _ in checkpoint.native.boxes()}
     found: dict[object, str] = {}
     for index, name, stored in checkpoint.native.grouped():
         if name == group:
             of = wholes.get(index, index)
-            # Of several pieces of a rank, all but the first have a number behind the name.
+            # If a rank has several pieces, all but the first have a number as suffix.
             found[of] = min(found.get(of, stored), stored, key=len)
     return found
 
 
 def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str]) -> str | None:
-    """The dotted name that a group was made of, as far as its tensors tell."""
+    """Returns the dotted name from which a group was made, as far as its tensors show."""
     labels: dict[object, list[str]] = {}
     for label, stored, _ in leaves:
         if stored.window is None and stored.of in known:
@@ -219,7 +212,7 @@ def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str
 
 
 def _key(checkpoint: OpenCheckpoint, names: list[str]) -> str:
-    """What is taken for the model where nobody says."""
+    """Returns the key of the model if the caller gives none."""
     top = {name.partition(".")[0] for name in names}
     found = [key for key in _KEYS if key in top]
     if len(found) == 1 and any(name.startswith(f"{found[0]}.") for name in names):

@@ -1,4 +1,4 @@
-"""A directory that is there whole or not at all."""
+"""Creates directories atomically."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def appearing(path: str) -> Iterator[str]:
-    """A directory to fill, beside the one that it becomes when all is well, durably.
+    """Yields a directory to fill, which is then moved to its final path, durably.
 
     Args:
-        path: What it becomes; nothing may be there but an empty directory.
-
-    Raises:
-        CheckpointExistsError: Something is there.
-        StorageError: The operating system failed an operation.
+        path: The final path; only an empty directory may exist there.
     """
     _check_free(path)
     parent = os.path.dirname(path)
@@ -60,22 +56,14 @@ def _check_free(path: str) -> None:
 
 
 def write(directory: str, name: str, content: bytes) -> None:
-    """Writes a file.
-
-    Raises:
-        StorageError: The operating system failed an operation.
-    """
+    """Writes a file."""
     path = os.path.join(directory, name)
     with _told(path), open(path, "wb") as file:
         file.write(content)
 
 
 def replace(directory: str, name: str, content: bytes) -> None:
-    """Puts a file in the place of the one of its name, durably and in one step.
-
-    Raises:
-        StorageError: The operating system failed an operation.
-    """
+    """Replaces a file durably and atomically."""
     path = os.path.join(directory, name)
     # Others may export here at the same time.
     with _told(path):
@@ -87,7 +75,7 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except PenstockError:
-        # Some of them are errors of the system's as well.
+        # Some of them are also OSErrors.
         raise
     except OSError as error:
         number = error.errno or errno.EIO

@@ -1,4 +1,4 @@
-"""`export`: a checkpoint's model as a directory that others load."""
+"""`export`: writes a checkpoint's model as a directory for other libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
 
 SHARD_BYTES = 5_000_000_000
-"""What `save_pretrained` of transformers puts into a file for long."""
+"""Shard size of transformers' `save_pretrained` over many versions."""
 MEMORY_BYTES = 4 << 30
 _BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
@@ -50,46 +50,47 @@ def export(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> ExportReport:
-    """Makes a directory of a checkpoint's model that ``from_pretrained`` and others load.
+    """Writes a checkpoint's model to a directory that ``from_pretrained`` and others load.
 
-    A group that was saved as one (``groups=`` of `penstock.save`), whole and in the wanted types,
-    is not read: where the file system shares blocks (XFS, btrfs), or with ``hard_link``, the
-    directory takes no room. Everything else is read, verified, put together from the pieces of all
-    ranks, converted, and written, a piece at a time.
+    A group that was saved as such (``groups=`` of `penstock.save`), complete and in the requested
+    types, is not read: where the file system shares blocks (XFS, btrfs), or with ``hard_link``, the
+    directory takes no space. Otherwise tensors are read, verified, assembled from the pieces of all
+    ranks, converted, and written, one block at a time.
 
     Args:
         path: The checkpoint's directory.
-        out: The directory to make; it appears whole or not at all. None for the checkpoint's own:
-            the index and the files that were saved beside the shards are put in their places again.
+        out: The directory to create; it appears completely or not at all. None for the checkpoint's
+            own directory, in which the index and the small files beside the shards are restored.
         group: The group to export; None for the one named ``""``, if there is one.
-        key: Dotted name of what is exported, where it is no group; None for ``"model"`` and its
-            like, or for a state of tensors only.
-        dtype: Type for tensors of floating point; None for the one they have.
-        unfuse: Whether tensors that transformers fuses (experts) are taken apart, as they are
-            published and as vLLM wants them. None: where ``config.json`` is of such a model, and
-            transformers is installed. Then nothing is linked.
-        files: Small files to put beside; see `penstock.save`. None for those that were saved.
-        hard_link: Give the checkpoint's files a second name. Whoever changes the exported files in
-            place changes the checkpoint, which `penstock.verify` finds and nothing undoes.
-        check: Compare names with those of the model of ``config.json``, if transformers is there.
-        shard_bytes: Bytes of a file that is written, at most, but for larger tensors.
-        memory_bytes: For what is read and written at a time, of which 192 MiB are enough; more is
-            used where a row of a tensor takes it, or what is taken apart (``unfuse``) is no
-            block of the tensor that it is fused into.
+        key: Dotted name of the part to export, if it is no group; None for ``"model"`` and similar
+            keys, or for a state of tensors only.
+        dtype: Type for floating-point tensors; None to keep theirs.
+        unfuse: Whether to split tensors that transformers fuses (experts) into their published
+            form, which vLLM expects. None: if ``config.json`` is of such a model and transformers
+            is installed. Nothing can then be linked.
+        files: Small files to add; see `penstock.save`. None for those saved with the checkpoint.
+        hard_link: Whether to hard-link the checkpoint's files. Changing an exported file in place
+            then changes the checkpoint, which `penstock.verify` detects but nothing can undo.
+        check: Whether to compare names with the model of ``config.json``, if transformers is
+            installed.
+        shard_bytes: Largest size of a written file, except for larger tensors.
+        memory_bytes: Memory for data being read and written, of which 192 MiB are enough. More is
+            used if a row of a tensor needs it, or if a tensor split by ``unfuse`` is no block of
+            its fused tensor.
         options: How bytes move; None for ``Options()``.
-        progress: True for a bar on standard error, or a function of bytes done and in all.
+        progress: True for a bar, or a function called with the bytes done and the total bytes.
 
     Returns:
-        The directory's contents, how it was made, and whether ``config.json`` is missing, without
-        which ``from_pretrained`` refuses it.
+        The directory's contents, how they were written, and whether ``config.json`` is missing,
+        which ``from_pretrained`` requires.
 
     Raises:
-        CheckpointExistsError: Something is at ``out``.
-        CheckpointNotFoundError: There is nothing at ``path``.
+        CheckpointExistsError: ``out`` exists and is not an empty directory.
+        CheckpointNotFoundError: Nothing is stored at ``path``.
         StateMismatchError: There is no such group or key, or ``config.json`` is of another model.
-        CorruptCheckpointError: What was read is damaged.
+        CorruptCheckpointError: The data read is damaged.
         ValueError: An argument is out of range.
-        TypeError: An argument is of another type.
+        TypeError: An argument has the wrong type.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -108,7 +109,7 @@ def export(
     choices = (group, key, dtype, unfuse, files)
     if out is None and (hard_link or any(choice is not None for choice in choices)):
         raise ValueError("out: name a directory to export to; in place nothing can be chosen")
-    # In place its files get other names.
+    # An export in place writes files with other names.
     where = decode_local_path(path) if out is None else decode_path(path)
     target = None if out is None else os.path.abspath(decode_local_path(out))
     settings = to_native(options)
@@ -149,7 +150,7 @@ def export(
 
 
 def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
-    """Puts the index and the files beside it in their places."""
+    """Restores the index and the small files in the checkpoint's own directory."""
     path = checkpoint.path
     small = _beside(checkpoint, with_index=True)
     shards = shards_of(checkpoint, IN_PLACE)
@@ -173,21 +174,13 @@ def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
 
 
 def _beside(checkpoint: OpenCheckpoint, *, with_index: bool = False) -> dict[str, bytes]:
-    """Small files that were saved with a checkpoint, by name.
-
-    Raises:
-        CorruptCheckpointError: One is missing, or not what was saved.
-    """
+    """Returns the small files that were saved with a checkpoint, by name."""
     found = beside.read(checkpoint.path, checkpoint.id)
     return {name: content for name, content in found.items() if with_index or name != INDEX}
 
 
 def _floating(dtype: torch.dtype | str) -> torch.dtype:
-    """A type to cast to.
-
-    Raises:
-        ValueError: It is no type of floating point that models have.
-    """
+    """Returns a type to cast to."""
     found = dtypes.torch_dtypes().get(dtype) if isinstance(dtype, str) else dtype
     if found not in floats():
         raise ValueError(f"dtype={dtype!r}: must be float16, bfloat16, float32 or float64")

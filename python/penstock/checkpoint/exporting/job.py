@@ -1,4 +1,4 @@
-"""`Job`: one export, linked where that can be, or read, converted and written."""
+"""`Job`: one export, linked if possible, or read, converted and written."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ _TENSORS = "tensors"
 
 
 class _NotSharedError(Exception):
-    """The file system shares no blocks."""
+    """The file system cannot share blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One export, with its arguments checked.
+    """One export, with checked arguments.
 
     Attributes:
-        checkpoint: From where.
-        out: Where to.
-        kind: Type for tensors of floating point.
+        checkpoint: The checkpoint.
+        out: The directory to create.
+        kind: Type for floating-point tensors.
         beside: Small files, by name.
-        model: What names are compared with.
-        fused: What takes tensors apart.
-        settings: How bytes move.
-        options: The same, as the caller has them.
-        shard_bytes: Bytes of a file, at most.
-        memory_bytes: For what is under way.
-        began: When.
+        model: The model whose names are compared.
+        fused: The model that splits fused tensors.
+        settings: How bytes move, in the native module's form.
+        options: The same, in the caller's form.
+        shard_bytes: Largest size of a file.
+        memory_bytes: Memory for data being moved.
+        began: Start time.
     """
 
     checkpoint: OpenCheckpoint
@@ -72,7 +72,7 @@ class Job:
     began: float
 
     def takes(self, shards: Shards, weights: list[Weight]) -> bool:
-        """Whether shards are what is wanted, as they are: all of it, and nothing else."""
+        """Whether shards are exactly the requested tensors, unchanged."""
         if self.fused is not None or {weight.name for weight in weights} != set(shards.file_of):
             return False
         if any(weight.is_window for weight in weights):
@@ -81,11 +81,11 @@ class Job:
         return all(kind is not None and self._cast(kind) == kind for kind in kinds)
 
     def _cast(self, kind: torch.dtype) -> torch.dtype:
-        """What a type becomes."""
+        """Returns the exported type of a type."""
         return self.kind if self.kind is not None and kind in floats() else kind
 
     def link(self, shards: Shards, *, is_hard: bool) -> ExportReport | None:
-        """Exports shards as they are; None where only a copy would do."""
+        """Exports shards as they are; returns None if they would have to be copied."""
         self._check(shards.file_of)
         if of_bucket(self.checkpoint.path) and not is_hard:
             return None
@@ -126,23 +126,23 @@ class Job:
             return self._finish(directory, file_of, written_bytes, written_bytes, "copy")
 
     def _parts(self, weights: list[Weight]) -> list[Weight] | None:
-        """What is written of tensors; None where their bytes tell."""
+        """Returns the tensors to write; None if this depends on their bytes."""
         if self.fused is None:
             self._check({weight.name: "" for weight in weights})
             return weights
-        # It takes PyTorch.
+        # This module needs PyTorch.
         from penstock.checkpoint.exporting.apart import taken_apart
 
         return taken_apart(weights, self.fused)
 
     def _write_chunks(self, weights: list[Weight], update: Progress | None) -> ExportReport:
-        """The same, where only a look at the tensors tells what is written."""
+        """Exports tensors whose exported form depends on their bytes."""
         chunk_bytes = max(min(self.shard_bytes, self.memory_bytes // 2), 1)
         chunks = list(_chunks(weights, chunk_bytes))
         total_bytes = sum(weight.nbytes for weight in weights)
         done_bytes, written_bytes = 0, 0
         file_of: dict[str, str] = {}
-        # Fused tensors only tell what they are called when they are taken apart.
+        # The names of split tensors are known only after the split.
         with appearing(self.out) as directory:
             made: list[str] = []
             with ThreadPoolExecutor(1, thread_name_prefix="penstock-export") as writer:
@@ -182,7 +182,7 @@ class Job:
         found: dict[str, Any] = {}
         for weight, value in zip(chunk, values, strict=True):
             tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
-            # A window of a tensor is a tensor of its own in a file.
+            # A window of a tensor becomes a separate tensor in a file.
             if weight.is_window:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
             found[weight.name] = tensor.to(self._cast(tensor.dtype)).contiguous()
@@ -249,7 +249,7 @@ def _chunks(weights: list[Weight], chunk_bytes: int) -> Iterator[list[Weight]]:
 
 
 def _names(count: int) -> list[str]:
-    """What files of weights are called, as `save_pretrained` does."""
+    """Returns names of weight files, like those of `save_pretrained`."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -261,14 +261,14 @@ def _index(file_of: dict[str, str], tensor_bytes: int) -> bytes:
 
 
 def floats() -> set[torch.dtype]:
-    """Types that a model may be cast from and to."""
+    """Returns the types that a model may be cast from and to."""
     import torch
 
     return {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def _retyped(config: bytes, kind: torch.dtype) -> bytes:
-    """A configuration that tells the type that its tensors have now."""
+    """Returns a configuration with the tensors' new type."""
     try:
         facts = json.loads(config)
     except ValueError:

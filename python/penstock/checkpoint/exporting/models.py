@@ -1,4 +1,4 @@
-"""What a model's configuration tells about its tensors, where transformers is installed."""
+"""Reads facts about a model's tensors from its configuration, if transformers is installed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 NAMES_MAX = 5
-"""So many names are told of what is wrong with them."""
+"""Largest number of names listed in an error."""
 
 
 class Model:
-    """A model without its tensors, made from a configuration.
+    """A model without its tensors, created from a configuration.
 
     Args:
         model: The module, on the device ``meta``.
@@ -30,7 +30,7 @@ class Model:
 
     @classmethod
     def of(cls, config: bytes | None) -> Model | None:
-        """The model of a ``config.json``; None where nobody here knows it."""
+        """Returns the model of a ``config.json``; None if it is unknown here."""
         if config is None:
             return None
         try:
@@ -43,18 +43,14 @@ class Model:
             with torch.device("meta"):
                 if named:
                     return cls(getattr(transformers, named[0])(settings))
-                # Configurations of models that were made from nothing do not say.
+                # Configurations of models that were not loaded from a checkpoint lack it.
                 return cls(transformers.AutoModelForCausalLM.from_config(settings))
         except (ImportError, AttributeError, KeyError, IndexError, TypeError, ValueError):
-            # Of another framework, of code that comes with it, or of a newer one.
+            # The model is of another framework, comes with code, or is newer.
             return None
 
     def check(self, names: Collection[str], path: str) -> None:
-        """Compares what is exported with what the model has.
-
-        Raises:
-            StateMismatchError: Readers would not know a tensor, or miss one.
-        """
+        """Compares exported names with those of the model."""
         unknown = sorted(set(names) - self._known)
         if unknown:
             raise StateMismatchError(
@@ -73,13 +69,13 @@ class Model:
             )
 
     def as_published(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors as they are published: what the model has fused, apart again."""
+        """Returns the tensors in published form: fused ones split again."""
         loading: Any = importlib.import_module("transformers.core_model_loading")
         return dict(loading.revert_weight_conversion(self._model, dict(tensors)))
 
     @property
     def is_fused(self) -> bool:
-        """Whether the model has tensors that are published in pieces, as those of experts."""
+        """Whether the model fuses tensors that are published in pieces, such as experts."""
         mapping: Any = importlib.import_module("transformers.conversion_mapping")
         loading: Any = importlib.import_module("transformers.core_model_loading")
         found = mapping.get_model_conversion_mapping(self._model, add_legacy=False)

@@ -1,4 +1,4 @@
-"""A file under another name, without its bytes being written again where that can be."""
+"""Creates a file under another name, without writing its bytes again if possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from penstock.errors import StorageError
 
 Way: TypeAlias = Literal["reflink", "hard link", "copy"]
-"""How a file came to its other name."""
+"""How a file got its other name."""
 
 _FICLONE = 0x40049409
 """Shares the blocks of a file with an empty one: ioctl_ficlone(2)."""
@@ -25,15 +25,11 @@ NO_LINK = (
     errno.EXDEV,
     errno.EMLINK,
 )
-"""Answers for a file that cannot have a second name in that place."""
+"""Errors for a file that cannot be hard-linked to that place."""
 
 
 def reflink(source: str, target: str) -> bool:
-    """Makes a file that shares the blocks of another; tells whether the file system can.
-
-    Raises:
-        StorageError: The operating system failed an operation.
-    """
+    """Creates a file that shares the blocks of another; returns whether this is supported."""
     try:
         with open(source, "rb") as old, open(target, "xb") as new:
             try:
@@ -49,11 +45,7 @@ def reflink(source: str, target: str) -> bool:
 
 
 def hard_link(source: str, target: str) -> None:
-    """Gives a file a second name.
-
-    Raises:
-        StorageError: It cannot have one there.
-    """
+    """Creates a hard link to a file."""
     try:
         os.link(source, target)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`ExportReport`: what an export made."""
+"""`ExportReport`: the result of an export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.common.report_lines import aligned, in_bytes, in_seconds
 
 _CONFIGS = ("config.json", "adapter_config.json")
-"""Files that say what model the weights are of: a whole one, or an adapter of one."""
+"""Files that identify the model of the weights: a whole one, or an adapter of one."""
 
 REMEDY = "from_pretrained needs it: give files= (--files), the directory of the base model"
 
@@ -16,22 +16,22 @@ RENAMED = "without words of their names that were taken for a wrapper's"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export made; ``str`` of it is a few lines for people.
+    """The result of an export; ``str`` of it is a few lines for people.
 
     Attributes:
         path: The directory.
-        tensors: Tensors in it.
+        tensors: Number of tensors in it.
         tensor_bytes: Bytes of their elements.
-        bytes_written: Bytes of data that were written for it: none where files got a second
-            name, or share the blocks of the checkpoint's.
-        way: ``"in place"``, ``"reflink"``, ``"hard link"``, or ``"copy"`` of what was read and
-            verified.
+        bytes_written: Bytes of data written: none if files were hard-linked, or share the blocks of
+            the checkpoint's files.
+        way: ``"in place"``, ``"reflink"``, ``"hard link"``, or ``"copy"`` for data that was read
+            and verified.
         files: Names of all files, weights first.
-        seconds: How long it took.
-        renamed: Tensors whose names were shortened by words that wrappers put there. The names in a
-            group were shortened by the save, whose report says so.
-        missing: Names of files that ``from_pretrained`` needs and that are in none of `files`:
-            ``config.json`` where it was neither saved with the checkpoint nor given.
+        seconds: Wall time of the whole call.
+        renamed: Tensors whose names were shortened by the words of wrappers. Names in a group were
+            shortened by the save, whose report says so.
+        missing: Names of files that ``from_pretrained`` needs and that are not in `files`:
+            ``config.json`` if it was neither saved with the checkpoint nor given.
     """
 
     path: str
@@ -45,7 +45,7 @@ class ExportReport:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Files that `from_pretrained` needs and that are not there."""
+        """Files that `from_pretrained` needs and that are missing."""
         return () if any(name in self.files for name in _CONFIGS) else _CONFIGS[:1]
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""`Stream`: tensors that are read, converted and written a piece at a time.
+"""`Stream`: reads, converts and writes tensors block by block.
 
-What is written is known before anything is read: which tensor lies where in which file. So while a
-piece is written, the next ones are read into memory that is used again and again.
+The layout of all files is known before anything is read. While one block is written, the next ones
+are therefore read into reused memory.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 SLOTS = 3
-"""One that is read into, and others that are written meanwhile."""
+"""One buffer that is read into, and others that are written meanwhile."""
 SLOT_BYTES_MAX = 64 << 20
-"""With more, memory takes longer to come by than reading without a pause saves."""
+"""Larger buffers cost more time to allocate than uninterrupted reads save."""
 
 
 class Place(NamedTuple):
-    """Where a tensor goes.
+    """The place of a tensor in a file.
 
     Attributes:
         weight: The tensor.
         kind: Its type in the file.
-        offset: Of its first byte in the file.
+        offset: Offset of its first byte in the file.
     """
 
     weight: Weight
@@ -53,11 +53,11 @@ class Place(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file that is written.
+    """A file to write.
 
     Attributes:
-        header: What it begins with.
-        places: Its tensors, in their order.
+        header: Its header.
+        places: Its tensors, in order.
         nbytes: Its size.
     """
 
@@ -67,14 +67,14 @@ class File(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What of a tensor is read at a time: rows, or all of it.
+    """A block of a tensor that is read at a time: rows, or all of it.
 
     Attributes:
-        place: Where the tensor goes.
-        start: Where it begins in what is stored, along each dimension.
-        sizes: Its sizes there.
-        at: Elements of the tensor before it.
-        nbytes: Its bytes as they are read.
+        place: The place of the tensor.
+        start: Index of its first element in the stored tensor.
+        sizes: Its sizes in the stored tensor.
+        at: Number of the tensor's elements before it.
+        nbytes: Its stored size in bytes.
     """
 
     place: Place
@@ -85,14 +85,14 @@ class Piece(NamedTuple):
 
 
 def takes(weights: Sequence[Weight]) -> bool:
-    """Whether there are no types but those that safetensors files have."""
+    """Whether safetensors files support all types."""
     return all(dtypes.header_entry(weight.dtype, weight.shape) for weight in weights)
 
 
 def plan(
     weights: Sequence[Weight], cast: Callable[[str], torch.dtype], shard_bytes: int
 ) -> list[File]:
-    """Lays tensors out in files of so many bytes, larger tensors apart."""
+    """Distributes tensors over files of a given size; larger tensors get files of their own."""
     files: list[File] = []
     chosen: list[tuple[Weight, torch.dtype]] = []
     size = 0
@@ -109,7 +109,7 @@ def plan(
 
 
 def _file(chosen: list[tuple[Weight, torch.dtype]]) -> File:
-    """One file: pages first, so that nearly every tensor of a model begins on one."""
+    """Lays out one file: page-sized tensors first, so that almost all tensors start on a page."""
 
     def order(one: tuple[Weight, torch.dtype]) -> tuple[bool, int]:
         nbytes = math.prod(one[0].shape) * one[1].itemsize
@@ -140,10 +140,10 @@ class Stream:
     """Writes files from a checkpoint.
 
     Args:
-        checkpoint: From where.
-        settings: How bytes are read, as the native module takes it.
-        options: How they are written.
-        memory_bytes: For what is under way; more where a row of a tensor takes it.
+        checkpoint: The checkpoint.
+        settings: How bytes are read, in the native module's form.
+        options: How bytes are written.
+        memory_bytes: Memory for data being moved; more if a row of a tensor needs it.
     """
 
     def __init__(
@@ -160,17 +160,12 @@ class Stream:
         self._slot_bytes = PAGE_BYTES
 
     def run(self, files: list[File], paths: list[str], update: Progress | None) -> None:
-        """Writes files; whoever makes their directory durable makes them so too.
-
-        Raises:
-            CorruptCheckpointError: What is read is damaged.
-            StorageError: The operating system failed an operation.
-        """
+        """Writes files; the caller makes them durable together with their directory."""
         import torch
 
         places = [place for file in files for place in file.places]
         total_bytes = sum(place.weight.nbytes for place in places)
-        # What is converted takes memory of its own.
+        # Converted tensors need additional memory.
         grown = max(
             place.kind.itemsize / place.weight.kind.itemsize
             if place.kind != place.weight.kind
@@ -180,7 +175,7 @@ class Stream:
         each_bytes = int(self._memory_bytes / (SLOTS * (1 + grown)))
         self._slot_bytes = max(min(each_bytes, SLOT_BYTES_MAX), PAGE_BYTES)
         done_bytes = 0
-        # In huge pages: scattered ones halve the rate of devices that take them one by one.
+        # In huge pages: scattered pages halve the throughput of devices that take them one by one.
         buffers = Buffers(sys.maxsize)
         memory = [torch.empty(0, dtype=torch.uint8, device="cpu")] * SLOTS
         written: list[tuple[Transfer, Any] | None] = [None] * SLOTS
@@ -230,7 +225,7 @@ class Stream:
     def _pieces(self, place: Place) -> Iterator[Piece]:
         weight = place.weight
         sizes = weight.sizes
-        # What is in front of the rows is one of something, such as of experts.
+        # Leading dimensions of size one, such as a single expert, come before the rows.
         axis = next((axis for axis, size in enumerate(sizes) if size > 1), None)
         if weight.is_window or axis is None or weight.nbytes <= self._slot_bytes:
             yield Piece(place, weight.start, sizes, 0, weight.nbytes)
@@ -249,7 +244,7 @@ class Stream:
             )
 
     def _read(self, pieces: list[Piece], memory: torch.Tensor) -> list[torch.Tensor]:
-        """Reads and verifies pieces, and converts them."""
+        """Reads and verifies blocks, and converts them."""
         boxes: list[BoxRead] = []
         found: list[torch.Tensor | None] = []
         at = 0
@@ -281,7 +276,7 @@ def _as(value: Any, kind: torch.dtype) -> torch.Tensor:
 
 
 def _offset(piece: Piece) -> int:
-    """Where a piece begins in its file."""
+    """Returns the offset of a block in its file."""
     return piece.place.offset + piece.at * piece.place.kind.itemsize
 
 
@@ -290,7 +285,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _reserve(path: str, nbytes: int) -> None:
-    """Makes a file of that size, with room for it."""
+    """Creates a file of a given size, with reserved space."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

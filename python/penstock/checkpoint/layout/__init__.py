@@ -1,1 +1,1 @@
-"""Who holds and who writes what of a state that many ranks hold."""
+"""The distribution of a state over ranks: who holds and who writes each tensor."""

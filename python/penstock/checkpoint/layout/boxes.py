@@ -1,4 +1,4 @@
-"""Boxes: what a placement leaves to one rank of a tensor that many hold."""
+"""Boxes: the blocks of a tensor that a placement assigns to one rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Block: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
-"""First index along each dimension of a block of a global tensor, and its sizes."""
+"""First index along each dimension of a block of a global tensor, and the block's sizes."""
 
 Run = tuple[int, int]
 """First index and the index after the last, along one dimension of a global tensor."""
@@ -20,8 +20,8 @@ class Box(NamedTuple):
 
     Attributes:
         start: First index along each dimension.
-        shape: Sizes.
-        at: Where it begins in the tensor that this rank holds.
+        shape: The sizes.
+        at: Position of the block in this rank's local tensor.
     """
 
     start: tuple[int, ...]
@@ -30,14 +30,14 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One placement that shards.
+    """One sharding placement.
 
     Attributes:
-        dim: The tensor's dimension.
-        pieces: Into how many.
-        piece: Which of them is meant.
-        split_factor: Pieces that the dimension is in already, each to be cut by itself; 1 for
-            an ordinary shard.
+        dim: The sharded dimension of the tensor.
+        pieces: Number of pieces.
+        piece: Index of the selected piece.
+        split_factor: Number of pieces that the dimension is already in, each of which is cut
+            separately; 1 for an ordinary shard.
     """
 
     dim: int
@@ -47,13 +47,13 @@ class Cut(NamedTuple):
 
 
 def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
-    """The boxes of a global tensor that remain after some cuts; nearly always one, or none.
+    """Returns the boxes of a global tensor that remain after some cuts; usually one, or none.
 
     Pieces are those of `torch.chunk`: all of the same size, the last ones shorter or empty.
 
     Args:
         shape: Sizes of the global tensor.
-        cuts: Applied in order.
+        cuts: The cuts, applied in order.
 
     Example:
         >>> boxes((10, 4), [Cut(dim=0, pieces=4, piece=3, split_factor=1)])
@@ -80,7 +80,7 @@ def _cut(runs: list[Run], cut: Cut) -> list[Run]:
 
 
 def _chunk(runs: list[Run], pieces: int, index: int) -> list[Run]:
-    """Piece ``index`` of the indices in the runs, all in a row."""
+    """Returns the indices of piece ``index`` of the runs."""
     total = sum(stop - start for start, stop in runs)
     size = -(-total // pieces)
     low, high = min(index * size, total), min((index + 1) * size, total)
@@ -105,7 +105,7 @@ def _joined(runs: list[Run]) -> list[Run]:
 
 
 def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
-    """Runs with where each begins in the local tensor."""
+    """Returns each run with its position in the local tensor."""
     placed = []
     at = 0
     for start, stop in runs:
@@ -115,15 +115,12 @@ def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
 
 
 def check_tiled(shape: tuple[int, ...], blocks: Iterable[Block], *, is_whole: bool) -> None:
-    """Refuses blocks that do not hold the elements of a tensor once each; equal ones count as one.
+    """Refuses blocks that do not cover each element of a tensor once; equal blocks count as one.
 
     Args:
         shape: Sizes of the global tensor.
-        blocks: Blocks of it.
-        is_whole: Whether elements that none of them holds are refused as well.
-
-    Raises:
-        ValueError: They do not.
+        blocks: Blocks of the tensor.
+        is_whole: Whether uncovered elements are refused as well.
 
     Example:
         >>> check_tiled((4,), [((0,), (2,)), ((1,), (3,))], is_whole=True)
@@ -146,9 +143,9 @@ def check_tiled(shape: tuple[int, ...], blocks: Iterable[Block], *, is_whole: bo
 
 
 def _check_disjoint(blocks: list[Block]) -> None:
-    """Compares each block with those that reach its start along one dimension."""
+    """Compares each block with earlier blocks that extend to its start along one dimension."""
     dims = len(blocks[0][0]) if blocks else 0
-    # Where most of them differ, fewest reach each other.
+    # Along the dimension with the most distinct starts, the fewest blocks reach each other.
     along = max(range(dims), key=lambda dim: len({start[dim] for start, _ in blocks}), default=0)
     reaching: list[Block] = []
     for start, sizes in sorted(blocks, key=lambda block: block[0][along] if dims else 0):

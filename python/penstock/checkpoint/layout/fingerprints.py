@@ -1,7 +1,7 @@
-"""Fingerprints of tensors: by these ranks find out whether they hold the same ones.
+"""Fingerprints of tensors, by which ranks find out whether they hold the same ones.
 
-A fingerprint covers name, type, shape and every element. Of host memory that costs as much as
-reading it; of another device as much as reading it there.
+A fingerprint covers name, type, shape and every element. For host memory it costs a read of it; for
+another device, a read on that device.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import Memory
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types whose elements are read as they are, by their size."""
+"""Integer types of the same size, as which elements are read."""
 
 _CHUNK_ITEMS = 1 << 22
-"""Elements that are widened at once on a device."""
+"""Number of elements that are widened at once on a device."""
 
 _MULTIPLIER = 0x1E3779B97F4A7C15
 """2⁶⁴ divided by the golden ratio, as for multiplicative hashing, without its highest bit."""
 
 
 def fingerprints(tensors: Sequence[tuple[str, Memory]]) -> list[int]:
-    """A 64-bit number for each tensor.
+    """Returns a 64-bit number for each tensor.
 
     Args:
         tensors: Names and memories of torch tensors.
@@ -45,7 +45,7 @@ def fingerprints(tensors: Sequence[tuple[str, Memory]]) -> list[int]:
             beyond.setdefault(memory.device, []).append(index)
     for indices in beyond.values():
         sums = [device_digest(tensors[index][1].owner.detach()) for index in indices]
-        # One wait for all of a device.
+        # One synchronization for all tensors of a device.
         digests.update(zip(indices, torch.stack(sums).tolist(), strict=True))
     return [_mark(*tensor, digests[index]) for index, tensor in enumerate(tensors)]
 
@@ -57,19 +57,19 @@ def _mark(name: str, memory: Memory, digest: int) -> int:
 
 
 def device_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum over the elements, each mixed with its place, modulo 2⁶⁴; still on the device.
+    """Sums all elements of a tensor, each mixed with its position, modulo 2⁶⁴, on its device.
 
     Args:
-        tensor: Of any device, type and strides.
+        tensor: A tensor of any device, type and strides.
 
     Returns:
         One int64.
     """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    # Not all types can be computed with; whole numbers can.
+    # Some types have no arithmetic; integers do.
     items = tensor.view(_BITS[tensor.element_size()]).reshape(-1)
-    # Halves, as a product keeps little of what is high in it.
+    # 64-bit items are split, as a product keeps little of its high bits.
     items = items.view(torch.int32) if items.dtype is torch.int64 else items
     places = torch.arange(1, min(len(items), _CHUNK_ITEMS) + 1, device=tensor.device)
     places = _mixed(places)
@@ -80,7 +80,7 @@ def device_digest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Other numbers, every bit of which follows from all bits of the first ones."""
+    """Mixes numbers so that every bit of a result depends on all bits of its input."""
     for _ in range(2):
         numbers = numbers * _MULTIPLIER
         numbers ^= numbers >> 32

@@ -1,12 +1,12 @@
-"""What each of many ranks writes of a state, decided by every rank for itself.
+"""Which tensors and boxes each of many ranks writes, determined by each rank independently.
 
 A `DTensor` carries its mesh and placements, so each rank knows which *box* of the tensor it holds
-and which other ranks hold the same one, its *replicas*. Of replicas each box is written once: all
-who hold it share it out by the same rule (`sharing`), and so agree without a word. Of plain
-tensors, as `DistributedDataParallel` keeps them, ranks that hold the same ones are replicas.
+and which other ranks, its *replicas*, hold the same box. Each replicated box is written once: its
+holders divide the boxes by the same rule (`sharing`), without communication. For plain tensors, as
+under `DistributedDataParallel`, the ranks that hold equal ones are replicas.
 
-That every rank saw the same tensors is checked with one number, see `Balance`. Nothing here reads
-a tensor or talks to another rank.
+One number verifies that every rank saw the same tensors, see `Balance`. This module reads no
+tensors and does not communicate.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _U64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a tensor lies on the ranks, seen from one of them.
+    """The distribution of a tensor over the ranks, seen from one rank.
 
     Attributes:
         shape: Sizes of the global tensor.
-        boxes: What this rank holds of it.
-        holders: Every rank that takes part in the tensor.
-        replicas: Those who hold the same boxes as this one.
-        token: Stands for the placements in hashes.
-        is_held: Whether this rank is one of the holders; some of them may hold no box.
+        boxes: The boxes that this rank holds.
+        holders: All ranks that take part in the tensor.
+        replicas: The ranks that hold the same boxes as this one.
+        token: Represents the placements in hashes.
+        is_held: Whether this rank is one of the holders; a holder may hold no box.
     """
 
     shape: tuple[int, ...]
@@ -54,15 +54,12 @@ class Sharding:
 
 
 def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box]:
-    """What this rank holds of a `DTensor`, whoever holds the rest.
+    """Returns the boxes that this rank holds of a `DTensor`.
 
     Args:
         tensor: The tensor.
-        local_shape: Sizes of what this rank holds in fact.
-        name: Its name, for messages.
-
-    Raises:
-        UnsupportedStateError: Its elements are partial sums, or lie in a way that is not known.
+        local_shape: Actual sizes of the local tensor.
+        name: The tensor's name, for messages.
     """
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
@@ -76,13 +73,10 @@ def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box
 def check_local(
     found: Sequence[Box], tensor: DTensor, local_shape: Sequence[int], name: str
 ) -> None:
-    """Refuses a `DTensor` of which a rank does not hold what its placements say.
+    """Refuses a `DTensor` whose local tensor does not match its placements.
 
-    Such are made by FSDP over tensor parallelism, where sizes do not divide evenly. Memory is
-    reached by what the boxes say: past its end, if that were wrong.
-
-    Raises:
-        UnsupportedStateError: The rank's tensor has other sizes than its boxes together.
+    FSDP over tensor parallelism creates such tensors if sizes do not divide evenly. Memory is
+    accessed by the boxes, and would be exceeded if they were wrong.
     """
     ends = [[at + size for at, size in zip(box.at, box.shape, strict=True)] for box in found]
     said = tuple(map(max, zip(*ends, strict=True)))
@@ -97,7 +91,7 @@ def check_local(
 def _cuts(
     tensor: DTensor, mesh_shape: Sequence[int], coordinate: Sequence[int], name: str
 ) -> list[Cut]:
-    """The cuts that lead to the boxes of the rank at a coordinate of the mesh."""
+    """Returns the cuts that lead to the boxes of the rank at a mesh coordinate."""
     _check_order_is_known(tensor.placements, name)
     placed = zip(tensor.placements, mesh_shape, coordinate, strict=True)
     cuts = [_cut_of(placement, pieces, index, name) for placement, pieces, index in placed]
@@ -105,14 +99,14 @@ def _cuts(
 
 
 class _Layout(NamedTuple):
-    """What a mesh and placements come to, whatever the tensor's shape.
+    """The layout given by a mesh and placements, for any shape of the tensor.
 
     Attributes:
-        mesh: Held, so that no other mesh gets its id.
-        cuts: What leads to this rank's boxes; None for a rank outside of the mesh.
+        mesh: Kept alive, so that no other mesh gets its id.
+        cuts: The cuts that lead to this rank's boxes; None for a rank outside of the mesh.
         holders: The mesh's ranks.
-        replicas: Those of the same boxes.
-        token: Stands for the layout in hashes.
+        replicas: The ranks with the same boxes.
+        token: Represents the layout in hashes.
     """
 
     mesh: DeviceMesh
@@ -123,11 +117,11 @@ class _Layout(NamedTuple):
 
 
 class Sharder:
-    """Tells how the tensors of one state lie on the ranks.
+    """Determines the distribution of one state's tensors over the ranks.
 
     Args:
         rank: This rank's number in the group.
-        ranks: The group's global ranks, in its order.
+        ranks: The group's global ranks, in the group's order.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
@@ -138,7 +132,7 @@ class Sharder:
         self._known: dict[tuple[Any, ...], Sharding] = {}
 
     def plain(self, shape: Sequence[int], holders: Members) -> Sharding:
-        """How a plain tensor lies: whole, on every rank that has the same one."""
+        """Returns the distribution of a plain tensor: whole, on every rank with an equal one."""
         holders = self._interned.setdefault(holders.token, holders)
         shape = tuple(shape)
         zeros = (0,) * len(shape)
@@ -146,12 +140,7 @@ class Sharder:
         return Sharding(shape, whole, holders, holders, b"plain")
 
     def sharded(self, tensor: DTensor, name: str) -> Sharding:
-        """How a `DTensor` lies.
-
-        Raises:
-            UnsupportedStateError: Its elements are partial sums, lie on ranks that do not save,
-                or in a way that is not known.
-        """
+        """Returns the distribution of a `DTensor`."""
         mesh, placements = tensor.device_mesh, tensor.placements
         shape = tuple(tensor.shape)
         key = (id(mesh), placements, shape, getattr(tensor._spec, "shard_order", None))
@@ -197,17 +186,13 @@ class Sharder:
         return _Layout(mesh, cuts, holders, replicas, token)
 
     def _members(self, numbers: list[int]) -> Members:
-        """The members with these global ranks; the same object for the same ones."""
+        """Returns the members with these global ranks; the same object for equal ranks."""
         members = Members.of(self._number_of[number] for number in numbers)
         return self._interned.setdefault(members.token, members)
 
 
 def _cut_of(placement: Any, pieces: int, index: int, name: str) -> Cut | None:
-    """The cut that a placement makes; None for one that replicates.
-
-    Raises:
-        UnsupportedStateError: It does neither.
-    """
+    """Returns the cut of a placement; None for a replicating one."""
     if _replicates(placement):
         return None
     kind = type(placement).__name__
@@ -223,18 +208,15 @@ def _cut_of(placement: Any, pieces: int, index: int, name: str) -> Cut | None:
 
 
 def _check_order_is_known(placements: Sequence[Any], name: str) -> None:
-    """Refuses two cuts of one dimension where PyTorch does not say which of them was made first.
+    """Refuses two cuts of one dimension if PyTorch does not record their order.
 
-    FSDP around tensor parallelism cuts in the other order than the mesh has its dimensions. From
-    PyTorch 2.5 on the placement says so (``_StridedShard``); before, it is a ``Shard`` like any
-    other, and the boxes would be those of other rows.
-
-    Raises:
-        UnsupportedStateError: There are such.
+    FSDP around tensor parallelism cuts in the opposite order of the mesh's dimensions. From PyTorch
+    2.5 on, the placement records this (``_StridedShard``); before, it is an ordinary ``Shard``, and
+    the boxes would be those of other rows.
     """
     dims = [placement.dim for placement in placements if type(placement).__name__ == "Shard"]
     if len(set(dims)) < len(dims):
-        # Not earlier: it imports all of what `DTensor` stands on, and few tensors come here.
+        # A late import: it loads all of `DTensor`'s dependencies, and few tensors need it.
         from penstock.checkpoint.state.torch_names import SAYS_SHARD_ORDER
 
         if not SAYS_SHARD_ORDER:
@@ -250,9 +232,9 @@ def _replicates(placement: Any) -> bool:
 
 
 def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
-    """The cuts in the order in which they were made: from left to right.
+    """Returns the cuts in the order in which they were made: from left to right.
 
-    PyTorch has no public way to ask a tensor whether it is another.
+    PyTorch has no public API to query another order of a tensor.
     """
     spec = tensor._spec
     order = getattr(spec, "shard_order", None)
@@ -267,15 +249,15 @@ def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
 
 
 class Balance:
-    """One number by which ranks that each saw some tensors find out whether all saw the same.
+    """One number by which ranks verify that all of them saw the same tensors.
 
-    Each rank adds a hash of every tensor that it holds; the lowest of a tensor's holders takes off
-    as many times that hash as there are holders. Over all ranks that comes to 0 (modulo 2⁶⁴) just
-    when each holder has the tensor, under the same name, with the same type, shape and placements.
-    What several ranks hold the same of is counted in the same way once more, with its elements.
+    Each rank adds a hash of every tensor that it holds; the lowest holder of a tensor subtracts the
+    hash as many times as there are holders. Over all ranks the sum is 0 (modulo 2⁶⁴) exactly if
+    each holder has the tensor, under the same name, with the same type, shape and placements.
+    Replicated elements are counted once more in the same way, by their fingerprints.
 
     Attributes:
-        copies: That, one by one.
+        copies: The replicated boxes, one by one.
     """
 
     def __init__(self, rank: int) -> None:
@@ -284,13 +266,13 @@ class Balance:
         self._sum = 0
 
     def add(self, name: str, dtype: str, sharding: Sharding) -> None:
-        """Counts a tensor in."""
+        """Adds a tensor to the sum."""
         text = f"{name}\0{dtype}\0{sharding.shape}\0".encode("utf-8", "surrogatepass")
         holders = sharding.holders
         self._count(text + sharding.token + holders.token, holders)
 
     def add_copy(self, name: str, mark: int, device: str, replicas: Members) -> None:
-        """Counts in what replicas hold of a tensor."""
+        """Adds a replicated tensor's fingerprint to the sum."""
         self.copies.append(Copy(name, replicas.leader, mark, device))
         text = f"{name}\0{mark}\0".encode("utf-8", "surrogatepass")
         self._count(text + replicas.token, replicas)
@@ -303,17 +285,17 @@ class Balance:
 
     @property
     def sum(self) -> int:
-        """This rank's number: 64 bits."""
+        """This rank's sum: 64 bits."""
         return self._sum
 
 
 class Discord(NamedTuple):
-    """Two ranks that do not hold the same of a tensor, as they should.
+    """Two ranks whose copies of a tensor differ, although they should be equal.
 
     Attributes:
-        first: What the lower one holds.
-        second: What the other one holds.
-        rank: The other one.
+        first: The copy of the lower rank.
+        second: The copy of the other rank.
+        rank: The number of the other rank.
     """
 
     first: Copy
@@ -322,7 +304,7 @@ class Discord(NamedTuple):
 
 
 def discord(copies: Iterable[Iterable[Copy]]) -> Discord | None:
-    """The first two copies that differ, out of those of all ranks in order; None for none."""
+    """Returns the first two copies that differ, given those of all ranks in order; None if none."""
     known: dict[tuple[str, int], Copy] = {}
     for rank, held in enumerate(copies):
         for copy in held:
@@ -333,5 +315,5 @@ def discord(copies: Iterable[Iterable[Copy]]) -> Discord | None:
 
 
 def is_balanced(sums: Iterable[int]) -> bool:
-    """Whether the numbers of all ranks say that each tensor is on all of its holders."""
+    """Whether the sums of all ranks show that each tensor is on all of its holders."""
     return sum(sums) & _U64 == 0

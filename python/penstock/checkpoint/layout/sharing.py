@@ -1,4 +1,4 @@
-"""Who of several ranks that hold the same boxes writes which."""
+"""Divides boxes among the ranks that hold them, for writing."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.members import Members
 
 PIECE_BYTES_MIN = 4 << 20
-"""Replicas cut a box no finer than this: smaller pieces cost more requests than they level out."""
+"""Smallest piece of a replicated box: smaller pieces cost more requests than they balance."""
 
 _PIECES_PER_SHARE = 8
-"""Pieces are at most so small a part of what each replica writes: they fill up to within that."""
+"""Largest piece, as a fraction 1/n of a replica's share: loads are equal up to one piece."""
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, or a part of it, that somebody has to write.
+    """A box of a tensor, or a part of it, that one rank writes.
 
     Attributes:
-        tensor: Which of the tensors.
-        box: What of it.
+        tensor: Index of the tensor.
+        box: The box.
     """
 
     tensor: int
@@ -33,14 +33,14 @@ class Piece(NamedTuple):
 
 
 class HeldBox(NamedTuple):
-    """A box that is on several ranks.
+    """A box that several ranks hold.
 
     Attributes:
-        tensor: Which of the tensors.
+        tensor: Index of the tensor.
         name: Its name, the same on all ranks.
-        box: What of it.
+        box: The box.
         item_bytes: Bytes of an element.
-        is_cut: Whether several may write a part each.
+        is_cut: Whether several ranks may each write a part.
     """
 
     tensor: int
@@ -51,21 +51,21 @@ class HeldBox(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the box."""
+        """Size of the box, in bytes."""
         return _nbytes(self.box.shape, self.item_bytes)
 
 
 def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Piece]:
-    """What one of several ranks, all of which hold the same boxes, writes of them.
+    """Returns the pieces that one rank writes, of boxes that several ranks hold.
 
-    Boxes that are large beside a fair share are cut along a dimension, where they may be. Then the
-    largest piece goes to the rank that has least, and so on ("longest processing time first",
-    Graham 1969), which leaves the fullest rank within a piece of the emptiest.
+    Boxes that are large compared to a fair share are cut along a dimension, if allowed. Then the
+    largest piece goes to the rank with the smallest load, and so on ("longest processing time
+    first", Graham 1969), which leaves the fullest rank within a piece of the emptiest.
 
     Args:
         held: All boxes that these ranks have in common, in any order.
         replicas: The ranks.
-        rank: The one that asks.
+        rank: The calling rank.
     """
     if len(replicas.ranks) == 1:
         return [Piece(item.tensor, item.box) for item in held]
@@ -77,7 +77,7 @@ def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Pie
         for box in (_split(item.box, item.nbytes, piece_bytes_max) if item.is_cut else (item.box,))
     ]
     pieces.sort()
-    # Equal loads go by number: a heap of pairs needs no more.
+    # Ranks of equal load are ordered by number, so a heap of pairs suffices.
     loads = [(0, number) for number in replicas.ranks]
     mine = []
     for minus_bytes, _, box, tensor in pieces:
@@ -89,7 +89,7 @@ def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Pie
 
 
 def _split(box: Box, nbytes: int, piece_bytes_max: int) -> list[Box]:
-    """A box in about equal pieces along its first dimension that has enough to give."""
+    """Cuts a box into about equal pieces along its first dimension that is large enough."""
     pieces = -(-nbytes // piece_bytes_max)
     if pieces == 1:
         return [box]

@@ -1,1 +1,1 @@
-"""One load: what of a checkpoint a rank sees, what is read, what is built of that."""
+"""Loads one checkpoint: views it as a rank, plans and reads its bytes, builds the state."""

@@ -1,4 +1,4 @@
-"""Fills targets from tensors that were loaded beside them."""
+"""Fills targets from tensors that were loaded separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def copy_built(builder: Builder, target: Target) -> None:
-    """Fills a target from what was loaded beside it."""
+    """Copies the separately loaded value of a target into it."""
     if isinstance(target.value, np.ndarray):
         np.copyto(target.value, builder.leaf(target.node, "ndarray"), casting="no")
         return
@@ -29,7 +29,7 @@ def copy_built(builder: Builder, target: Target) -> None:
 
 
 def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
-    """Fills what a rank holds of a `DTensor` from the whole of it."""
+    """Fills a rank's part of a `DTensor` from the whole tensor."""
     for box in boxes:
         wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
         place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
@@ -37,11 +37,11 @@ def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
 
 
 def bytes_of(value: Any) -> np.ndarray[Any, Any]:
-    """The bytes of a contiguous tensor or array of the host, sharing its memory."""
+    """Returns the bytes of a contiguous host tensor or array as a view."""
     if isinstance(value, np.ndarray):
         return np.asarray(value).reshape(-1).view(np.uint8)
     torch = sys.modules["torch"]
-    # Not a reshape: it would keep a stride other than one where there is a single element.
+    # A reshape would keep a stride other than one if there is a single element.
     flat = value.detach().as_strided((value.numel(),), (1,))
     array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
     return array

@@ -1,7 +1,7 @@
-"""The files of a checkpoint in the own format of PyTorch's Distributed Checkpoint (DCP).
+"""Recognizes checkpoints in the native format of PyTorch's Distributed Checkpoint (DCP).
 
-DCP writes data as ``__<rank>_<number>.distcp``, and last of all `METADATA`, or one for each rank
-where these did not talk. What is in data files is said there only.
+DCP writes data as ``__<rank>_<number>.distcp``, and last of all `METADATA`, or one such file per
+rank if the ranks did not communicate. Only these describe the contents of the data files.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from penstock.checkpoint.layout.boxes import Block
 
 METADATA = ".metadata"
-"""What DCP calls the file that makes a directory one of its checkpoints."""
+"""The name of the metadata file that completes a DCP checkpoint."""
 
 MARK = (
     b"Here is a Penstock checkpoint (manifest.json), and none of DCP's own format. What reads it:\n"
     b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
     b"module. This file is for tools that look for its name.\n"
 )
-"""What `penstock.integrations.dcp` leaves under that name once a checkpoint is committed."""
+"""Contents of the file that `penstock.integrations.dcp` writes under that name after a commit."""
 
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _OF_A_RANK = re.compile(r"__\d+\.metadata")
 
 
 def data_files(names: Iterable[str]) -> list[str]:
-    """Which of the names in a directory are those of data."""
+    """Returns the names of data files among those of a directory."""
     return sorted(filter(_DATA.fullmatch, names))
 
 
 def metadata_of_ranks(names: Iterable[str]) -> list[str]:
-    """Which of them are those of metadata that ranks have written without the others."""
+    """Returns the names of metadata files that ranks wrote without communication."""
     return sorted(filter(_OF_A_RANK.fullmatch, names))
 
 
@@ -55,10 +55,10 @@ def is_marked(path: str) -> bool:
 
 
 def drop_mark(path: str) -> None:
-    """Removes the mark where the checkpoint was deleted, and the directory if it is empty then.
+    """Removes the mark of a deleted checkpoint, and the directory if it is then empty.
 
-    Tools take a directory for a checkpoint where it is. What cannot be removed stays, and so does
-    what another save has begun in meanwhile: the checkpoint is gone all the same.
+    Tools take a directory with the mark for a checkpoint. Files that cannot be removed stay, as do
+    those that another save has begun meanwhile: the checkpoint is deleted all the same.
     """
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -73,23 +73,19 @@ def drop_mark(path: str) -> None:
 
 
 def _is_alone(fd: int) -> bool:
-    """Takes the lease of a directory for as long as it is open; tells whether no save has it."""
+    """Takes the lease of a directory while it is open; returns whether no save holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        # There are no such locks (NFS): there a save makes a directory anew that it finds gone.
+        # NFS without such locks: a save there recreates a directory that has disappeared.
         return True
     return True
 
 
 def check_finished(path: str, names: Iterable[str]) -> None:
-    """Refuses what is left of a save that did not end, where there is no metadata.
-
-    Raises:
-        IncompleteCheckpointError: There is data.
-    """
+    """Refuses the remains of an unfinished save, which has data files but no metadata."""
     data = data_files(names)
     if data:
         raise IncompleteCheckpointError(
@@ -100,15 +96,11 @@ def check_finished(path: str, names: Iterable[str]) -> None:
 
 
 def check_files(path: str, storage_data: Any) -> None:
-    """Refuses a checkpoint of which files are missing or cut.
+    """Refuses a checkpoint with missing or truncated files.
 
     Args:
         path: The directory.
-        storage_data: Where its metadata says that items lie.
-
-    Raises:
-        IncompleteCheckpointError: They do not.
-        CorruptCheckpointError: An item would begin before its file does.
+        storage_data: The places of items according to the metadata.
     """
     ends: dict[str, int] = {}
     for place in storage_data.values():
@@ -135,17 +127,14 @@ def check_files(path: str, storage_data: Any) -> None:
 def check_pieces(
     path: str, name: str, size: tuple[int, ...], pieces: Iterable[Block], *, is_whole: bool
 ) -> None:
-    """Refuses a tensor of which its metadata does not say where each element lies.
+    """Refuses a tensor whose metadata does not locate each element exactly once.
 
     Args:
         path: The directory.
-        name: The tensor's.
+        name: The name of the tensor.
         size: Its shape.
-        pieces: Where each of its pieces begins, and its shape.
-        is_whole: Whether all elements have to be there: DCP lets a process save its own alone.
-
-    Raises:
-        CorruptCheckpointError: Pieces overlap, lie outside of it, or leave elements out.
+        pieces: The start and the shape of each piece.
+        is_whole: Whether all elements must be present: DCP lets a process save only its own.
     """
     try:
         check_tiled(size, pieces, is_whole=is_whole)

@@ -1,8 +1,8 @@
-"""`Passing`: stored tensors that come to their targets through other memory of the same device.
+"""`Passing`: fills scattered device tensors through contiguous memory of the same device.
 
-The native module fills contiguous memory of the device, and PyTorch copies from there to where
-elements lie scattered. A device has less memory than the host, and most of it in use: there is so
-much of this at a time.
+The native module fills contiguous memory of the device, and PyTorch copies from there to the
+scattered elements. A device has less memory than the host, and most of it is in use, so the size of
+this memory is bounded.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from penstock.tensors.devices import DirectPlaces
 
 PASSING_BYTES = 256 << 20
-"""Memory that a device has for it at a time, beside one tensor that is larger.
+"""Upper bound of the memory in use on a device at a time, apart from a single larger tensor.
 
-PyTorch takes as much as such a tensor has in any case, wherever it copies from.
+PyTorch needs as much memory as such a tensor has in any case, whatever it copies from.
 """
 
 
 class Passing:
-    """What goes through other memory of devices.
+    """The tensors that are filled through other memory of their devices.
 
     Args:
-        seen: The view of the checkpoint that indices belong to.
-        places: Of the call.
-        devices: Where each tensor's elements go, by its index.
+        seen: The view of the checkpoint to which indices refer.
+        places: The cached device streams of the call.
+        devices: The device of each tensor, by index.
 
     Attributes:
-        memory: What is read into next; empty before `take`.
+        memory: The memory to be filled next; empty before `take`.
     """
 
     def __init__(self, seen: View, places: DirectPlaces, devices: Mapping[int, Any]) -> None:
@@ -48,15 +48,15 @@ class Passing:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether there is more of it than is read with all else."""
+        """Whether more tensors are waiting than are read together with all others."""
         return len(self._batches) > 1
 
     def entries(self) -> set[int]:
-        """What is read with all else, and not put together from boxes."""
+        """Indices of the tensors read with all others, except those assembled from boxes."""
         return {index for batch in self._batches[:1] for index in batch} - self._seen.wholes.keys()
 
     def take(self) -> DeviceTensors:
-        """Takes memory for what is read with all else."""
+        """Allocates memory for the tensors that are read together with all others."""
         for batch in self._batches[:1]:
             self._make(batch)
         return self.memory
@@ -71,18 +71,17 @@ class Passing:
     ) -> list[dict[str, Any]]:
         """Puts all of it where it belongs; reads what was not read with all else, in parts.
 
+        Copies all tensors to their targets, reading the remaining batches one after another.
+
         Args:
-            checkpoint: The checkpoint, open.
-            copy: Puts tensors to their places: called with their indices and what builds them, and
-                windows of them, in memory of the device that is given back afterwards.
+            checkpoint: The open checkpoint.
+            copy: Copies tensors to their targets. It gets their indices and a builder of them, and
+                windows of them, in device memory that is released afterwards.
             options: How bytes move.
-            progress: Called with the bytes done and in all, anew for each part.
+            progress: Called with the bytes done and the total bytes, separately for each batch.
 
         Returns:
-            What is to be reported of what it read.
-
-        Raises:
-            CorruptCheckpointError: Something is damaged.
+            The report fields of each read.
         """
         tensors, aliases = self._seen.tensors, self._seen.aliases
         reports = []
@@ -99,7 +98,7 @@ class Passing:
         return reports
 
     def _cut(self) -> list[list[int]]:
-        """Parts, in the order in which it is stored."""
+        """Splits the tensors into batches, in stored order."""
         batches: list[list[int]] = []
         room = 0
         for index in sorted(self._devices):

@@ -1,8 +1,8 @@
-"""`DeviceTensors`: new tensors of devices, for what is stored, and how they are filled.
+"""`DeviceTensors`: new device tensors, filled from a checkpoint.
 
-PyTorch allocates them, as it knows what of a device is free, and the native module fills them where
-they are: what is read is verified in host memory that is as small as for any load, and copied by
-the device from there. So it is only where the native module has a driver.
+PyTorch allocates them, because it knows a device's free memory, and the native module fills them in
+place: bytes are verified in a small host buffer, as for any load, and the device copies them from
+there. This requires a driver in the native module.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class DeviceTensors:
-    """New tensors of devices.
+    """New tensors on devices.
 
     Args:
-        seen: The view of a checkpoint that indices belong to.
-        places: Of the call that they are for.
+        seen: The view of the checkpoint to which indices refer.
+        places: The cached device streams of the call.
 
     Attributes:
         made: The tensors by index.
@@ -38,16 +38,12 @@ class DeviceTensors:
         self._places = places
 
     def make_all(self, device: Any) -> None:
-        """Makes those of all that the tree has as tensors, and as nothing else.
+        """Allocates all tensors that the tree holds only as tensors.
 
-        An array stays on the host, and what is one and a tensor as well is read there.
+        Arrays stay on the host, and an entry that is both an array and a tensor is read there.
 
         Args:
-            device: Where they shall be.
-
-        Raises:
-            TreeError: The tree is malformed.
-            DeviceError: This is a fork of a process that has used CUDA.
+            device: The device of the tensors.
         """
         if self._places.on(str(device)) is None:
             return
@@ -59,7 +55,7 @@ class DeviceTensors:
                 self.make(index, device)
 
     def make(self, index: int, device: Any) -> None:
-        """Makes one, unless it has no bytes or no type of PyTorch's: who builds it sees to that."""
+        """Allocates a tensor, unless it has no bytes or no type of PyTorch; the builder copes."""
         _, name, shape, _, begin, end = self._seen.tensors[index]
         dtype = dtypes.torch_dtypes().get(name)
         if begin < end and dtype is not None:
@@ -67,7 +63,7 @@ class DeviceTensors:
             self.made[index] = empty(shape, dtype=dtype, device=device)
 
     def native(self) -> dict[int, _Target]:
-        """What the native module fills with entries, by their indices."""
+        """Returns the memory that the native module fills with entries, by index."""
         return {
             index: ((tensor.numel(),), *self._memory(tensor))
             for index, tensor in self.made.items()
@@ -75,7 +71,7 @@ class DeviceTensors:
         }
 
     def requests(self) -> list[_Fill]:
-        """What it fills with tensors that are put together from boxes."""
+        """Returns the requests for tensors that the native module assembles from boxes."""
         found: list[_Fill] = []
         for index, tensor in self.made.items():
             name = self._seen.wholes.get(index)
@@ -88,7 +84,7 @@ class DeviceTensors:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Gives the memory back where nothing becomes of it: an error may be kept for long."""
+        """Releases the memory if the load fails: an error may be kept for long."""
         if error is not None:
             self.made.clear()
 

@@ -1,4 +1,4 @@
-"""Reading the bytes of a view: stored tensors as they lie, wholes and boxes put together."""
+"""Reads the bytes of a view: stored tensors, whole tensors assembled from boxes, and boxes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from penstock.common.progress import Progress
 
 _SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")
-"""What adds up in the reports of two reads."""
+"""Fields that are added up when the reports of two reads are merged."""
 
 
 class Fetched(NamedTuple):
-    """What was read.
+    """The result of a read.
 
     Attributes:
-        places: Where each tensor's bytes are, of those that were not read into targets.
-        fields: Of the `LoadReport`.
+        places: The place of each tensor's bytes, except those read into targets.
+        fields: Fields of the `LoadReport`.
         is_whole: Whether every byte of every file was read.
     """
 
@@ -39,11 +39,11 @@ class _Destinations(Protocol):
     """Memory that the native module fills: targets of a load, or tensors made on a device."""
 
     def native(self) -> dict[int, _Target]:
-        """The memory of stored tensors, by their index."""
+        """Returns the memory of stored tensors, by index."""
         ...
 
     def requests(self) -> list[_Fill]:
-        """The memory of boxes and of whole tensors."""
+        """Returns the requests for boxes and assembled tensors."""
         ...
 
 
@@ -59,12 +59,12 @@ def fetch(
     """Reads tensors and boxes.
 
     Args:
-        checkpoint: The checkpoint, open.
-        seen: The view of it that indices belong to.
+        checkpoint: The open checkpoint.
+        seen: The view of the checkpoint to which indices refer.
         selection: Indices of the tensors to read; None for everything in every file.
-        targets: Memory for some of them, and for boxes of others and of what is not selected.
+        targets: Memory for some of the tensors, and for boxes of others, selected or not.
         options: How bytes move.
-        progress: Called with the bytes done and in all; anew for each of two reads.
+        progress: Called with the bytes done and the total bytes, separately for each of two reads.
     """
     stored = None if selection is None else sorted(selection - seen.wholes.keys())
     requests = targets.requests()
@@ -76,7 +76,7 @@ def fetch(
             requests.append(request)
     reads = []
     if stored or stored is None or not requests:
-        # Not held here: the frame of an error may be kept for long, and what it holds with it.
+        # Not kept in a local variable: an error may keep this frame, and its locals, for long.
         buffers, found, fields = checkpoint.load(
             stored, targets.native(), options=options, progress=progress
         )
@@ -96,11 +96,11 @@ def fetch(
 
 
 def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill]:
-    """Memory for all of a tensor that has elements, and what the native module fills it by.
+    """Allocates memory for a whole non-empty tensor, and returns it with its read request.
 
     Args:
-        key: Its name in the parts, or the index of its entry.
-        row: What a view says of it.
+        key: The tensor's name in the parts, or the index of its entry.
+        row: The tensor's row in a view.
     """
     _, _, shape, _, begin, end = row
     memory = np.empty(end - begin, np.uint8)
@@ -110,7 +110,7 @@ def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill
 
 
 def merged(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One report of several reads."""
+    """Merges the reports of several reads."""
     return functools.reduce(_merged, reads)
 
 
@@ -122,7 +122,7 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         for name in one["phases"] | other["phases"]
     }
     merged["fallbacks"] = list(dict.fromkeys(one["fallbacks"] + other["fallbacks"]))
-    # Only of what was read at all: of one that read nothing no file was opened.
+    # A read without bytes opened no file and says nothing about direct I/O.
     moved = [read["direct_io"] for read in (one, other) if read["bytes_read"]]
     merged["direct_io"] = bool(moved) and all(moved)
     merged["staging_peak_bytes"] = max(one["staging_peak_bytes"], other["staging_peak_bytes"])

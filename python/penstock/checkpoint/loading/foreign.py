@@ -1,7 +1,7 @@
-"""What is at a path that holds no checkpoint: files and directories of others, and stores.
+"""Identifies paths that hold no Penstock checkpoint: other libraries' files, and stores.
 
-Whoever comes from another library passes what that one wrote. The error tells what it is, and what
-makes a checkpoint of it.
+Users who migrate pass paths of other libraries' checkpoints. The error names the format and the
+command that converts it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,16 @@ if TYPE_CHECKING:
 _OURS = b'{"format":"penstock-checkpoint"'
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 _STARTS = (b"PK\x03\x04", b"\x80", b"L119547037146038801333356L\n")
-"""How files of ``torch.save`` begin: a zip archive; or a pickle of a number, as text before
-protocol 2.
+"""The first bytes of ``torch.save`` files: a zip archive, or a pickle of a number (as text before
+protocol 2).
 """
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
-"""What accelerate writes last."""
+"""The file that accelerate writes last."""
 
 
 @contextmanager
 def telling(path: str) -> Iterator[None]:
-    """Lets errors about a path that holds no checkpoint say what it holds.
-
-    Raises:
-        CheckpointNotFoundError: It holds something of others.
-    """
+    """Extends errors about a path without a checkpoint by a description of its contents."""
     try:
         yield
     except (CheckpointNotFoundError, StorageError) as error:
@@ -52,7 +48,7 @@ def telling(path: str) -> Iterator[None]:
 
 
 def describe(path: str) -> str | None:
-    """What is at a path and what to do about it; None where nothing is known of it."""
+    """Describes the contents of a path and the remedy; None if they are unknown."""
     try:
         found = _native.look(path)
         if found is not None and found[0] == "file":
@@ -63,7 +59,7 @@ def describe(path: str) -> str | None:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a directory holds the manifest of a checkpoint; others call files so, too."""
+    """Whether a directory has a Penstock manifest; other tools use the same file name."""
     try:
         return _native.read_start(os.path.join(path, _native.MANIFEST), len(_OURS)) == _OURS
     except OSError:
@@ -71,12 +67,12 @@ def is_checkpoint(path: str) -> bool:
 
 
 def begins_torch_save(start: bytes) -> bool:
-    """Whether a file that begins so may be one of ``torch.save``; 32 bytes are enough."""
+    """Whether a file's first bytes, at least 32, are those of a ``torch.save`` file."""
     return start.startswith(_STARTS)
 
 
 def steps_in(path: str) -> list[str]:
-    """The complete steps of a store in a directory, by their names; empty where there are none."""
+    """Returns the names of a store's complete steps in a directory; empty if there are none."""
     try:
         found = sorted(filter(_is_step, _native.list_names(path)))
     except OSError:
@@ -85,18 +81,14 @@ def steps_in(path: str) -> list[str]:
 
 
 def check_no_store(path: str) -> None:
-    """Refuses to save a checkpoint where it would make a store one that cannot be opened.
-
-    Raises:
-        CheckpointExistsError: The directory is a store, or a table that changes.
-    """
-    # One look for all: in a bucket each is a request.
+    """Refuses to save a checkpoint into a store or table, which could then not be opened."""
+    # A single listing, because each look is a request in a bucket.
     try:
         names = _native.list_names(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return
-        # It may be one that can be entered and not listed.
+        # The directory may be accessible but not listable.
         head = os.path.join(path, _native.TABLE_HEAD)
         names = [_native.TABLE_HEAD] if is_there(head) else []
     if _native.TABLE_HEAD in names:
@@ -114,7 +106,7 @@ def check_no_store(path: str) -> None:
 
 
 def not_a_store(root: str) -> CheckpointNotFoundError:
-    """The error for a checkpoint that is opened as a store."""
+    """Returns the error for a checkpoint that is opened as a store."""
     above, name = os.path.split(root)
     steps = steps_in(root)
     if steps:
@@ -169,7 +161,7 @@ def _file(path: str) -> str:
 
 def _directory(path: str, names: set[str]) -> str | None:
     if _native.MANIFEST in names or any(map(_is_step, names)):
-        # One of ours, or a store of them, of which the error says more.
+        # A Penstock checkpoint or a store of them, whose own error says more.
         return None
     if _native.TABLE_HEAD in names:
         return as_table(path)
@@ -209,7 +201,7 @@ def _converting(path: str) -> str:
 
 
 def as_table(path: str) -> str:
-    """The words for a directory that is a table whose rows change."""
+    """Describes a directory that is a mutable table."""
     return (
         f"is a table whose rows change: penstock.features.Table({path!r}) opens it, and its"
         " snapshot(…) makes a checkpoint"
@@ -217,7 +209,7 @@ def as_table(path: str) -> str:
 
 
 def importing(directory: str) -> str:
-    """How a checkpoint is made of a directory of safetensors files."""
+    """Describes how to make a checkpoint from a directory of safetensors files."""
     return (
         f"`penstock import {shlex.quote(directory)} NEW` makes a checkpoint NEW around the files "
         "there, by links"

@@ -1,8 +1,8 @@
-"""`InFile`: one tensor that ``load(into=…)`` puts into a file, with others, a piece at a time.
+"""`InFile`: a tensor that ``load(into=…)`` writes to a file, block by block with others.
 
-Whoever has the files says which boxes of the tensors come next, and has the memory for them. So a
-load holds no more of what it puts into files than they ask for at a time, and reads many small
-tensors at once.
+The owner of the files requests boxes of the tensors in its own order and provides the memory. A
+load therefore holds no more of these tensors than the owner requests at a time, and reads many
+small tensors at once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class InFile:
-    """A tensor that comes into a file.
+    """A tensor that is loaded into a file.
 
     Attributes:
         name: Its dotted name.
-        value: The tensor in a file whose place it takes, or where it goes.
-        node: The leaf it is filled from.
+        value: The file tensor that it replaces, or its target.
+        node: The leaf of the checkpoint's tree.
         index: The stored tensor of that leaf.
-        window: Which part of it.
-        boxes: What this rank holds of it.
+        window: The part of the stored tensor; None for the whole.
+        boxes: The boxes that this rank holds.
     """
 
     name: str
@@ -52,38 +52,34 @@ class InFile:
 
     @property
     def place(self) -> object:
-        """The same for values that are one and the same."""
+        """A key that is equal for values in the same place."""
         return place(self.value)
 
     @property
     def origin(self) -> object:
-        """The same for what is filled from the same elements."""
+        """A key that is equal for tensors filled from the same elements."""
         return (self.index, self.window)
 
     def target(self) -> FileTarget:
-        """Where it goes."""
+        """Returns the target of the tensor."""
         value = self.value
         return value.file.target(value) if isinstance(value, FileTensor) else value
 
 
 def place(value: FileTensor | FileTarget) -> object:
-    """The same for values that are one and the same."""
+    """Returns a key that is equal for values in the same place."""
     return place_of(value) if isinstance(value, FileTensor) else id(value)
 
 
 def is_in_file(value: Any) -> bool:
-    """Whether it is a tensor in a file, or a place for one."""
+    """Whether a value is a tensor in a file, or a target for one."""
     return isinstance(value, FileTensor | FileTarget)
 
 
 def description(
     value: FileTensor | FileTarget, name: str
 ) -> tuple[str, tuple[int, ...], list[Box]]:
-    """Type and shape of the tensor, whole, and what this rank holds of it.
-
-    Raises:
-        UnsupportedStateError: Nothing of that type or layout is stored.
-    """
+    """Returns the type and the shape of the whole tensor, and the boxes that this rank holds."""
     dtype, _ = type_of(value, name)
     shape = tuple(value.shape)
     if value.like is None:
@@ -93,15 +89,15 @@ def description(
 
 
 class Filling:
-    """Puts tensors of a checkpoint into files.
+    """Loads tensors of a checkpoint into files.
 
     Args:
-        checkpoint: The checkpoint, open.
-        seen: The view of it that indices belong to.
+        checkpoint: The open checkpoint.
+        seen: The view of the checkpoint to which indices refer.
         options: How bytes move.
 
     Attributes:
-        fields: Of the `LoadReport`, of everything that was read; None before anything was.
+        fields: Fields of the `LoadReport` for everything read; None before the first read.
     """
 
     def __init__(self, checkpoint: _native.Checkpoint, seen: View, options: dict[str, Any]) -> None:
@@ -112,21 +108,18 @@ class Filling:
         self._last: tuple[InFile, Any] | None = None
 
     def fill(self, wanted: Iterable[InFile]) -> dict[object, FileTensor]:
-        """Fills files.
+        """Fills the files.
 
         Args:
-            wanted: What comes into them. Of those with one `place` one is filled.
+            wanted: The tensors. Of those with the same `place`, one is filled.
 
         Returns:
-            What is there now, by its place.
-
-        Raises:
-            CorruptCheckpointError: The bytes of a tensor are damaged.
+            The new file tensors, by place.
         """
         once: dict[object, InFile] = {}
         for one in wanted:
             once.setdefault(one.place, one)
-        # Asked for in the order of the state, in which what belongs together follows each other.
+        # Targets are requested in the order of the state, which keeps related tensors together.
         pairs = [(one, one.target()) for one in once.values()]
         pairs.sort(key=lambda pair: self._position(pair[0]))
         shares: dict[Filler, list[tuple[InFile, FileTarget]]] = {}
@@ -140,14 +133,14 @@ class Filling:
         return found
 
     def _position(self, one: InFile) -> tuple[bool, str, int]:
-        """Where it is stored: neighbours have chunks in common, each of which is read once then."""
+        """Returns a tensor's stored position: neighbours share chunks, which are then read once."""
         if one.window is not None or one.index in self._seen.wholes:
             return True, "", 0
         _, _, _, file, begin, _ = self._seen.tensors[one.index]
         return False, file, begin
 
     def _read(self, ones: Sequence[InFile], memory: Any, boxes: Sequence[FileBox]) -> None:
-        """Fills memory with boxes of what this rank holds, and with nothing else, by one read."""
+        """Fills memory with boxes of this rank's tensors in one read."""
         requests: list[_native._Fill] = []
         address, room = memory.data_ptr(), memory.numel()
         for box in boxes:
@@ -178,8 +171,8 @@ class Filling:
     def _copy(
         self, one: InFile, box: FileBox, memory: Any, parts: list[tuple[Box, tuple[int, ...]]]
     ) -> None:
-        """Fills memory with parts of what has strides of its own."""
-        # Its boxes follow each other, so one such tensor is in memory at a time.
+        """Fills memory with parts of a strided window."""
+        # The boxes of a tensor follow each other, so one such tensor is in memory at a time.
         if self._last is None or self._last[0] is not one:
             self._last = None
             self._last = one, self._window(one)
@@ -189,7 +182,7 @@ class Filling:
             _slice(block, at, part.shape).copy_(_slice(source, part.start, part.shape))
 
     def _window(self, one: InFile) -> Any:
-        """A part of a stored tensor with strides of its own, whole in memory."""
+        """Returns a strided part of a stored tensor, read whole into memory."""
         row = self._seen.tensors[one.index]
         places = {}
         if row[4] != row[5]:
@@ -206,7 +199,7 @@ class Filling:
 def _parts(
     boxes: list[Box], start: tuple[int, ...], shape: tuple[int, ...]
 ) -> Iterator[tuple[Box, tuple[int, ...]]]:
-    """What a block of the local tensor has of each box, and where that begins in the block."""
+    """Yields each box's part of a block of the local tensor, and its start in the block."""
     for box in boxes:
         lows = tuple(map(max, box.at, start))
         highs = [

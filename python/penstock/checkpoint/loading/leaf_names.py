@@ -1,7 +1,7 @@
-"""`LeafNames`: what the trees of a checkpoint call its tensors, where parts call them otherwise.
+"""`LeafNames`: maps names of tensors in parts to names of leaves in the trees.
 
-A part's names take no escapes: they are the keys as they are (`docs/format.md`, 6.4). All that is
-shown to a caller has the names that calls take, see `penstock.checkpoint.state.names`.
+Names in a part have no escapes: they are the raw keys (`docs/format.md`, 6.4). Callers always see
+the names that calls accept, see `penstock.checkpoint.state.names`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from penstock._native import _MissingRow
 
 NAME_CHARS_PER_CHAR = 256
-"""Characters of all names for one of the tree, at most: a file of kilobytes must not
-fill memory. A list of small numbers takes that much under a path of 500 characters."""
+"""Upper bound of all names' characters per character of the tree: a file of kilobytes must not fill
+memory. A list of small numbers below a path of 500 characters needs that much.
+"""
 
 NAME_CHARS_MIN = 1 << 20
-"""Characters that all names may take whatever the tree."""
+"""Characters that all names may use for any tree."""
 
 _NUMBERED = re.compile(r"~\d+$")
 _LED = re.compile(r"@\d+$")
@@ -37,13 +38,13 @@ _LED = re.compile(r"@\d+$")
 
 @dataclass(frozen=True, slots=True)
 class LeafNames:
-    """Names of a checkpoint's tensors.
+    """Leaf names of a checkpoint's tensors.
 
     Attributes:
-        tensors: Those of what each rank has of its own, by index.
-        aliases: Further names, by number.
-        missing: Those of what could not be salvaged, by number.
-        shared: Those of what ranks share, by the names in parts.
+        tensors: Names of each rank's own tensors, by index.
+        aliases: Names of aliases, by number.
+        missing: Names of tensors that could not be salvaged, by number.
+        shared: Names of tensors that ranks share, by their names in parts.
     """
 
     tensors: dict[int, str] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class LeafNames:
 
     @classmethod
     def of(cls, checkpoint: _native.Checkpoint) -> LeafNames:
-        """Looks through the trees of an open checkpoint; one that makes no sense names nothing."""
+        """Collects the names in all trees of an open checkpoint; a malformed tree yields none."""
         found = cls()
         rows = checkpoint.missing()
         of_first = _leaves(checkpoint.rank_tree(0))
@@ -74,23 +75,24 @@ class LeafNames:
         return found
 
     def _add_missing(self, rows: list[_MissingRow], number: int, name: str) -> None:
-        # Shared tensors may be listed before a rank's own, and shift the numbers of those.
+        # Shared tensors may be listed before a rank's own tensors, and shift their numbers.
         if number < len(rows) and _is_called(rows[number][0], name):
             self.missing.setdefault(number, name)
 
     def _add_shared(self, shared: str, name: str, shown: set[str]) -> None:
-        # Ranks apart may have other tensors under one name, and a tensor may have further names.
+        # Different ranks may use one name for different tensors, and a tensor may have several
+        # names.
         if _is_called(_LED.sub("", shared), name):
             self.shared[shared] = name
             shown.add(name)
 
     def of_missing(self, number: int, row: _MissingRow) -> str:
-        """The name of what the checkpoint lacks, of a number."""
+        """Returns the name of a missing tensor, by its number."""
         known = self.shared.get(row[0]) if row[4] == "shared" else self.missing.get(number)
         return known or row[0]
 
     def in_parts(self, checkpoint: _native.Checkpoint) -> dict[tuple[int, str], str]:
-        """The name of each stored tensor, by its rank and its name in that one's part."""
+        """Returns the leaf name of each stored tensor, by rank and by name in that rank's part."""
         wholes = {index: whole for index, whole, _, _ in checkpoint.boxes()}
         ranks = [_native.rank_of_file(row[3]) or 0 for row in checkpoint.tensors()]
         found = {}
@@ -101,10 +103,10 @@ class LeafNames:
 
 
 def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, ...]:
-    """The problems of a checkpoint, with the names of tensors that its trees have.
+    """Returns a checkpoint's problems, with the leaf names of tensors.
 
     Args:
-        path: Its directory.
+        path: The checkpoint's directory.
         rows: The native module's list of problems.
     """
     problems = [Problem(**row) for row in rows]
@@ -116,12 +118,12 @@ def problems_of(path: str, rows: Iterable[Mapping[str, Any]]) -> tuple[Problem, 
 
 
 def names_of(path: str, rows: Iterable[tuple[str, int | None]]) -> list[str]:
-    """The names of tensors of a checkpoint, as far as what has them is not lost.
+    """Returns the leaf names of a checkpoint's tensors; names in parts if the trees are lost.
 
     Args:
-        path: Its directory.
-        rows: The name of each in its part, and the rank whose own it is; None for what ranks share
-            and of a rank alone.
+        path: The checkpoint's directory.
+        rows: Each tensor's name in its part, and the rank that owns it; None for tensors that ranks
+            share and in a checkpoint of one rank.
     """
     listed = list(rows)
     checkpoint = _opened(path)
@@ -162,22 +164,22 @@ def _renamed(problem: Problem, names: Mapping[tuple[int, str], str]) -> Problem:
 
 
 def name_chars_max(text: str) -> int:
-    """The most characters that the names of a tree's leaves may take."""
+    """Returns the largest number of characters that the names of a tree's leaves may use."""
     return NAME_CHARS_MIN + NAME_CHARS_PER_CHAR * len(text)
 
 
 def _leaves(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The leaves of a tree that are tensors, or would be; none where it makes no sense."""
+    """Returns the tensor leaves of a tree, present or missing; none if the tree is malformed."""
     try:
         leaves = tree.named(plain(tree.parse(text)), name_chars_max(text))
         return [(name, leaf) for name, leaf in leaves if is_data(leaf) or _is_missing(leaf)]
     except TreeError:
-        # Which a load says.
+        # A load reports this error.
         return []
 
 
 def _first_missing(rows: list[_MissingRow], rank: int) -> int:
-    """The number of the first row of a rank's own."""
+    """Returns the number of the first row of a rank's own tensors."""
     if rank == 0:
         return 0
     return next((number for number, row in enumerate(rows) if row[5] == rank), len(rows))
@@ -188,6 +190,6 @@ def _is_missing(leaf: tree.Node) -> bool:
 
 
 def _is_called(label: str, name: str) -> bool:
-    """Whether a part may have this label for the leaf of a name."""
+    """Whether a part may use this label for the leaf with this name."""
     written = plain_text(unescaped(name))
     return label == written or _NUMBERED.sub("", label) == _NUMBERED.sub("", written)

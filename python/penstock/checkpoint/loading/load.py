@@ -1,4 +1,4 @@
-"""Loading one checkpoint: what of it one rank sees, what is read, and what is built of that."""
+"""Loads one checkpoint: views it as one rank, reads its tensors and builds the state."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 _NAMED_MAX = 8
 
 _REPLACED_MAX = 8
-"""How often a checkpoint may be replaced while it is read before that is an error."""
+"""Number of times that a checkpoint may be replaced during a read before this is an error."""
 
 
 class Loaded(NamedTuple):
-    """A state and how it was loaded.
+    """A loaded state with its report.
 
     Attributes:
         state: The state.
-        report: How.
+        report: The report of the load.
         is_whole: Whether every byte of every file was read.
-        is_partial: Whether there was more in it than was asked for, or less than there should be.
-        warnings: What the caller should know of it.
+        is_partial: Whether the checkpoint holds more than was requested, or less than is complete.
+        warnings: Warnings for the caller.
     """
 
     state: Any
@@ -65,14 +65,13 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What of a checkpoint a caller wants, and where; see `load`.
+    """The request of a load; see `load`.
 
     Attributes:
-        own_rank: Who asks, where ``rank`` is None; None to find that out.
-        is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
-            parts.
-        is_plain: Whether values of classes come as what is stored of them.
-        spare: Another copy of the checkpoint, where chunks are read that are damaged.
+        own_rank: This process's rank, used if ``rank`` is None; None to look it up.
+        is_strict: Whether a `Training` and the checkpoint must have the same parts.
+        is_plain: Whether values of classes are returned as their stored members.
+        spare: Another copy of the checkpoint, from which damaged chunks are read.
     """
 
     into: Any = None
@@ -93,30 +92,29 @@ def read(
     options: Options | None,
     opened: _native.Checkpoint | None = None,
 ) -> Loaded:
-    """`load`, with the report.
+    """Loads a checkpoint as `load` does, and returns the report too.
 
-    A checkpoint that is replaced while it is read is read again: at every moment there is a whole
-    one.
+    A checkpoint that is replaced during the read is read again: a complete one exists at any time.
 
     Args:
         path: The checkpoint's directory.
-        wanted: What of it.
+        wanted: The request.
         options: How bytes move.
-        opened: The checkpoint, where it is open already.
+        opened: The checkpoint, if it is already open.
     """
     with call("stall", "load", path), gc_paused():
-        # Not observed: what is refused for its arguments is no load that failed.
+        # Outside the observed call: a call refused for its arguments is not a failed load.
         reading = _Reading(path, wanted, options, opened)
         return _run(reading, path, wanted, options)
 
 
 def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> Any:
-    """What a caller of a load gets; a `Training` takes over what was loaded, at the end of all.
+    """Returns the state to the caller; a `Training` takes over the loaded values only here.
 
     Args:
-        loaded: What was loaded; gets what the user should know of it.
-        wanted: What was asked for.
-        world_size: How many ranks load it together; None to find that out.
+        loaded: The loaded state; its warnings are extended.
+        wanted: The request.
+        world_size: Number of ranks that load it together; None to look it up.
     """
     training = wanted.into
     if not isinstance(training, LiveState):
@@ -133,7 +131,7 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
     size = own_size() if world_size is None else world_size
     rank = own_rank() if wanted.own_rank is None else wanted.own_rank
     if rank is None and (placed := placement()) is not None:
-        # A job whose processes have not joined a group yet: one of them is enough to tell it.
+        # The processes of the job have not joined a group yet: one of them is enough to warn.
         rank = placed.rank
     if size != report.world_size and not rank:
         loaded.warnings.append(_told_ranks(report.path, report.world_size, size))
@@ -141,7 +139,7 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
 
 
 def _told_ranks(path: str, saved: int, here: int) -> str:
-    """What it means that another number of ranks goes on with what was saved."""
+    """Returns the warning for a resume with another number of ranks."""
     if here < saved:
         left_out = f"rank {here}" if saved - here == 1 else f"ranks {here} to {saved - 1}"
         meaning = f"those of {left_out} are left out: samples may be seen twice, or not at all"
@@ -199,7 +197,7 @@ class _Reading:
         self._rank, self._is_alone = self._whose()
 
     def run(self) -> Loaded:
-        """Loads it."""
+        """Loads the checkpoint."""
         began = time.perf_counter()
         source = OpenCheckpoint(self._path, self._opened)
         checkpoint = source.native
@@ -214,7 +212,7 @@ class _Reading:
                 if targets is not None:
                     with span("fill files"), source.reading():
                         reports += targets.fill_files(checkpoint, self._options)
-                    # What is filled may be on its way into a save: copies come after those.
+                    # A running save may still copy the targets: they are filled after its copies.
                     hold_devices()
                 into = made if targets is None else targets
                 fetched = fetch(
@@ -225,7 +223,7 @@ class _Reading:
                     with source.reading():
                         reports += targets.pass_on(checkpoint, self._options, update)
         finally:
-            # An exception keeps this frame, and must not keep the files from being deleted.
+            # An exception keeps this frame, which must not keep the files from being deleted.
             source.release()
         fields = merged(reports)
         loaded = time.perf_counter()
@@ -244,14 +242,13 @@ class _Reading:
             "world_size": checkpoint.world_size,
         }
         if checkpoint.partial is not None and checkpoint.partial[1]:
-            # The digests are those that it was salvaged with: they prove nothing about the
-            # original.
+            # The digests were computed by the salvage: they prove nothing about the original.
             changes["verified"] = False
         report = LoadReport(**{**fields, **changes})
         return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
 
     def _whose(self) -> tuple[int, bool]:
-        """Whose state is loaded, and whether exactly as that rank saved it."""
+        """Returns the rank whose state is loaded, and whether exactly as that rank saved it."""
         wanted = self._wanted
         if wanted.rank is not None:
             return check_rank(wanted.rank), True
@@ -261,7 +258,7 @@ class _Reading:
         return rank, wanted.into is None and self._patterns is None
 
     def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
-        """What is to be loaded, and what it goes into."""
+        """Returns the view to load, and its targets."""
         wanted = self._wanted
         training = wanted.into if isinstance(wanted.into, LiveState) else None
         into = wanted.into if training is None else training._wanted()
@@ -271,7 +268,7 @@ class _Reading:
         node = plain(seen.node) if wanted.is_plain else seen.node
         if self._patterns is not None:
             node = select(node, self._patterns, self._path)
-        # What is asked for by its very name is in the tree.
+        # Every leaf requested by its exact name must be in the tree.
         is_named = self._patterns is not None and not any(map(is_wild, self._patterns))
         node, is_left_out = loadable(
             node,
@@ -295,11 +292,7 @@ class _Reading:
         return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
 
     def _leave_out(self, seen: View) -> None:
-        """Tells of what ranks saved apart and one state has no place for.
-
-        Raises:
-            StateMismatchError: It is more than values that each rank has of its own.
-        """
+        """Warns of tensors that ranks saved separately and that have no place in a single state."""
         names = list(seen.unreached)
         named = ", ".join(map(repr, names[:_NAMED_MAX]))
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
@@ -318,7 +311,7 @@ class _Reading:
         )
 
     def _make(self, seen: View, targets: Targets | None) -> DeviceTensors:
-        """New tensors of devices, for the state or to fill targets from."""
+        """Allocates device tensors, for the state or to fill targets from."""
         if targets is not None:
             return targets.take()
         made = DeviceTensors(seen, DirectPlaces())
@@ -327,7 +320,7 @@ class _Reading:
         return made
 
     def _select(self, seen: View, targets: Targets | None, made: DeviceTensors) -> set[int] | None:
-        """Indices of the tensors to read as they are; None for everything in every file."""
+        """Returns indices of the tensors to read as stored; None for everything in every file."""
         if targets is None:
             if self._patterns is None and not seen.is_shared:
                 return None

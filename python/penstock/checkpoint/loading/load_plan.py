@@ -1,11 +1,10 @@
-"""`Targets`: the tensors and arrays that ``load(into=…)`` fills, matched with a checkpoint.
+"""`Targets`: the tensors and arrays that ``load(into=…)`` fills from a checkpoint.
 
-Everything is matched before anything is written (`penstock.checkpoint.loading.matching`).
-Contiguous host memory is then filled by the native module itself, and so is that of a `DTensor`,
-box by box, and that of devices which have a driver here. For a `DTensor` on another device, host
-memory of what this rank holds stands in. What is scattered in such a device's memory PyTorch copies
-there, out of contiguous memory of the device, of which there is so much at a time. The rest is
-loaded beside, in full, and copied.
+Everything is matched before anything is written (`penstock.checkpoint.loading.matching`). The
+native module then fills contiguous host memory, the local parts of `DTensor`s box by box, and
+memory of devices with a driver. For a `DTensor` on another device, its local part is read to host
+memory first. Scattered memory of a device is filled by PyTorch, from contiguous memory of the
+device that is bounded in size. All other tensors are loaded separately as a whole, and copied.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 
 
 class Targets:
-    """What of a state is filled from a checkpoint.
+    """The tensors of a state that are filled from a checkpoint.
 
     Args:
-        node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
+        node: The checkpoint's tree, `SKIPPED` where nothing was requested.
         state: The state to fill.
-        seen: What this rank sees of the checkpoint.
+        seen: This rank's view of the checkpoint.
         path: The checkpoint, for messages.
         is_partial: Whether the state may hold more than the tree.
 
@@ -80,7 +79,7 @@ class Targets:
             elif target.is_filled:
                 self._filled.setdefault(target.claim, target)
             elif target.is_staged:
-                # Not by claim: some devices tell no addresses.
+                # Not by claim: some devices hide addresses.
                 self._staged.setdefault(target.held, target)
         in_bytes = needed(node, seen.tensors, seen.aliases, BYTES_TAGS)
         devices = self._choose_on_devices(self._new.union(in_bytes))
@@ -90,17 +89,17 @@ class Targets:
             for target in self._found
             if self._is_to_copy(target) and target.index not in devices
         }
-        # Claims of those that were copied to their places before the end.
+        # Claims of targets that were filled early, through other memory of a device.
         self._passed: set[tuple[Any, ...]] = set()
 
     def _choose_on_devices(self, on_host: set[int]) -> dict[int, Any]:
-        """Finds what the native module fills of devices.
+        """Chooses the device targets that the native module fills.
 
         Args:
-            on_host: Indices of what the host needs in memory of its own in any case.
+            on_host: Indices of tensors that are needed in host memory in any case.
 
         Returns:
-            What comes to its place through other memory of a device: index -> device.
+            The device of each tensor that is filled through other memory of the device, by index.
         """
         on_device = [one for one in self._found if one.place is not None and not one.is_empty]
         if not on_device:
@@ -109,7 +108,7 @@ class Targets:
         windows = {one.index for one in self._found if one.window is not None}
         on_device = [one for one in on_device if one.index not in on_host]
         for target in on_device:
-            # What windows are copied from has to lie together.
+            # A tensor from which windows are copied has to be contiguous.
             is_run = target.memory.strides is None or target.index not in windows
             if target.is_direct and is_run:
                 self._direct.setdefault(target.index, target)
@@ -117,39 +116,39 @@ class Targets:
         for target in on_device:
             if target.boxes is None and self._is_to_copy(target):
                 *_, begin, end = self._seen.tensors[target.index]
-                # The whole of a window may be as large as anything: then the host has it.
+                # The whole tensor of a window may be very large: then it stays on the host.
                 if target.window is None or end - begin <= PASSING_BYTES:
                     found[target.index] = target.memory.owner.device
         return found
 
     def _is_to_copy(self, target: Target) -> bool:
-        """Whether neither the native module fills it, nor one that fills what it is tied to."""
+        """Whether a target is not filled natively, neither itself nor through a tie."""
         if target.index in self._direct or target.is_filled:
             return False
         return not (target.is_staged or target.is_nothing or target.claim in self._filled)
 
     def beside(self) -> set[int]:
-        """Indices of the tensors that have to be loaded beside the targets, in full."""
+        """Returns indices of the tensors to be loaded separately as a whole."""
         return self._beside
 
     def indices(self) -> set[int]:
-        """Those of the entries that are read into targets, or on the way there."""
+        """Returns indices of the entries that are read into targets, or on the way there."""
         return self._direct.keys() | self._passing.entries()
 
     @property
     def has_parts(self) -> bool:
-        """Whether of some tensors only a part may be wanted, or some are read later."""
+        """Whether only parts of some tensors are needed, or some tensors are read later."""
         is_boxed = any(target.boxes is not None for target in self._found)
         return bool(self._in_files) or self._passing.is_in_parts or is_boxed
 
     def take(self) -> DeviceTensors:
-        """Takes the memory that stands in for what is filled; returns that of devices."""
+        """Allocates the intermediate memory; returns that of devices."""
         for held, target in self._staged.items():
             self._hosts[held] = _host_of(target)
         return self._passing.take()
 
     def requests(self) -> list[_Fill]:
-        """What the native module fills box by box."""
+        """Returns the requests that the native module fills box by box."""
         memories = [(target, target.memory) for target in self._filled.values()]
         memories += [(self._staged[held], host) for held, host in self._hosts.items()]
         wholes = self._seen.wholes
@@ -160,15 +159,15 @@ class Targets:
         ] + self._passing.memory.requests()
 
     def native(self) -> dict[int, _Target]:
-        """Memory for the native module to fill with entries, by their indices."""
+        """Returns the memory that the native module fills with entries, by index."""
         direct = {index: target.native() for index, target in self._direct.items()}
         return direct | self._passing.memory.native()
 
     def builder(self, places: dict[int, Place]) -> Builder:
-        """What builds the rest, out of what was read and what was filled.
+        """Returns the builder of the remaining values, from the bytes read and the filled targets.
 
         Args:
-            places: Where each tensor's bytes are, of those that were not read into targets.
+            places: The place of each tensor's bytes, except those read into targets.
         """
         made = {}
         for index, target in self._direct.items():
@@ -184,18 +183,15 @@ class Targets:
         options: dict[str, Any],
         progress: Progress | None,
     ) -> list[dict[str, Any]]:
-        """Fills what goes through other memory of devices, after what is filled in place.
+        """Fills the targets that are reached through other memory of their devices.
 
         Args:
-            checkpoint: The checkpoint, open.
+            checkpoint: The open checkpoint.
             options: How bytes move.
-            progress: Called with the bytes done and in all, anew for each part.
+            progress: Called with the bytes done and the total bytes, separately for each batch.
 
         Returns:
-            What is to be reported of what was read.
-
-        Raises:
-            CorruptCheckpointError: Something is damaged.
+            The report fields of each read.
         """
 
         def copy(indices: Collection[int], builder: Builder) -> None:
@@ -209,25 +205,22 @@ class Targets:
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Puts tensors into files; no memory of the state is changed.
+        """Loads tensors into files; changes no memory of the state.
 
         Args:
-            checkpoint: The checkpoint, open.
+            checkpoint: The open checkpoint.
             options: How bytes move.
 
         Returns:
-            What is to be reported of it.
-
-        Raises:
-            CorruptCheckpointError: One is damaged.
+            The report fields of the reads.
         """
         filling = Filling(checkpoint, self._seen, options)
         self._filled_files = filling.fill(self._in_files)
         return [] if filling.fields is None else [filling.fields]
 
     def finish(self, node: Node, state: Any, builder: Builder) -> Any:
-        """Fills what the native module did not, and the plain leaves; returns the state."""
-        # What can still fail comes first: nothing is assigned before everything is built.
+        """Fills the remaining targets and the plain leaves; returns the state."""
+        # Steps that can fail come first: nothing is assigned before everything is built.
         assignments: list[tuple[Any, Any, Any]] = []
         state = self._rebuild(node, state, builder, assignments)
         filled = {target.claim for target in self._direct.values()} | set(self._filled)
@@ -246,7 +239,7 @@ class Targets:
     def _rebuild(
         self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]
     ) -> Any:
-        """What comes into the place of a value: itself, but for plain leaves and their tuples."""
+        """Returns a node's new value: the old object, except for plain leaves and their tuples."""
         state = unwrapped(state)
         if state is NEW:
             return builder.build(node)
@@ -275,21 +268,21 @@ class Targets:
 
 
 def _take_over(node: dict[str, Node], state: Any) -> None:
-    """Completes a tensor made of others once those are filled: its flags, and a check of indices.
+    """Sets the flags of a composite tensor after its members are filled, and checks its indices.
 
     Raises:
-        TreeError: They make none.
+        TreeError: The members form no valid tensor.
     """
     parts = take_apart(state, "")
     if parts is not None and parts.tag != "subclass":
-        # Kernels trust the indices that it has now.
+        # Kernels trust a tensor's indices, so they are checked.
         put_together(node, parts.inner, None)
     if "coalesced" in node:
         state._coalesced_(node["coalesced"])
 
 
 def _host_of(target: Target) -> Memory:
-    """Memory of the host for what a rank holds of a `DTensor` that lies elsewhere."""
+    """Allocates host memory for a rank's part of a `DTensor` on another device."""
     torch = sys.modules["torch"]
     dtype = target.memory.owner.dtype
     return of_tensor(torch.empty(target.memory.shape, dtype=dtype, device=CPU), target.name)

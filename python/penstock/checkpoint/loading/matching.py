@@ -1,7 +1,7 @@
-"""`Matching`: which tensor of a checkpoint goes where in a state that ``load(into=…)`` fills.
+"""`Matching`: assigns tensors of a checkpoint to the state that ``load(into=…)`` fills.
 
-Everything is looked at before anything is written: names, shapes, types, whether memory can be
-written at all, and whether targets share memory where the checkpoint has different tensors.
+All checks come before any write: names, shapes, types, whether memory is writable, and whether
+targets share memory where the checkpoint has different tensors.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _OPTIMIZER = (
 
 
 class Matching:
-    """What of a state is filled with what of a checkpoint.
+    """The assignment of a checkpoint's tensors to targets in a state.
 
     Args:
-        node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
+        node: The checkpoint's tree, `SKIPPED` where nothing was requested.
         state: The state to fill.
-        seen: What this rank sees of the checkpoint.
+        seen: This rank's view of the checkpoint.
         path: The checkpoint, for messages.
         is_partial: Whether the state may hold more than the tree.
 
     Attributes:
-        found: Every target in memory.
-        in_files: Every one in a file.
-        new: Indices of the tensors in what is built anew.
-        places: Where the native module fills what devices have, in this call.
+        found: All targets in memory.
+        in_files: All targets in files.
+        new: Indices of the tensors in values that are built anew.
+        places: The places of device memory that the native module fills.
 
     Raises:
         StateMismatchError: Something does not fit.
@@ -134,7 +134,7 @@ class Matching:
                     self._add(name, "is in the target, not in the checkpoint", _CHOOSE)
 
     def _match_composite(self, node: dict[str, Node], state: Any, name: str, level: int) -> None:
-        """A tensor made of others is filled by filling those, where all else of it is the same."""
+        """Matches the members of a composite tensor, if all its other properties are equal."""
         try:
             found = None if _kind(state) != "tensor" else take_apart(state, name)
             own = None if found is None else facts_of(found, name)
@@ -205,7 +205,7 @@ class Matching:
     def _differs(
         self, name: str, stored: tuple[str, tuple[int, ...]], own: tuple[str, tuple[int, ...]]
     ) -> bool:
-        """Compares type and shape."""
+        """Compares type and shape, and reports a difference."""
         (dtype, shape), (own_dtype, own_shape) = stored, own
         if own_shape != shape:
             text = f"shape {list(shape)} in the checkpoint, {list(own_shape)} in the target"
@@ -218,7 +218,7 @@ class Matching:
         return True
 
     def _find_conflicts(self) -> None:
-        """Targets that are in one place have to be tied in the checkpoint in the same way."""
+        """Reports targets in one place that are not tied in the same way in the checkpoint."""
         first: dict[object, InFile] = {}
         for one in self.in_files:
             other = first.setdefault(one.place, one)
@@ -260,12 +260,12 @@ class Matching:
 
 
 def _is_of_optimizer(name: str) -> bool:
-    """Whether that is what an optimizer keeps of its parameters, which is nothing before a step."""
+    """Whether the name is that of an optimizer's state, which is empty before the first step."""
     return name == "state" or name.endswith(".state")
 
 
 def _kind(value: Any) -> str:
-    """What a value is to the one who matches it; whatever is replaced whole is a plain value."""
+    """Returns the kind of a value for matching; a value that is replaced whole is plain."""
     torch = sys.modules.get("torch")
     if (torch is not None and isinstance(value, torch.Tensor)) or is_in_file(value):
         return "tensor"
@@ -286,13 +286,13 @@ def _container_kind(node: Node) -> str:
 
 
 def _in_object(node: Node, seen: View) -> list[int]:
-    """Indices of the tensors in a value of a class."""
+    """Returns the indices of the tensors in a value of a class."""
     is_object = type(node) is dict and node.get("$") == "object"
     return needed(node, seen.tensors, seen.aliases) if is_object else []
 
 
 def _memory_of(value: Any, name: str) -> Memory | None:
-    """The memory of a tensor or array; None for anything else."""
+    """Returns the memory of a tensor or array; None for anything else."""
     kind = _kind(value)
     if kind == "tensor":
         torch = sys.modules["torch"]
@@ -307,13 +307,13 @@ def _memory_of(value: Any, name: str) -> Memory | None:
 
 
 def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
-    """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
+    """Returns the memory of a `DTensor`'s local tensor, the whole shape, and the boxes held."""
     memory = of_tensor(local_of(value), name)
     return memory, tuple(value.shape), boxes_of(value, memory.shape, name)
 
 
 def _overlaps_itself(memory: Memory) -> bool:
-    """Whether two elements may share bytes; exact for every layout that PyTorch makes."""
+    """Whether two elements may share bytes; exact for every layout that PyTorch creates."""
     if memory.strides is None or memory.high == memory.low:
         return False
     dims = zip(memory.strides, memory.shape, strict=True)

@@ -1,9 +1,7 @@
-"""`OpenCheckpoint`: a checkpoint that is read bit by bit, by whoever says what comes next.
+"""`OpenCheckpoint`: an open checkpoint, read piece by piece in the caller's order.
 
-`penstock.load` reads a state in one call. A framework with a plan of its own (which leaves, which
-boxes, into whose memory) opens the checkpoint, looks at its tree, and asks for what it needs.
-
-Plug-ins check what their callers pass with `decode_path` and `to_native`, as all calls do.
+`penstock.load` reads a state in one call. A framework with its own plan (of leaves, boxes and
+memory) opens the checkpoint, inspects its tree, and requests what it needs.
 """
 
 from __future__ import annotations
@@ -20,9 +18,6 @@ from penstock.checkpoint.state.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
-from penstock.io.arguments import decode_local_path as decode_local_path
-from penstock.io.arguments import decode_path as decode_path
-from penstock.io.arguments import to_native as to_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES = _native.CHUNK_BYTES
-"""Bytes of a file that have one digest; the last ones of it may be fewer."""
+"""Bytes of a file that one digest covers; the last chunk may be shorter."""
 
 
 MANIFEST = _native.MANIFEST
@@ -45,18 +40,18 @@ MANIFEST = _native.MANIFEST
 
 
 def is_of_rank(name: str) -> bool:
-    """Whether a file is one that a save makes for a rank: a shard or a part, by its name."""
+    """Whether a file name is that of a rank's shard or part."""
     return rank_of(name) is not None
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that a leaf of the tree stands for.
+    """A stored tensor that a leaf of the tree refers to.
 
     Attributes:
-        of: Name of a tensor that is put together from boxes, or index of an entry.
-        dtype: Name of its type.
-        shape: Its sizes.
-        window: Of a leaf that is a strided part of it: shape, strides and offset of that.
+        of: Name of a tensor that is assembled from boxes, or index of an entry.
+        dtype: Name of the element type.
+        shape: The sizes.
+        window: Shape, strides and offset of the leaf, if it is a strided part of the tensor.
     """
 
     of: str | int
@@ -66,12 +61,12 @@ class StoredTensor(NamedTuple):
 
 
 class BoxRead(NamedTuple):
-    """A box of a stored tensor, and the memory that it is read into.
+    """A box of a stored tensor, and the memory to read it into.
 
     Attributes:
-        tensor: The tensor, whole: windows of it are up to whoever asks.
-        start: Where the box begins in it.
-        memory: As large as the box, of the tensor's type, on the host.
+        tensor: The whole tensor; the caller handles windows.
+        start: Index of the box's first element.
+        memory: Host memory of the box's size and the tensor's type.
     """
 
     tensor: StoredTensor
@@ -80,20 +75,20 @@ class BoxRead(NamedTuple):
 
 
 class OpenCheckpoint:
-    """A checkpoint, open: no save and no retention removes its files before `release`.
+    """An open checkpoint; no save and no retention removes its files before `release`.
 
     Args:
-        path: Its directory.
-        native: The checkpoint, where it is open already; for this package.
+        path: The checkpoint's directory.
+        native: The native checkpoint, if it is already open; for this package.
 
     Attributes:
-        path: The same.
-        native: The checkpoint as the native module has it; for this package.
+        path: The checkpoint's directory.
+        native: The native checkpoint; for this package.
 
     Raises:
-        CheckpointNotFoundError: There is nothing at the path.
+        CheckpointNotFoundError: Nothing is stored at the path.
         IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
+        CorruptCheckpointError: The checkpoint is damaged, or not a Penstock checkpoint.
     """
 
     def __init__(self, path: str, native: _native.Checkpoint | None = None) -> None:
@@ -110,22 +105,22 @@ class OpenCheckpoint:
             raise
 
     def release(self) -> None:
-        """Lets the files be removed; nothing can be read any more."""
+        """Allows the removal of the files; nothing can be read afterwards."""
         self.native.release()
 
     def reading(self) -> AbstractContextManager[None]:
-        """Has malformed trees (`TreeError`) reported as damage of the checkpoint."""
+        """Reports malformed trees (`TreeError`) as damage of the checkpoint."""
         return tree.reading(self.path, self._part)
 
-    # What is there.
+    # Contents.
 
     @property
     def id(self) -> str:
-        """The checkpoint's id: another one for each save."""
+        """The checkpoint's id, different for each save."""
         return self.native.id
 
     def metadata(self) -> dict[str, Any]:
-        """The note that was saved with it.
+        """The note that was saved with the checkpoint.
 
         Raises:
             CorruptCheckpointError: It is no JSON object.
@@ -134,15 +129,15 @@ class OpenCheckpoint:
             return tree.parse_metadata(self.native.metadata)
 
     def look(self, rank: int, *, allow_partial: bool = False) -> bool:
-        """Looks at it as a rank does; before all that follows.
+        """Views the checkpoint as a rank; must precede the following calls.
 
         Args:
-            rank: Whose view it is.
-            allow_partial: Whether what was salvaged from a damaged one will do, though not all is.
+            rank: The rank.
+            allow_partial: Whether an incomplete salvaged checkpoint is acceptable.
 
         Returns:
             Whether leaves of the tree are missing; see
-            `penstock.checkpoint.view.partial.is_missing`.
+                `penstock.checkpoint.view.partial.is_missing`.
 
         Raises:
             PartialCheckpointError: Something is missing, or was never checked.
@@ -157,26 +152,26 @@ class OpenCheckpoint:
 
     @property
     def seen(self) -> View:
-        """What that rank sees."""
+        """The view of that rank."""
         if self._seen is None:
             raise AssertionError("nobody has looked at it yet")
         return self._seen
 
     @property
     def root(self) -> Node:
-        """The tree."""
+        """The tree of that rank."""
         return self.seen.node
 
     @property
     def tree_chars(self) -> int:
-        """Length of all trees that were parsed for it."""
+        """Length of all trees that were parsed for the view."""
         return self.seen.tree_chars
 
     def tensor(self, node: dict[str, Node]) -> StoredTensor:
-        """What a leaf of the tree stands for.
+        """Returns the stored tensor of a leaf.
 
         Raises:
-            TreeError: There is no such tensor.
+            TreeError: The leaf refers to no tensor.
         """
         seen = self.seen
         index, window = reference(node, seen.tensors, seen.aliases)
@@ -184,47 +179,47 @@ class OpenCheckpoint:
         return StoredTensor(seen.wholes.get(index, index), dtype, tuple(shape), window)
 
     def boxes(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """Of every tensor that is put together from boxes: its name, start and shape of each."""
+        """Yields name, start and shape of each box of every tensor assembled from boxes."""
         for index, name, _, start in self.native.boxes():
             yield name, start, self.seen.tensors[index][2]
 
-    # Reading.
+    # Reads.
 
     def check(
         self, file: str, start: int, memories: Sequence[Memory], wanted: tuple[int, int]
     ) -> None:
-        """Compares bytes that somebody has read from a file with their digests.
+        """Checks bytes that the caller has read from a file against their digests.
 
         Args:
-            file: Its name in the directory.
-            start: Where in it the bytes begin, a multiple of `CHUNK_BYTES`.
-            memories: That hold them, plain, one behind the other, up to such a multiple or the end
-                of the file. Nobody writes to them meanwhile.
-            wanted: Of those bytes the ones whose tensor is named first.
+            file: The file's name in the directory.
+            start: Offset of the bytes, a multiple of `CHUNK_BYTES`.
+            memories: Contiguous memories with the bytes, in order, up to a multiple of
+                `CHUNK_BYTES` or the end of the file. They must not be written to meanwhile.
+            wanted: The byte range whose tensor an error names first.
 
         Raises:
-            CorruptCheckpointError: They are not what was saved.
+            CorruptCheckpointError: The bytes are not those that were saved.
         """
         pieces = [(one.address, one.nbytes, one.owner) for one in memories]
         self.native.check(file, start, pieces, wanted)
 
     def values(self, nodes: Sequence[Node], options: dict[str, Any]) -> Iterator[Any]:
-        """Reads and builds values of the tree, one after the other.
+        """Reads and builds values of the tree, one after another.
 
         Args:
-            nodes: Of the tree.
+            nodes: Nodes of the tree.
             options: How bytes move.
 
         Raises:
             TreeError: A node is malformed.
-            CorruptCheckpointError: Its bytes are damaged.
+            CorruptCheckpointError: A value's bytes are damaged.
         """
         seen = self.seen
         builder = Builder(seen.tensors, seen.aliases, self._places([*nodes], options))
         return map(builder.build, nodes)
 
     def _places(self, nodes: list[Node], options: dict[str, Any]) -> dict[int, Place]:
-        """Reads the tensors inside of values."""
+        """Reads the tensors in values."""
         seen = self.seen
         places: dict[int, Place] = {}
         requests: list[_Fill] = []
@@ -238,14 +233,14 @@ class OpenCheckpoint:
         return places
 
     def read(self, boxes: Iterable[BoxRead], options: dict[str, Any]) -> None:
-        """Reads boxes straight into their memory; what has no elements is left out.
+        """Reads boxes directly into their memory, omitting empty ones.
 
         Args:
-            boxes: What is read. Their memories must not overlap.
+            boxes: The boxes. Their memories must not overlap.
             options: How bytes move.
 
         Raises:
-            CorruptCheckpointError: The bytes of one are damaged.
+            CorruptCheckpointError: The bytes of a box are damaged.
         """
         requests: list[_Fill] = [
             (

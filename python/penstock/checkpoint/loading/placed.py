@@ -1,4 +1,4 @@
-"""Where in its files the tensors of a checkpoint lie, for whoever reads those in place."""
+"""Locates the tensors of a checkpoint in its files, for readers that access them in place."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Bytes of a tensor that lie together in a file, and in the tensor.
+    """A byte range that is contiguous in a file and in a tensor.
 
     Attributes:
-        file: Its path.
-        begin: Where in it they begin.
-        nbytes: How many.
-        place: Where in the tensor they begin, in bytes, in row-major order.
+        file: The path of the file.
+        begin: Offset in the file.
+        nbytes: Number of bytes.
+        place: Offset in the row-major tensor, in bytes.
     """
 
     file: str
@@ -35,14 +35,14 @@ class Run(NamedTuple):
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor of a state.
+    """A tensor of a state, with its byte ranges.
 
     Attributes:
         name: Its dotted name.
-        dtype: Name of its type.
-        shape: Its sizes.
-        runs: All of its bytes, in their order; None where they do not lie in runs, as those of a
-            transposed view, or of boxes that are cut along an inner dimension.
+        dtype: Name of the element type.
+        shape: The sizes.
+        runs: All byte ranges, in order; None if they are not contiguous, as for a transposed view,
+            or for boxes that are cut along an inner dimension.
     """
 
     name: str
@@ -52,15 +52,12 @@ class PlacedTensor(NamedTuple):
 
 
 def placed(checkpoint: OpenCheckpoint, *, is_plain: bool = False) -> Iterator[PlacedTensor]:
-    """The tensors of the state that a checkpoint was looked at for.
+    """Yields the tensors of the state that the checkpoint was viewed for.
 
     Args:
         checkpoint: The checkpoint.
-        is_plain: Whether those are among them that others are made of, such as the values of a
-            sparse tensor, and those in values of classes.
-
-    Raises:
-        TreeError: A tree is malformed.
+        is_plain: Whether to include members of composite tensors, such as the values of a sparse
+            tensor, and tensors in values of classes.
     """
     seen = checkpoint.seen
     boxes: dict[str, list[tuple[Row, tuple[int, ...]]]] = {}
@@ -90,11 +87,11 @@ def _runs(
     shape: tuple[int, ...],
     item_bytes: int,
 ) -> tuple[Run, ...] | None:
-    """Boxes as runs of the tensor that they make, where each of them is one."""
+    """Returns the boxes as byte ranges of the whole tensor; None if one is not contiguous there."""
     strides = _row_major(shape)
     runs = []
     for (_, _, box, file, begin, end), start in stored:
-        # Behind the first dimension that it has more than one index of, it is as the tensor is.
+        # Behind its first dimension of more than one index, the box must be as large as the tensor.
         cut = next((dim for dim, size in enumerate(box) if size != 1), len(shape))
         if tuple(box[cut + 1 :]) != tuple(shape[cut + 1 :]):
             return None
@@ -107,7 +104,7 @@ def _runs(
 def _within(
     runs: tuple[Run, ...] | None, window: Window, item_bytes: int
 ) -> tuple[Run, ...] | None:
-    """What of a tensor's runs a window over it takes, where that lies together."""
+    """Returns a window's part of a tensor's byte ranges; None if it is not contiguous."""
     shape, strides, offset = window
     sides = zip(shape, strides, _row_major(shape), strict=True)
     is_plain = all(size == 1 or stride == expected for size, stride, expected in sides)
@@ -125,5 +122,5 @@ def _within(
 
 
 def _row_major(shape: Sequence[int]) -> list[int]:
-    """Elements between neighbours along each dimension."""
+    """Returns the row-major strides, in elements."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

@@ -1,4 +1,4 @@
-"""`Target`: one tensor or array that ``load(into=…)`` fills; and what stands for what is new."""
+"""`Target`: a tensor or array that ``load(into=…)`` fills; and the marker `NEW`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _New:
-    """Stands in a state to fill for what is made anew, whatever it is."""
+    """Marks a place in a state where a load builds a new value of any kind."""
 
     def __repr__(self) -> str:
         return "NEW"
@@ -34,13 +34,14 @@ class Target:
     Attributes:
         name: Its dotted name.
         value: The tensor or array itself.
-        memory: Where its elements are.
-        node: The leaf it is filled from.
+        memory: The memory of its elements; of a `DTensor`, that of its local tensor.
+        node: The leaf of the checkpoint's tree.
         index: The stored tensor of that leaf.
-        window: Which part of it.
-        boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
-        is_whole: Whether the stored tensor has to be put together from boxes.
-        place: Where the native module fills it, if a device has it and that is so.
+        window: The part of the stored tensor; None for the whole.
+        boxes: The boxes that this rank holds of a `DTensor`; None for a plain tensor.
+        is_whole: Whether the stored tensor has to be assembled from boxes.
+        place: The device place that the native module fills; None for host memory, or if PyTorch
+            has to copy it.
     """
 
     name: str
@@ -55,29 +56,29 @@ class Target:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the native module can fill it in place with an entry."""
+        """Whether the native module can fill the target in place with an entry."""
         is_run = self.memory.strides is None or self.place is not None
         return is_run and self._is_reachable and not self._is_boxed
 
     @property
     def is_filled(self) -> bool:
-        """Whether the native module can fill it in place, box by box."""
+        """Whether the native module can fill the target in place, box by box."""
         return self._is_reachable and self._is_boxed
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
+        """Whether the target is a `DTensor` that is filled from a host copy of its local part."""
         is_part = self.boxes is not None and self.window is None
         return is_part and not self._is_reachable and not self.is_nothing
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no elements, or none that anybody else could reach."""
+        """Whether the target has no elements that another tensor could share."""
         return self.memory.high <= self.memory.low
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it is a `DTensor` of which this rank holds no elements."""
+        """Whether the target is a `DTensor` of which this rank holds no elements."""
         return self.boxes is not None and (not self.boxes or 0 in self.memory.shape)
 
     @property
@@ -85,7 +86,7 @@ class Target:
         memory = self.memory
         if self.is_empty or self.window is not None:
             return False
-        # What is scattered PyTorch puts in place, by one kernel.
+        # Scattered device memory is filled by PyTorch, with one kernel.
         return memory.device == CPU or (self.place is not None and not is_scattered(memory))
 
     @property
@@ -93,7 +94,7 @@ class Target:
         return self.boxes is not None or self.is_whole
 
     def native(self) -> _Target:
-        """Where the native module puts an entry."""
+        """Returns the memory that the native module fills with an entry."""
         memory = self.memory
         if self.place is None:
             return (memory.address, memory.nbytes, self.value)
@@ -101,7 +102,7 @@ class Target:
         return (*layout, memory.owner, self.place)
 
     def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
-        """What the native module fills: of the tensor ``key``, boxes and where they go."""
+        """Returns the boxes of the tensor ``key`` for the native module, with their memory."""
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
         device = None if memory.device == CPU else self.place
@@ -114,14 +115,14 @@ class Target:
 
     @property
     def held(self) -> tuple[Any, ...]:
-        """Of a `DTensor`: the stored tensor, and what this rank holds of it."""
+        """A key of a `DTensor`: the stored tensor, and the boxes that this rank holds."""
         return (self.index, self.memory.shape, *(self.boxes or ()))
 
     @property
     def claim(self) -> tuple[Any, ...]:
-        """Two targets may share memory if their claims are equal.
+        """A key; two targets may share memory only if their keys are equal.
 
-        A claim is the stored tensor, and where its first element would lie.
+        It consists of the stored tensor and the address of its first element.
         """
         memory = self.memory
         if self.boxes is not None:
@@ -139,19 +140,19 @@ class Target:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a `DTensor`, of which this rank holds a part."""
-    # Without the module there is none, and it takes a while to import.
+    """Whether a value is a `DTensor`, of which this rank holds a part."""
+    # No `DTensor` exists before the module is imported, which takes a while.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and type(value) is module.DTensor
 
 
 def local_of(value: Any) -> Any:
-    """What a rank holds of a `DTensor`, without autograd."""
+    """Returns a rank's part of a `DTensor`, without autograd."""
     return value.detach().to_local()
 
 
 def unwrapped(value: Any) -> Any:
-    """A value without the mark that each rank has its own: saved with it, it is filled with it."""
+    """Removes the per-rank mark from a value, which may be filled with or without it."""
     while isinstance(value, PerRank):
         value = value.value
     return value

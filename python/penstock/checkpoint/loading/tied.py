@@ -1,7 +1,7 @@
-"""Tensors of a model or a training that share memory, compared with what fills them.
+"""Checks tied tensors of a model or training against the values that fill them.
 
-To fill one is to fill the other: where a checkpoint has other elements for each, the last one that
-is filled would win, and nobody would hear of it. Equal elements may come from two stored tensors.
+Filling one tied tensor fills the other: if a checkpoint has different elements for each, the last
+one filled would silently win. Equal elements may come from two stored tensors.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Filled(NamedTuple):
-    """A tensor or array that is filled, and with which one.
+    """A live tensor and the value that fills it.
 
     Attributes:
-        part: The part of the training that it is in.
-        name: Its name in there.
+        part: The part of the training that holds the tensor.
+        name: Its name in that part.
         live: The tensor.
-        stored: What it is filled with.
+        stored: The value that fills it.
     """
 
     part: str
@@ -39,11 +39,10 @@ class Filled(NamedTuple):
 
 
 def differences(filled: Iterable[Filled]) -> Iterator[tuple[Filled, str]]:
-    """Which of several tensors in one memory would not get what the checkpoint has for them.
+    """Yields the tied tensors that would not get the checkpoint's elements, with the reason.
 
     Args:
-        filled: All tensors, in the order in which they are filled; of one type and shape each with
-            what fills it.
+        filled: All tensors in filling order; each has the type and shape of its stored value.
     """
     found = [(one, memory) for one in filled if (memory := _memory_of(one.live)) is not None]
     for run in ties.overlaps([memory for _, memory in found]):
@@ -53,17 +52,17 @@ def differences(filled: Iterable[Filled]) -> Iterator[tuple[Filled, str]]:
 
 
 def check_model(model: Any, state: Mapping[str, Any], path: str) -> None:
-    """Compares the tied tensors of a model with the state that it was, or will be, filled with.
+    """Checks a model's tied tensors against the state that fills or has filled them.
 
-    For frameworks that leave this to PyTorch, which fills one after the other.
+    For frameworks that leave the loading to PyTorch, which fills one tensor after another.
 
     Args:
         model: The module.
-        state: What `torch.nn.Module.load_state_dict` takes.
+        state: The argument of `torch.nn.Module.load_state_dict`.
         path: The checkpoint, for messages.
 
     Raises:
-        StateMismatchError: A tensor has two names, and the state other elements for each.
+        StateMismatchError: A tensor has two names, and the state has other elements for each.
     """
     filled = [
         Filled("", name, live, state[name].to(live.dtype))
@@ -79,13 +78,13 @@ def check_model(model: Any, state: Mapping[str, Any], path: str) -> None:
 
 
 def _are_tied(members: list[tuple[Filled, Memory]]) -> bool:
-    """Whether all are in one place, and are filled with one tensor: nearly always."""
+    """Whether all tensors are in one place and filled from one tensor, the usual case."""
     places = {(memory.address, memory.shape, memory.strides) for _, memory in members}
     return len(places) == 1 and len({id(one.stored) for one, _ in members}) == 1
 
 
 def _overwritten(members: list[tuple[Filled, Memory]]) -> Iterator[tuple[Filled, str]]:
-    """Fills memory like theirs, and looks which of them that has changed afterwards."""
+    """Fills a copy of the memory in the same order, and yields the overwritten tensors."""
     low = min(memory.low for _, memory in members)
     space = np.zeros(max(memory.high for _, memory in members) - low, np.uint8)
     windows = [_window(space, memory, low) for _, memory in members]
@@ -113,7 +112,7 @@ def _whole_name(one: Filled) -> str:
 
 
 def _memory_of(live: Any) -> Memory | None:
-    """Where the elements of a tensor or array are; None where nothing can share them."""
+    """Returns the memory of a tensor or array; None if nothing can share it."""
     torch = sys.modules.get("torch")
     try:
         if isinstance(live, np.ndarray):
@@ -121,20 +120,20 @@ def _memory_of(live: Any) -> Memory | None:
         if torch is not None and isinstance(live, torch.Tensor):
             return of_tensor(local_of(live) if is_sharded(live) else live.detach(), "")
     except UnsupportedStateError:
-        # It cannot be filled with what could be stored, which others say.
+        # The tensor cannot be filled from a checkpoint; other code reports this.
         pass
     return None
 
 
 def _window(space: Bytes, memory: Memory, low: int) -> Bytes:
-    """The bytes of a memory's elements in space that stands for it; one more dimension."""
+    """Returns a memory's elements as bytes, in a substitute buffer, with one more dimension."""
     strides = memory.strides or contiguous_strides(memory.shape, memory.item_bytes)
     shape = (*memory.shape, memory.item_bytes)
     return np.ndarray(shape, np.uint8, space, memory.address - low, (*strides, 1))
 
 
 def _bytes_of(stored: Any, memory: Memory) -> Bytes:
-    """The bytes of all elements of a tensor or array, shaped as those of `_window`."""
+    """Returns the bytes of all elements of a tensor or array, in the shape of `_window`."""
     if isinstance(stored, np.ndarray):
         flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
     else:

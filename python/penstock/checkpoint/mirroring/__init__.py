@@ -1,1 +1,1 @@
-"""Stores whose steps are copied to a bucket: how, by whom, and what is loaded from where."""
+"""Copies a store's steps to a bucket, and loads each step from the nearest copy."""

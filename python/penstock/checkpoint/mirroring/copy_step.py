@@ -1,4 +1,4 @@
-"""Copying steps to a mirror once, as `penstock mirror` does, and what is where."""
+"""Copies steps to a mirror once, for `penstock mirror`, and compares both."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCopies:
-    """What there is of a step.
+    """The copies of a step.
 
     Attributes:
         step: The step.
-        here: Its state in the store; None where it has none of it.
-        there: Its state at the mirror; ``"another"`` where that is another checkpoint.
+        here: Its state in the store; None if the store does not have it.
+        there: Its state at the mirror; ``"another"`` if that is another checkpoint.
     """
 
     step: int
@@ -33,18 +33,14 @@ class StepCopies:
 
 
 def compared(root: str, mirror: Mirror) -> list[StepCopies]:
-    """All steps that a store or its mirror has, oldest first.
-
-    Raises:
-        StorageError: One of them cannot be asked.
-    """
+    """Returns all steps of a store and its mirror, oldest first."""
     local, remote = _native.Store(root), _native.Store(mirror.url)
     here = {step: state for step, state, _ in local.steps()}
     there = {step: state for step, state, _ in remote.steps()}
     for step in here.keys() & there.keys():
         if here[step] == there[step] == "complete":
             ours, theirs = local.identity(step), remote.identity(step)
-            # One that cannot be read this once is nobody's.
+            # A checkpoint that cannot be read now is not compared.
             if None not in (ours, theirs) and ours != theirs:
                 there[step] = "another"
     return [
@@ -61,13 +57,7 @@ def mirror_step(
     options: Options | None = None,
     progress: bool | Progress = False,
 ) -> MirrorReport:
-    """Copies a step, as far as it is not there.
-
-    Raises:
-        CheckpointExistsError: Another checkpoint is there.
-        CorruptCheckpointError: It is damaged here.
-        PenstockError: There is no such complete step, or the system or the store failed.
-    """
+    """Copies the files of a step that the mirror lacks."""
     local, remote = _native.Store(root), _native.Store(mirror.url)
     with shown(progress, "mirroring") as update, telling_of_another(remote.step_path(step)):
         fields = _native.mirror(

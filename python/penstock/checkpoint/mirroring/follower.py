@@ -1,8 +1,7 @@
 """`Follower`: copies the steps of a store to its mirror, in the background.
 
-One thread does so, by itself: saves only tell it that there is something new. It ends with the
-store or the process at any moment, as whoever comes next goes on where it stopped: what is there
-the mirror itself knows.
+A single thread copies; saves only notify it. It may stop at any moment with the store or the
+process, because its successor continues where it stopped: the mirror itself records its contents.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 _NICE = 19
-"""Copies are for later: they step back before whatever trains."""
+"""Copies are not urgent: they yield to training."""
 
 _PAUSE_SECONDS = 1.0
 _PAUSE_SECONDS_MAX = 300.0
-"""After the first failure, and at most: each pause is twice as long as the one before."""
+"""Pause after the first failure, and the longest pause; each is twice the one before."""
 
 _LOOK_SECONDS = 0.5
-"""Between two looks of somebody who waits."""
+"""Interval between two checks of a waiting caller."""
 
 _EXIT_SECONDS = 1.0
-"""For how long the end of the process waits for the thread."""
+"""Longest wait for the thread at the end of the process."""
 
 _TOLD_MAX = 5
-"""Steps that are named at the end of the process."""
+"""Largest number of steps named at the end of the process."""
 
 _REFUSALS = (
     CorruptCheckpointError,
@@ -62,21 +61,21 @@ _REFUSALS = (
     FormatVersionError,
     PartialCheckpointError,
 )
-"""Errors that come again as long as the step and its copy are what they are."""
+"""Errors that recur until the step or its copy changes."""
 
 _GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
-"""What a step says that was deleted since it was listed."""
+"""Errors of a step that was deleted after it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a step was not copied.
+    """The reason why a step was not copied.
 
     Attributes:
-        checkpoint_id: Identity of the local step; None where it could not be read.
+        checkpoint_id: Identity of the local step; None if it could not be read.
         reason: The error's message.
-        is_there: Whether the reason lies at the mirror. There it may end at any time, so the step
-            is tried again.
+        is_there: Whether the cause is at the mirror. It may be resolved there at any time, so the
+            step is tried again.
     """
 
     checkpoint_id: str | None
@@ -85,12 +84,12 @@ class _Refusal:
 
 
 class Follower:
-    """Copies the steps of a store, the newest first.
+    """Copies the steps of a store, newest first.
 
     Args:
-        mirror: Where to and how.
+        mirror: The mirror and its settings.
         store: The store.
-        options: How bytes are read here.
+        options: How local bytes are read.
     """
 
     def __init__(self, mirror: Mirror, store: _native.Store, options: Options | None) -> None:
@@ -102,16 +101,16 @@ class Follower:
 
     @property
     def remote(self) -> _native.Store:
-        """The mirror, reached as the process reaches its bucket by now."""
+        """The mirror, with the bucket's current access settings."""
         return _native.Store(self.mirror.url)
 
     def _forget(self) -> None:
-        """Begins anew, as in a child, which has none of the threads."""
+        """Resets all state, also in a forked child, which has no threads."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._news = 0
-        """Counts what the thread has to look at."""
+        """Number of notifications for the thread."""
         self._mirrored: dict[int, str] = {}
         self._refused: dict[int, _Refusal] = {}
         self._again: set[int] = set()
@@ -120,17 +119,17 @@ class Follower:
         self._failures = 0
         self._last_error: Exception | None = None
         self._untold: str | None = None
-        """An error that nobody was told of."""
+        """An error that has not been reported to the user."""
 
     def follow(self) -> None:
-        """Has the thread look what there is to copy."""
+        """Notifies the thread to look for steps to copy."""
         with self._changed:
             self._is_closed = False
             self._news += 1
             self._failures = 0
             self._again.update(step for step, one in self._refused.items() if one.is_there)
             if self._thread is None:
-                # A daemon: the end of the process does not wait for what is under way.
+                # A daemon thread: the end of the process does not wait for a running copy.
                 self._thread = threading.Thread(
                     target=self._run, name="penstock-mirror", daemon=True
                 )
@@ -138,7 +137,7 @@ class Follower:
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None) -> bool:
-        """Waits until all that is due is there, or refused; tells whether it is."""
+        """Waits until all due steps are mirrored or refused; returns whether they are."""
         self.follow()
         ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self._waiting():
@@ -146,16 +145,12 @@ class Follower:
             if left <= 0 or self._is_closed:
                 return False
             with self._changed:
-                # Whatever changes the directory meanwhile tells nobody.
+                # Other changes of the directory cause no notification.
                 self._changed.wait(min(left, _LOOK_SECONDS))
         return True
 
     def wait_for(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Waits until a step is there.
-
-        Raises:
-            PenstockError: It is refused, or an attempt has failed.
-        """
+        """Waits until a step is mirrored."""
         checkpoint_id = self._store.identity(step)
 
         def is_over() -> bool:
@@ -176,7 +171,7 @@ class Follower:
         raise error
 
     def status(self) -> MirrorStatus:
-        """How it stands."""
+        """Returns the status of the copying."""
         waiting = tuple(self._waiting())
         with self._changed:
             step, (sent_bytes, total_bytes) = None, (0, 0)
@@ -196,7 +191,7 @@ class Follower:
             )
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Stops; what is not sent yet whoever follows next sends."""
+        """Stops the thread; its successor sends the remaining steps."""
         with self._changed:
             thread = self._thread
             if thread is None:
@@ -209,7 +204,7 @@ class Follower:
             thread.join(timeout_seconds)
 
     def leave(self) -> None:
-        """As `close`, at the end of the process: nothing of it wants the GIL from now on."""
+        """Stops at the end of the process: from now on the thread does not take the GIL."""
         with self._changed:
             if self._thread is None:
                 return
@@ -224,13 +219,13 @@ class Follower:
             )
 
     def take_untold(self) -> str | None:
-        """What the user should hear of: an error of which nobody was told yet."""
+        """Returns an error that has not been reported to the user yet, once."""
         with self._changed:
             untold, self._untold = self._untold, None
         return untold
 
     def _waiting(self) -> list[int]:
-        """Complete local steps that are due and neither there nor refused, oldest first."""
+        """Returns complete local steps, due and neither mirrored nor refused, oldest first."""
         found = []
         for step in self._store.committed():
             if not self.mirror.is_due(step):
@@ -259,7 +254,7 @@ class Follower:
                 self._fail(step, error)
 
     def _next(self) -> int | None:
-        """The step to send, the newest first, once there is one; None at the end."""
+        """Waits for a step to send, newest first; returns None at the end."""
         while True:
             with self._changed:
                 news = self._news
@@ -278,11 +273,11 @@ class Follower:
                 self._changed.wait_for(functools.partial(self._is_told_since, news))
 
     def _is_told_since(self, news: int) -> bool:
-        """Whether the thread has to look up, or to end."""
+        """Whether the thread has to look for steps, or to end."""
         return self._is_closed or self._news != news
 
     def _send(self, step: int) -> bool:
-        """Copies a step; tells whether it is there, or the store was closed."""
+        """Copies a step; returns whether it is mirrored, False if the store was closed."""
         job = _native.MirrorJob()
         with self._changed:
             if self._is_closed:
@@ -301,7 +296,7 @@ class Follower:
                 )
             report = MirrorReport(**fields)
         except KeyboardInterrupt:
-            # It was cancelled: the store is closed.
+            # The copy was cancelled because the store was closed.
             return False
         except PenstockError as error:
             seconds = time.perf_counter() - began
@@ -317,14 +312,14 @@ class Follower:
         return True
 
     def _found(self, step: int, checkpoint_id: str) -> None:
-        """Remembers that a step is complete at the mirror; the caller holds the lock."""
+        """Records that a step is complete at the mirror; the caller holds the lock."""
         self._mirrored[step] = checkpoint_id
         self._refused.pop(step, None)
         self._again.discard(step)
         self._changed.notify_all()
 
     def _fail(self, step: int | None, error: Exception) -> None:
-        """Remembers an error, and waits before the next attempt."""
+        """Records an error, and waits before the next attempt."""
         with self._changed:
             known = None if step is None else self._refused.get(step)
             is_known = known is not None and known.reason == str(error)
@@ -340,7 +335,7 @@ class Follower:
             self._changed.wait_for(functools.partial(self._is_told_since, self._news), pause)
 
     def _refuse(self, step: int, error: PenstockError) -> None:
-        """Does not try a step again by itself; the caller holds the lock."""
+        """Excludes a step from automatic attempts; the caller holds the lock."""
         checkpoint_id = None
         with contextlib.suppress(PenstockError):
             checkpoint_id = self._store.identity(step)
@@ -350,7 +345,7 @@ class Follower:
         self._changed.notify_all()
 
     def _trim(self) -> None:
-        """Deletes local copies that need not stay: their own are complete at the mirror."""
+        """Deletes surplus local steps whose copies are complete at the mirror."""
         keep_local = self.mirror.keep_local
         if keep_local is None:
             return
@@ -358,7 +353,7 @@ class Follower:
             checkpoint_id = self._store.identity(step)
             if checkpoint_id is None or not self.mirror.is_due(step):
                 continue
-            # Read back just now, whoever put it there.
+            # Checked at the mirror just now, whoever wrote it.
             if self.remote.identity(step) != checkpoint_id:
                 continue
             if self.remote.state(step) != "complete":
@@ -379,13 +374,13 @@ _followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 @atexit.register
 def _leave() -> None:
     for follower in list(_followers):
-        # Whatever is wrong, the process ends.
+        # Errors are ignored, as the process is ending.
         with contextlib.suppress(Exception):
             follower.leave()
 
 
 def _forget_in_child() -> None:
-    # The threads are the parent's, and one of them may have held a lock.
+    # The threads belong to the parent, and one of them may have held a lock.
     for follower in list(_followers):
         follower._forget()
 

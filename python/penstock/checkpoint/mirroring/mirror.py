@@ -1,4 +1,4 @@
-"""`Mirror`: where the steps of a store are copied to, and how."""
+"""`Mirror`: the bucket to which a store's steps are copied, and the copying's settings."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _CONNECTIONS = Number(1, 256, "requests", is_open=False)
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Where the steps of a store are copied to, and how; see `penstock.CheckpointStore`.
+    """The bucket to which steps are copied, and how; see `penstock.CheckpointStore`.
 
     Attributes:
-        url: The mirror's directory in a bucket, such as ``s3://BUCKET/RUN``; see `penstock.Remote`
-            for how the bucket is reached.
+        url: The mirror's directory in a bucket, such as ``s3://BUCKET/RUN``; `penstock.Remote` sets
+            the access to the bucket.
         every: Copy the steps that are multiples of this; 1 for all.
-        keep_local: So many of the newest complete steps stay on local storage. An older one goes
-            when its copy is complete and was read back, unless it is protected or in use. None
-            leaves all to the store's own rules.
-        wait: What a save waits for: ``"never"`` for no copy, ``"commit"`` until its step is
+        keep_local: Number of newest complete steps to keep on local storage. An older step is
+            deleted when its copy is complete and verified to be there, unless the step is protected
+            or in use. None leaves deletion to the store's own rules.
+        wait: Whether a save waits for its copy: ``"never"``, or ``"commit"`` until its step is
             complete at the mirror.
-        bytes_per_second: Send no more than this; None for as fast as it goes.
-        connections: Requests at a time. Each holds a part of an upload in memory, 8 MiB where
-            `penstock.Remote` says nothing else.
+        bytes_per_second: Upper bound of the send rate; None for no bound.
+        connections: Number of concurrent requests. Each holds a part of an upload in memory, 8 MiB
+            unless `penstock.Remote` sets another size.
 
     Raises:
-        UnsupportedPathError: ``url`` is no URL of a bucket.
+        UnsupportedPathError: ``url`` is not the URL of a bucket.
         ValueError: An argument is out of range.
 
     Example:
@@ -55,7 +55,7 @@ class Mirror:
         if not of_bucket(url):
             what = "a mirror is in a bucket: give a URL such as s3://BUCKET/DIRECTORY"
             raise UnsupportedPathError(f"{url}: {what}", path=url, scheme="")
-        # In the one form that all below takes.
+        # Stored in canonical form.
         object.__setattr__(self, "url", url)
         _EVERY.check("every", self.every)
         _KEEP_LOCAL.check("keep_local", self.keep_local)
@@ -65,5 +65,5 @@ class Mirror:
             raise ValueError(f"wait={self.wait!r}: must be one of 'never', 'commit'")
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is one of those that are copied."""
+        """Whether a step is to be copied."""
         return step % self.every == 0

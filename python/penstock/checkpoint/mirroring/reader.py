@@ -1,4 +1,4 @@
-"""`TieredReader`: steps that are loaded from the nearest copy that is complete."""
+"""`TieredReader`: loads each step from its nearest complete copy."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _ELSEWHERE = (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
-"""What may be wrong with one copy and not with the other."""
+"""Errors that may affect one copy and not the other."""
 
 
 class TieredReader(Reader):
     """Loads steps of a store and its mirror.
 
     Args:
-        local: The store here.
+        local: The local store.
         remote: The mirror.
         root: The store's directory.
-        url: The mirror's.
+        url: The mirror's URL.
         options: How bytes move.
-        ranks: Who else loads the same; None for this process alone.
-        needs: Whether it is an error that the mirror cannot be asked.
+        ranks: The ranks that load the same step; None for this process alone.
+        needs: Whether an unreachable mirror is an error.
     """
 
     def __init__(
@@ -64,12 +64,7 @@ class TieredReader(Reader):
             self.warnings.append(message)
 
     def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
-        """Loads a step from the nearest copy; what is damaged there is read from the other.
-
-        Raises:
-            CorruptCheckpointError: Both copies are damaged, or there is only one.
-            StorageError: The system does not let it be read.
-        """
+        """Loads a step from the nearest copy, and damaged chunks from the other."""
         here, there = self.path(step), self._there(step)
         first, second = (here, there) if self._tiers.is_local(step) else (there, here)
         try:
@@ -78,13 +73,13 @@ class TieredReader(Reader):
             try:
                 loaded = self._read_at(step, second, first, wanted, verifies=verifies)
             except _ELSEWHERE:
-                # It says more of the step than that there is no other copy.
+                # It says more about the step than the absence of another copy.
                 raise error from None
             self.warnings.append(f"step {step} is loaded from {second}: {error}")
             return loaded
 
     def is_about(self, step: int, error: StorageError) -> bool:
-        """Whether a copy of this step is refused, and another step may well be read."""
+        """Whether a copy of this step is unreadable, and another step may well be readable."""
         return error.path.startswith(self._there(step)) or super().is_about(step, error)
 
     def _there(self, step: int) -> str:

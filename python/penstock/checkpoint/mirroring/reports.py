@@ -1,4 +1,4 @@
-"""What copying to a mirror did, and how it stands."""
+"""`MirrorReport` and `MirrorStatus`: the results and the state of copying to a mirror."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorReport:
-    """What the copying of one checkpoint did.
+    """The result of copying one checkpoint.
 
     Attributes:
         path: The checkpoint.
         url: Its copy.
         checkpoint_id: The identity of both.
         bytes: Bytes of all files of the copy.
-        sent_bytes: Those that were sent now; the others were there.
+        sent_bytes: Bytes sent by this call; the others were already there.
         files: Files of the copy.
-        seconds: Time it took.
+        seconds: Wall time of the copy.
     """
 
     path: str
@@ -30,20 +30,20 @@ class MirrorReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """How the copying of a store's steps stands, in this process.
+    """The state of copying a store's steps, in this process.
 
     Attributes:
         url: The mirror.
-        mirrored: Steps that this process knows to be complete there, oldest first.
+        mirrored: Steps that this process knows to be complete at the mirror, oldest first.
         waiting: Complete local steps that are still to be copied, oldest first.
-        refused: Steps that cannot be copied as they are, with the reason: damaged here, or another
-            checkpoint is there. The mirror is asked again after each save, and by
+        refused: Steps that cannot be copied, with the reason: the local step is damaged, or the
+            mirror has another checkpoint. They are tried again after each save and by
             `wait_for_mirror`.
         step: The step that is being sent; None if none is.
-        sent_bytes: Bytes of it that are there.
-        total_bytes: Bytes of it in all.
-        failures: Attempts in a row that have failed; they are repeated, less and less often.
-        last_error: What the last of them, or the last refusal, said; None if there was none.
+        sent_bytes: Bytes of that step already sent.
+        total_bytes: Total bytes of that step.
+        failures: Number of consecutive failed attempts; they are repeated at growing intervals.
+        last_error: The message of the last failure or refusal; None if there was none.
     """
 
     url: str

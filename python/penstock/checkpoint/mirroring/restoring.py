@@ -1,4 +1,4 @@
-"""`MirroredSteps`: what a store has to do with its mirror, if it has one."""
+"""`MirroredSteps`: a store's steps and their copies at its mirror, if it has one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class MirroredSteps(StoredSteps, Waiting):
-    """The steps of a store, and the copies of them in a bucket.
+    """The steps of a store, and their copies in a bucket.
 
     Args:
         root: The store's directory.
-        retention: What is kept of the steps there.
+        retention: The retention rules for local steps.
         options: How bytes move; None for ``Options()``.
-        mirror: Where the copies are; None for none.
+        mirror: The mirror; None for none.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class MirroredSteps(StoredSteps, Waiting):
                 "in a bucket already"
             )
         self._follower = Follower(mirror, self._native, options)
-        # Nobody waits for the thread: what it has not sent is sent by whoever comes next.
+        # The thread is not awaited: its successor sends the remaining steps.
         ends = weakref.finalize(self, Follower.close, self._follower, 0.0)
         ends.atexit = False
 
     def latest(self) -> int | None:
-        """The newest complete step that is not known to be damaged; None if there is none.
+        """Returns the newest complete step that is not known to be damaged; None if there is none.
 
-        Of a store with a mirror, the newest of both; where the mirror cannot be asked, of what is
-        here. Known is what `load`, `verify` and `scrub` found and nobody has verified since. A
-        `load` without a step does not go by that: it reads the newest complete step, and its damage
-        is an error each time, until ``fallback=True`` or a new save has it set aside.
+        With a mirror, the newest of both; if the mirror is unreachable, the newest local step.
+        Damage is known if `load`, `verify` or `scrub` found it and no later verification succeeded.
+        A `load` without a step ignores this knowledge: it reads the newest complete step, and its
+        damage is an error each time, until ``fallback=True`` or a new save sets the step aside.
         """
         if self._follower is None:
             return super().latest()
@@ -68,9 +68,9 @@ class MirroredSteps(StoredSteps, Waiting):
         return tiers.newest_complete()
 
     def mirror_status(self) -> MirrorStatus:
-        """How the copying of steps to the mirror stands, in this process.
+        """Returns the state of copying steps to the mirror, in this process.
 
-        Of many ranks, rank 0 copies.
+        Among many ranks, rank 0 copies.
 
         Raises:
             PenstockError: The store has no mirror.
@@ -80,14 +80,14 @@ class MirroredSteps(StoredSteps, Waiting):
     def wait_for_mirror(self, timeout_seconds: float | None = None) -> bool:
         """Waits until all complete steps that are due are at the mirror.
 
-        Begins to copy what an earlier process has left, too. What cannot be copied as it is
-        (`MirrorStatus.refused`) is not waited for.
+        Also copies steps that an earlier process left. Steps that cannot be copied
+        (`MirrorStatus.refused`) are not waited for.
 
         Args:
-            timeout_seconds: For how long; None for as long as it takes.
+            timeout_seconds: Longest wait, in seconds; None for no limit.
 
         Returns:
-            Whether all of them are there, or refused.
+            Whether all due steps are mirrored or refused.
 
         Raises:
             PenstockError: The store has no mirror.
@@ -95,13 +95,13 @@ class MirroredSteps(StoredSteps, Waiting):
         return self._mirroring().wait(timeout_seconds)
 
     def close(self) -> None:
-        """Waits for the last `save_async`, gives its memory back, and stops copying to the mirror.
+        """Waits for the last `save_async`, releases its memory, and stops copying to the mirror.
 
-        This stays usable. What is not at the mirror yet is sent when copying begins again, in
-        whatever process: `wait_for_mirror` waits until all is there.
+        The store stays usable. Steps that are not mirrored yet are sent when copying starts again,
+        in any process: `wait_for_mirror` waits for all of them.
 
         Raises:
-            PenstockError: The error of that save, if nobody has seen it.
+            PenstockError: The error of that save, if it has not been raised yet.
         """
         try:
             super().close()
@@ -110,7 +110,7 @@ class MirroredSteps(StoredSteps, Waiting):
                 self._follower.close()
 
     def _after_save(self, step: int, stacklevel: int) -> None:
-        """Deletes what the store no longer keeps, and has the step copied."""
+        """Deletes steps by the retention rules, and starts the copy of the new step."""
         with span("retire"):
             self._retire(step, stacklevel)
         self._mirror(step)
@@ -123,11 +123,11 @@ class MirroredSteps(StoredSteps, Waiting):
         return self._follower
 
     def _mirror(self, step: int) -> None:
-        """Has a step copied that was saved just now, and waits for it if the mirror says so."""
+        """Starts the copy of a new step, and waits for it if the mirror's settings say so."""
         follower = self._follower
         if follower is None or not follower.mirror.is_due(step):
             return
-        # Of earlier steps: also what a save in the background could not raise.
+        # Errors of earlier steps: also those that a background save could not raise.
         if (untold := follower.take_untold()) is not None:
             warn(f"steps of {self._root} are not at {follower.mirror.url} yet: {untold}")
         if follower.mirror.wait == "commit":
@@ -136,7 +136,7 @@ class MirroredSteps(StoredSteps, Waiting):
             follower.follow()
 
     def _reader_of(self, ranks: Ranks | None, *, fallback: bool) -> Reader:
-        """Who loads steps, for these ranks."""
+        """Returns the reader that loads steps, for these ranks."""
         follower = self._follower
         if follower is None:
             return Reader(self._native, self._root, self._options, ranks)
@@ -147,6 +147,6 @@ class MirroredSteps(StoredSteps, Waiting):
             follower.mirror.url,
             self._options,
             ranks,
-            # Who goes back to older steps anyway does with what is here.
+            # A load that falls back to older steps can also use local ones.
             needs=not fallback,
         )

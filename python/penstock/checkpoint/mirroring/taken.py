@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def telling_of_another(there: str) -> Iterator[None]:
-    """Adds to an error about the copy of a step what can be done: a mirror replaces nothing.
+    """Adds remedies to errors about the copy of a step, as a mirror replaces nothing.
 
     Args:
-        there: Where the copy is or would be.
-
-    Raises:
-        CheckpointExistsError: Another checkpoint is there.
-        CorruptCheckpointError: The step is damaged, here or there.
+        there: The path of the copy, whether it exists or not.
     """
     try:
         yield

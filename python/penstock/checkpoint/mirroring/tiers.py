@@ -1,7 +1,7 @@
-"""`Tiers`: the steps of a store and those of its mirror, as one.
+"""`Tiers`: presents the steps of a store and of its mirror as one store.
 
-Local storage comes first, where both have a step. What is remembered of steps that were read back
-is of the local copies, and so is what is set aside.
+If both have a step, the local copy comes first. Verification marks belong to local copies, and only
+local copies are set aside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock import _native
 
 _PASSED_OVER = frozenset({"incomplete", "damaged", "partial"})
-"""States of steps that a load goes past."""
+"""States of steps that a load skips."""
 
 _T = TypeVar("_T")
 
@@ -24,13 +24,13 @@ _Row = tuple[int, str, str | None]
 
 
 class Tiers:
-    """What a load asks of a store, of both.
+    """The store interface of a load, over a store and its mirror.
 
     Args:
-        local: The store here.
+        local: The local store.
         remote: The mirror.
-        tell: Told what the user should know, where the mirror cannot be asked.
-        needs: Whether that is an error, as the mirror may have newer steps.
+        tell: Receives a message for the user if the mirror is unreachable.
+        needs: Whether an unreachable mirror is an error, as it may have newer steps.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Tiers:
         self._refusal: PenstockError | None = None
 
     def newest(self, *, last: int | None = None) -> tuple[list[_Row], None]:
-        """As of one store; of a step that both have, what can be loaded, and first what is here."""
+        """Returns steps as a store does; of a step in both, a loadable copy, preferably local."""
         here, _ = self.local.newest(last=last)
         nothing: list[_Row] = []
         there = self._ask(lambda: self.remote.newest(last=last)[0], nothing)
         if self._refusal is not None and all(row[1] in _PASSED_OVER for row in here):
-            # Not "there is nothing": who hears that starts from scratch.
+            # Not reported as "not found": callers take that as a reason to start from scratch.
             raise self._refusal
         rows = {row[0]: row for row in there if row[1] not in _PASSED_OVER}
         rows |= {row[0]: row for row in here if row[1] not in _PASSED_OVER or row[0] not in rows}
@@ -64,7 +64,7 @@ class Tiers:
         return merged, None
 
     def state(self, step: int) -> str | None:
-        """What is at a step."""
+        """Returns the state of a step."""
         state = self.local.state(step)
         if state is not None and state not in _PASSED_OVER:
             return state
@@ -72,7 +72,7 @@ class Tiers:
         return state if there is None or there in _PASSED_OVER else there
 
     def is_local(self, step: int) -> bool:
-        """Whether a step is loaded from here: what is here can be, or nothing there."""
+        """Whether a step is loaded from here: loadable here, or not loadable at the mirror."""
         state = self.local.state(step)
         if state is not None and state not in _PASSED_OVER:
             return True
@@ -80,29 +80,29 @@ class Tiers:
         return there is None or there in _PASSED_OVER
 
     def step_path(self, step: int) -> str:
-        """Where the local copy of a step is or would be."""
+        """Returns the path of a step's local copy, whether it exists or not."""
         return self.local.step_path(step)
 
     def identity(self, step: int) -> str | None:
-        """Identity of the local copy of a step."""
+        """Returns the identity of a step's local copy."""
         return self.local.identity(step)
 
     def newest_complete(self, *, below: int | None = None) -> int | None:
-        """The newest complete step, of those below one."""
+        """Returns the newest complete step, optionally below a limit."""
         here = self.local.newest_complete(below=below)
         there = self._ask(lambda: self.remote.newest_complete(below=below), None)
         return max((step for step in (here, there) if step is not None), default=None)
 
     def is_left_behind(self, step: int) -> bool | None:
-        """Whether a step without a manifest here has files that no save is at work on."""
+        """Whether a local step without a manifest has files that no running save owns."""
         return self.local.is_left_behind(step)
 
     def mark_verified(self, step: int, checkpoint_id: str) -> None:
-        """Remembers that the local copy was found good."""
+        """Records that the local copy was found good."""
         self.local.mark_verified(step, checkpoint_id)
 
     def mark_damaged(self, step: int, checkpoint_id: str) -> None:
-        """Remembers that the local copy was found damaged."""
+        """Records that the local copy was found damaged."""
         self.local.mark_damaged(step, checkpoint_id)
 
     def set_aside(self, step: int) -> str | None:
@@ -110,11 +110,11 @@ class Tiers:
         return self.local.set_aside(step)
 
     def aside(self) -> list[tuple[int, str]]:
-        """What was set aside here."""
+        """Returns the local steps that were set aside."""
         return self.local.aside()
 
     def _ask(self, ask: Callable[[], _T], otherwise: _T) -> _T:
-        """What the mirror answers; asked once where it cannot be."""
+        """Returns the mirror's answer; an unreachable mirror is asked only once."""
         if self._refusal is not None:
             return otherwise
         try:

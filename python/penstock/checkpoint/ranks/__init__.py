@@ -1,1 +1,1 @@
-"""How the ranks of a job talk, wait for each other, and come to one verdict."""
+"""Communication of a job's ranks: messages, waits, and a common verdict."""

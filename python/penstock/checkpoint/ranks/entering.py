@@ -1,4 +1,4 @@
-"""Rounds that are given up where what is done in them fails, so that no rank waits in vain."""
+"""Rounds that fail on all ranks if the code inside them fails on one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def entered(enter: Callable[[], Round]) -> Iterator[Round]:
-    """The round that a function enters; given up where what is done under this fails.
+    """Enters a round, and fails it on all ranks if the block raises.
 
-    Nothing is to come between the two, where a Ctrl-C would leave the others waiting.
+    No code may run between entering and the block: a Ctrl-C there would leave the other ranks
+    waiting.
     """
     one = None
     try:
@@ -29,7 +30,7 @@ def entered(enter: Callable[[], Round]) -> Iterator[Round]:
 
 @contextlib.contextmanager
 def or_give_up(one: Round | None) -> Iterator[None]:
-    """Gives a round up, if there is one, where what is done under this fails."""
+    """Fails a round on all ranks, if there is one, if the block raises."""
     try:
         yield
     except BaseException as error:

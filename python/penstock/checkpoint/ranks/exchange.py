@@ -1,4 +1,4 @@
-"""`Exchange`: what ranks say to each other about one thing, and how they wait for each other."""
+"""`Exchange`: messages and waits of ranks about one round."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
 
 _LISTED_MAX = 8
-"""Of so many further ranks that have not come, a message has the numbers."""
+"""Largest number of further missing ranks that a message lists."""
 
 REMIND_SECONDS = 5
-"""After so long a wait somebody says which ranks have not come."""
+"""Wait after which a rank warns which ranks are missing."""
 
 
 class Exchange:
     """Messages of a round, seen from one rank; `penstock.checkpoint.ranks.round.Round` lists them.
 
     Args:
-        mailbox: Where they lie.
-        number: Of the round; each rank counts for itself.
-        label: What it is about.
+        mailbox: The store of the messages.
+        number: The number of the round; each rank counts for itself.
+        label: The subject of the round.
         rank: Number of this rank.
-        size: How many ranks there are.
-        timeout_seconds: For how long to wait for another rank.
+        size: Number of ranks.
+        timeout_seconds: Longest wait for another rank, in seconds.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Exchange:
         self._has_reminded = False
 
     def cancel(self) -> None:
-        """Ends what this rank waits for, from another thread."""
+        """Ends this rank's wait, from another thread."""
         self._is_cancelled.set()
 
-    # Waiting.
+    # Waits.
 
     def _missing(self, deed: str, by: str | None) -> RankError:
-        """The error for ranks that have not done something in time."""
-        # A rank that came last, and died before it said so, is among those who came.
+        """Returns the error for ranks that have not done something in time."""
+        # A rank that came last and died before its message counts as having come.
         missing = [0] if by is None else self._without(by) or [self.rank]
         further = ", ".join(map(str, missing[1 : _LISTED_MAX + 1]))
         more = ", …" if len(missing) > _LISTED_MAX + 1 else ""
@@ -73,7 +73,7 @@ class Exchange:
         )
 
     def _without(self, kind: str) -> list[int]:
-        """Ranks that have left no message of a kind."""
+        """Returns the ranks without a message of a kind."""
         return [rank for rank in range(self.size) if not self._has(f"{kind}/{rank}")]
 
     def _wait(self, names: Sequence[str], timeout_seconds: float) -> str | None:
@@ -93,14 +93,15 @@ class Exchange:
         return self._mailbox.wait(keys, timeout_seconds, turn)
 
     def _remind(self, keys: Sequence[str]) -> None:
-        """Says which ranks have not come, if any, and if nobody has said it yet.
+        """Warns which ranks have not come, if any, and if no rank has warned yet.
 
-        The coordinator looks at the others, and they at it: each at all would be too much.
+        The coordinator checks the other ranks, and they check the coordinator: checks of all ranks
+        by all would be too many.
         """
         if self.rank and self._has("round"):
             return
         missing = [rank for rank in self._without("come") if rank != self.rank]
-        # Who has left took its message along, but not before there was what is waited for.
+        # A rank that has left took its messages along, but only after the awaited message existed.
         if not missing or any(map(self._mailbox.has, keys)) or self._count("reminded") > 1:
             return
         remind(self.label, self.rank, missing, self.timeout_seconds)

@@ -1,8 +1,8 @@
-"""`Ranks`: the processes that save together, and what they do in step.
+"""`Ranks`: the processes that save together, and their rounds.
 
-They talk through the key-value store with which `torch.distributed` brought them together, never
-through its collectives: that disturbs neither the training's own communication nor needs its
-backend, and no rank that died can hold up the others for ever. Whatever they do together is a
+They communicate through the key-value store of `torch.distributed`, never through its collectives.
+This neither disturbs the training's communication nor needs its backend, and a rank that died
+cannot block the others for ever. Each common operation is a
 `penstock.checkpoint.ranks.round.Round`, which each rank counts for itself.
 """
 
@@ -33,10 +33,10 @@ class Ranks:
     """The ranks of a process group.
 
     Args:
-        open_mailbox: Called when they first have something to say to each other.
-        rank: The number of this one.
-        global_ranks: Their numbers in the whole job, in the order of the group.
-        job_size: How many ranks the whole job has; None for as many as there are here.
+        open_mailbox: Called when the ranks first communicate.
+        rank: The number of this rank.
+        global_ranks: Numbers of the ranks in the whole job, in the group's order.
+        job_size: Number of ranks of the whole job; None for that of the group.
         is_fork: Whether this process is a fork of the rank.
     """
 
@@ -61,48 +61,44 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.global_ranks)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last round has failed on this rank, which the others know then."""
+        """Whether the last round failed on this rank, and the others know it."""
         return self._last is not None and self._last.has_failed
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the one that begins and commits."""
+        """Whether this rank begins attempts and commits them."""
         return self.rank == 0
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where they leave messages for each other."""
+        """The mailbox of the ranks."""
         with self._lock:
             return self._opened_mailbox()
 
     def enter(self, label: str, timeout_seconds: float, order: int | None = None) -> Round:
-        """The next round; to be called in the same order on every rank, and left in any case.
+        """Enters the next round; call it in the same order on every rank, and leave every round.
 
-        A rank that was away while others saved has fallen behind, and passes over what ended; one
-        that left a save out is ahead, and passes over that. Where nothing but the order of calls
-        tells one save from the next, neither can be told from a rank that is late, and whose call
-        must not meet the next one of others: such a rank raises until it is in step again.
+        A rank that was absent while others saved is behind, and skips the rounds that have ended; a
+        rank that skipped a save is ahead, and skips that round. If only the order of calls
+        distinguishes one save from the next, neither can be told from a late rank, whose call must
+        not meet the next call of the others: such a rank raises until it is in step again.
 
         Args:
-            label: What it is about; the same for all.
-            timeout_seconds: For how long to wait for another rank in it.
-            order: The training step, if it is about one.
-
-        Raises:
-            RankError: The others have given up waiting for this rank, or save something else.
-            PenstockError: This process is a fork of the rank.
+            label: The subject of the round; the same on all ranks.
+            timeout_seconds: Longest wait for another rank, in seconds.
+            order: The training step, if the round is about one.
         """
         if self._process != os.getpid():
             raise PenstockError(
                 f"{label}: this process is a fork of rank {self.rank} and cannot speak for it: "
                 "pass no_dist=True to save alone"
             )
-        # Who was not in step waits for the coordinator, to see where that is.
+        # A rank that was out of step waits for the coordinator, to learn its position.
         is_lost = self._go_back()
         while True:
             one = self._next(label, timeout_seconds, order)
@@ -115,11 +111,11 @@ class Ranks:
                     is_entered = True
                     return one
             except PenstockError:
-                # The others know, or know better.
+                # The other ranks know the error, or know a better one.
                 one.has_failed = True
                 raise
             except BaseException as error:
-                # A Ctrl-C: the others need not wait for this rank.
+                # After a Ctrl-C the other ranks need not wait for this one.
                 one.give_up(error)
                 raise
             finally:
@@ -129,19 +125,15 @@ class Ranks:
     def agree(
         self, label: str, timeout_seconds: float, decide: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """What the coordinator decides, once every rank has come to hear of it.
+        """Returns the coordinator's decision, once every rank has come.
 
         Args:
-            label: What it is about; the same for all.
-            timeout_seconds: For how long to wait for the other ranks.
+            label: The subject; the same on all ranks.
+            timeout_seconds: Longest wait for the other ranks, in seconds.
             decide: Called on the coordinator only.
-
-        Raises:
-            RankError: A rank has not come in time.
-            PenstockError: Whatever ``decide`` raised.
         """
         with self._taking_part(label, timeout_seconds) as one:
-            # Nobody hears of what was decided before it came.
+            # No rank gets the decision before it has come.
             one.is_true_for_all(True)
             if not one.is_coordinator:
                 return one.wait_decision()
@@ -154,22 +146,18 @@ class Ranks:
             return decision
 
     def is_true_for_all(self, label: str, timeout_seconds: float, is_true: bool) -> bool:
-        """Whether all ranks say so.
-
-        Raises:
-            RankError: A rank has not come in time.
-        """
+        """Returns whether the answer is True on all ranks."""
         with self._taking_part(label, timeout_seconds) as one:
             return one.is_true_for_all(is_true)
 
     def refuse(self, label: str, timeout_seconds: float, error: BaseException) -> None:
-        """Tells those who ask `is_true_for_all` that this rank has no answer, but an error."""
+        """Answers the other ranks' `is_true_for_all` with an error."""
         with suppress(PenstockError):
             self.enter(label, timeout_seconds).give_up(error)
 
     @contextmanager
     def _taking_part(self, label: str, timeout_seconds: float) -> Iterator[Round]:
-        """A round that is left at the end; the others learn of it if something fails here."""
+        """Yields a round that is left at the end, and fails on all ranks if the block raises."""
         with entered(lambda: self.enter(label, timeout_seconds)) as one:
             yield one
             one.leave()
@@ -195,30 +183,26 @@ class Ranks:
         return self._mailbox
 
     def _go_back(self) -> bool:
-        """Has the next round be the last one again, if this rank was behind in that.
+        """Makes the last round the next one again, if this rank was behind in it.
 
         Returns:
-            Whether it was not in step.
+            Whether the rank was out of step.
         """
         with self._lock:
             last = self._last
             if last is None or last.misfit is None:
                 return False
-            # What all have left is not there any more.
+            # A round that all ranks have left no longer exists.
             is_next = self._next_round == last.number + 1
             if last.misfit is Misfit.BEHIND and is_next and not last.has_left:
                 self._next_round = last.number
             return True
 
     def _is_open(self, one: Round) -> bool:
-        """Whether a round is the one to come to.
-
-        Raises:
-            RankError: It is, and it has failed, or it is about something else.
-        """
+        """Whether a round is the one to take part in."""
         if not one.concerns():
             if one.misfit is Misfit.AHEAD:
-                # The coordinator has still to come to this.
+                # The coordinator has not come to this round yet.
                 one.fail(one.mismatch())
                 one.misfit = None
             if one.misfit is not None:
@@ -234,23 +218,23 @@ class Ranks:
 
 
 class _Known:
-    """The ranks of the groups of this process: whoever asks, rounds are counted once."""
+    """Caches the ranks of this process's groups, so that all callers count the same rounds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Weakly: a group that was destroyed ends, and its threads with it.
+        # Weak references: a destroyed group ends, with its threads.
         self._latest: dict[
             tuple[str, tuple[int, ...]], tuple[weakref.ref[ProcessGroup], int, Ranks]
         ] = {}
         self._inherited: Any = None
         self.size_max = 0
-        """Of how many ranks this process has been one, at some time."""
+        """The largest number of ranks that this process has ever been part of."""
 
     def of(self, group: ProcessGroup, dist: Any) -> Ranks:
-        """The ranks of a group.
+        """Returns the ranks of a group.
 
-        A group that is made anew after its job ended may have the name and the ranks of the old
-        one, and a store that still has its messages: each rank counts such groups.
+        A group that is created again after its job ended may have the old name and ranks, and a
+        store that still has the old messages. Each rank therefore numbers such groups.
         """
         members = tuple(dist.get_process_group_ranks(group))
         key = (group.group_name, members)
@@ -275,7 +259,7 @@ class _Known:
             return ranks
 
     def after_fork(self) -> None:
-        """Goes on in a child: the job is the parent's, and a lock may be held for ever."""
+        """Resets the cache in a child: the job is the parent's, and its lock may stay held."""
         self._lock = threading.Lock()
         dist = job()
         self._inherited = None if dist is None else dist.group.WORLD
@@ -289,28 +273,24 @@ os.register_at_fork(after_in_child=_known.after_fork)
 def _store_of(dist: Any, members: Sequence[int]) -> Store:
     store: Store
     if len(members) == 1:
-        # Who is alone need not ask anybody.
+        # A single rank needs no communication.
         store = dist.HashStore()
         return store
     store = dist.distributed_c10d._get_default_store()
-    # A connection of its own, where there is that: waiting must not hold up others.
+    # A separate connection, where available: a wait must not block others.
     return store.clone() if hasattr(store, "clone") else store
 
 
 def find(
     process_group: ProcessGroup | None, *, no_dist: bool, to_save: bool = False
 ) -> Ranks | None:
-    """The ranks that do something together with this process; None where it is alone.
+    """Returns the ranks that act together with this process; None if it acts alone.
 
     Args:
-        process_group: Which of them; None for all of the job.
-        no_dist: Whether this process is alone whatever runs beside it.
-        to_save: Whether it is about to save: what ranks that know nothing of each other save, each
-            saves over that of the others.
-
-    Raises:
-        ValueError: This process is not in the group.
-        RankError: It is one of several ranks, which have not come together yet, or not any more.
+        process_group: The group; None for all ranks of the job.
+        no_dist: Whether this process acts alone, even within a job.
+        to_save: Whether the purpose is a save: ranks without a group would overwrite each other's
+            files.
     """
     if no_dist and process_group is not None:
         raise ValueError("process_group= says who saves together, no_dist=True that nobody does")
@@ -328,13 +308,10 @@ def find(
 
 
 def check_alone(process_group: ProcessGroup | None = None) -> None:
-    """Refuses a rank that has no process group, and would save as if there were no other ranks.
+    """Refuses a rank that has no process group and would save as if it were alone.
 
     Args:
-        process_group: With whom it is meant to save, if that is said.
-
-    Raises:
-        RankError: This process is such a rank.
+        process_group: The group to save with, if given.
     """
     placed = placement()
     rank = 0

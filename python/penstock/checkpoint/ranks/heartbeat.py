@@ -1,4 +1,4 @@
-"""What a rank says while it waits for others that have not come."""
+"""The warning of a rank that waits for missing ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LISTED_MAX = 8
 
 
 def remind(label: str, rank: int, missing: Sequence[int], timeout_seconds: float) -> None:
-    """Warns that a rank waits, for whom, and what to write if they are not meant to come.
+    """Warns that a rank waits for others, and how to save without them.
 
     Args:
-        label: What they have not come to.
-        rank: Who waits.
-        missing: Who has not come.
-        timeout_seconds: For how long it waits at most.
+        label: The subject of the round.
+        rank: The waiting rank.
+        missing: The missing ranks.
+        timeout_seconds: The longest wait, in seconds.
     """
     listed = ", ".join(map(str, missing[:_LISTED_MAX])) + ", …" * (len(missing) > _LISTED_MAX)
     ranks = f"rank {listed}" if len(missing) == 1 else f"ranks {listed}"
@@ -33,12 +33,12 @@ def remind(label: str, rank: int, missing: Sequence[int], timeout_seconds: float
     try:
         warnings.warn(message, PenstockWarning, stacklevel=_depth())
     except PenstockWarning:
-        # Warnings are errors here. Nobody has failed yet, so the wait goes on.
+        # Warnings are errors here, but no rank has failed yet, so the wait continues.
         sys.stderr.write(f"penstock: {message}\n")
 
 
 def _depth() -> int:
-    """How far above `remind` the caller of this package is, as `warnings.warn` counts."""
+    """Returns the stack level of the package's caller, as `warnings.warn` counts from `remind`."""
     depth = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("penstock."):

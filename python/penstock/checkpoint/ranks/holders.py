@@ -1,7 +1,7 @@
-"""Who of many ranks has which plain tensors, out of what each says of its own.
+"""Finds which of many ranks hold the same plain tensors, from the fingerprints of each.
 
-Of all of a rank's there is one digest, which most ranks have in common. Only where these differ
-does one rank of each *group* of the same digest tell the fingerprints of its tensors one by one.
+The fingerprints of a rank's tensors are combined into one digest, which most ranks share. Only if
+digests differ does one rank of each *group* with the same digest publish its fingerprints.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOTHING = "-"
-"""Stands for the plain tensors of a rank that has none."""
+"""Represents the plain tensors of a rank without any."""
 
 
 def groups_of(digests: Sequence[str]) -> list[list[int]]:
-    """Ranks of the same digest, of those that have any plain tensor."""
+    """Groups the ranks with any plain tensor by digest."""
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for rank, digest in enumerate(digests):
         if digest != NOTHING:
@@ -27,14 +27,14 @@ def groups_of(digests: Sequence[str]) -> list[list[int]]:
 
 
 def classes_of(groups: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How many groups there are, and those of more than one rank: all ranks read this."""
+    """Returns the number of groups, and the groups of several ranks; all ranks read this."""
     return {"count": len(groups), "larger": [group for group in groups if len(group) > 1]}
 
 
 def sums_of(groups: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, Any]:
-    """For each hash in the sets of several groups, who has it: the number of a choice of ranks.
+    """Maps each hash in the sets of several groups to the number of a choice of ranks.
 
-    Choices are counted from 1; what only one group has needs none.
+    Choices are numbered from 1; a hash of a single group needs none.
     """
     having: defaultdict[int, list[int]] = defaultdict(list)
     for index, text in enumerate(texts):

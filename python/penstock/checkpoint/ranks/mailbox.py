@@ -1,7 +1,7 @@
-"""`Mailbox`: messages that the ranks of a job leave for each other.
+"""`Mailbox`: messages between the ranks of a job.
 
-They lie in the key-value store with which `torch.distributed` brought the ranks together. Nothing
-here is a collective: a wait ends when its time is over, whoever has died.
+They are stored in the key-value store of `torch.distributed`. No operation is a collective: a wait
+ends in time, even if ranks have died.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _PAUSE_SECONDS_MIN = 0.0005
-"""Between two questions whether a message has come."""
+"""Shortest pause between two checks for a message."""
 
 _PAUSE_SHARE = 0.05
-"""The same, as a share of the time that was waited already."""
+"""Pause as a fraction of the time already waited."""
 
 _PAUSE_SECONDS_MAX = 0.5
 
 
 class Mailbox:
-    """Messages under names that begin with a prefix.
+    """Messages under names with a common prefix.
 
-    Every method raises `RankError` where the store is gone.
+    Every method raises `RankError` if the store is gone.
 
     Args:
-        store: Where they lie.
-        prefix: What their keys begin with.
+        store: The key-value store.
+        prefix: The prefix of all keys.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -43,37 +43,37 @@ class Mailbox:
         self._prefix = prefix
 
     def put(self, name: str, text: str) -> None:
-        """Leaves a short text."""
+        """Stores a short text."""
         with _talking():
-            self._store.set(self._key(name), text)
+            self._store.set(self.key(name), text)
 
     def post(self, name: str, message: dict[str, Any]) -> None:
-        """Leaves a message."""
+        """Stores a message."""
         self.put(name, json.dumps(message))
 
     def post_first(self, name: str, message: dict[str, Any]) -> None:
-        """Leaves a message where there is none yet."""
+        """Stores a message unless one exists."""
         with _talking():
-            self._store.compare_set(self._key(name), "", json.dumps(message))
+            self._store.compare_set(self.key(name), "", json.dumps(message))
 
     def count(self, name: str, amount: int = 1) -> int:
-        """Adds to a number, 0 at first; returns what it comes to."""
+        """Adds to a counter, initially 0; returns its new value."""
         with _talking():
-            return self._store.add(self._key(name), amount)
+            return self._store.add(self.key(name), amount)
 
     def has(self, name: str) -> bool:
-        """Whether there is something of that name."""
+        """Whether a message exists."""
         with _talking():
-            return self._store.check([self._key(name)])
+            return self._store.check([self.key(name)])
 
     def read(self, names: Sequence[str]) -> list[str]:
-        """Texts that are there."""
+        """Returns existing texts."""
         with _talking():
-            texts: list[bytes] = self._store.multi_get([self._key(name) for name in names])
+            texts: list[bytes] = self._store.multi_get([self.key(name) for name in names])
         return [text.decode() for text in texts]
 
     def look(self, name: str) -> dict[str, Any] | None:
-        """A message, if it is there."""
+        """Returns a message; None if it does not exist."""
         if not self.has(name):
             return None
         message: dict[str, Any] = json.loads(self.read([name])[0])
@@ -82,15 +82,15 @@ class Mailbox:
     def wait(
         self, names: Sequence[str], timeout_seconds: float, check: Callable[[], None]
     ) -> str | None:
-        """Waits for any of some messages; returns the first that is there, None for none in time.
+        """Waits for any of some messages; returns the first that exists, or None after the timeout.
 
-        Asks, with growing pauses, so that thousands of ranks that wait for long ask seldom: what
-        the store offers for waiting complains on standard error, and no Ctrl-C ends it.
+        It polls with growing pauses, so that thousands of ranks in long waits poll rarely: the
+        store's own wait prints to standard error, and a Ctrl-C does not end it.
 
         Args:
-            names: Of the messages, in order of preference.
-            timeout_seconds: For how long to wait.
-            check: Called before each look; what it raises ends the wait.
+            names: The messages, in order of preference.
+            timeout_seconds: Longest wait, in seconds.
+            check: Called before each poll; its exceptions end the wait.
         """
         began = time.monotonic()
         with span("wait for ranks"):
@@ -107,12 +107,13 @@ class Mailbox:
                 time.sleep(min(pause_seconds, timeout_seconds - waited_seconds))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Takes messages away, if they are there."""
+        """Deletes messages, if they exist."""
         with _talking():
             for name in names:
-                self._store.delete_key(self._key(name))
+                self._store.delete_key(self.key(name))
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
+        """The key of a message in the store."""
         return f"{self._prefix}/{name}"
 
 

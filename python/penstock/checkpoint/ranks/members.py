@@ -1,4 +1,4 @@
-"""`Members`: some of the ranks that save together."""
+"""`Members`: a subset of the ranks that save together."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Some of the ranks that save together; compared by identity, as there may be thousands.
+    """A subset of the ranks; compared by identity, as there may be thousands.
 
     Attributes:
         ranks: Their numbers in the group, ascending.
-        token: Stands for them in hashes.
+        token: Represents them in hashes.
     """
 
     ranks: tuple[int, ...]
@@ -29,25 +29,25 @@ class Members:
 
     @classmethod
     def of(cls, ranks: Iterable[int]) -> Members:
-        """The members with these numbers."""
+        """Returns the members with these numbers."""
         members = tuple(sorted(ranks))
         text = ",".join(map(str, members)).encode()
         return cls(members, blake2b(text, digest_size=8).digest())
 
     @property
     def leader(self) -> int:
-        """The lowest of them."""
+        """The lowest member."""
         return self.ranks[0]
 
 
 class Copy(NamedTuple):
-    """What a rank holds of a tensor where others hold the same.
+    """One rank's copy of a replicated tensor.
 
     Attributes:
-        name: Of the tensor.
-        leader: The lowest of those who hold the same.
-        mark: Stands for the elements.
-        device: Where they are. Those of different devices have different marks in any case.
+        name: The name of the tensor.
+        leader: The lowest rank that holds a copy.
+        mark: The fingerprint of the elements.
+        device: The device type. Copies on different device types have different fingerprints.
     """
 
     name: str

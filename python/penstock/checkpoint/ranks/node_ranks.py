@@ -1,4 +1,4 @@
-"""`Neighbours`: how many processes of a job share this machine, its memory and its disks."""
+"""`Neighbours`: the number of a job's processes that share this machine, its memory and disks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
 
 COUNTS = "machines"
-"""The message with the number of ranks of each machine; it stays."""
+"""Name of the message with the number of ranks per machine; it is never deleted."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -22,13 +22,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Neighbours:
     """The ranks of a group that are on this machine.
 
-    Where no launcher says how many there are, ranks tell each other where they are: each once, when
-    it first comes to anything that they do together, and whoever is last counts.
+    If no launcher gives their number, ranks exchange their machines' names: once, at their first
+    common operation, and the last rank counts.
 
     Args:
-        rank: The number of this one.
-        size: How many there are in all.
-        job_size: How many the whole job has.
+        rank: The number of this rank.
+        size: Number of ranks in the group.
+        job_size: Number of ranks in the whole job.
     """
 
     def __init__(self, rank: int, size: int, job_size: int) -> None:
@@ -36,12 +36,12 @@ class Neighbours:
         self._size = size
         self._is_told = False
         self.count = processes_here(job_size)
-        """How many are here, this one included; None where that is not known yet."""
+        """Number of ranks on this machine, this one included; None until known."""
         if size == 1 and self.count is None:
             self.count = 1
 
     def tell(self, mailbox: Mailbox) -> None:
-        """Says where this rank is; all do, as another launcher may have said less to others."""
+        """Publishes this rank's machine, once; a launcher may have told other ranks less."""
         if self._is_told or self._size == 1:
             return
         self._is_told = True
@@ -52,7 +52,7 @@ class Neighbours:
             mailbox.delete([*names, "machines told"])
 
     def hear(self, mailbox: Mailbox) -> int:
-        """Reads how many are here, when all have said where they are."""
+        """Reads the number of ranks on this machine, once all have published theirs."""
         counts = mailbox.look(COUNTS)
         if counts is None:
             raise AssertionError("what was waited for stays")
@@ -61,10 +61,10 @@ class Neighbours:
 
 
 def processes_here(job_size: int | None = None) -> int | None:
-    """How many processes of a job this machine has, as launchers say; None where they do not.
+    """Returns the number of a job's processes on this machine; None if no launcher gives it.
 
     Args:
-        job_size: How many there are in all; None if that is not known. A launcher of another number
+        job_size: Number of processes in the job; None if unknown. A launcher with another number
             started something else.
     """
     found = placement()
@@ -74,7 +74,7 @@ def processes_here(job_size: int | None = None) -> int | None:
 
 
 def _machine() -> str:
-    """The same for all processes that share memory and disks, containers or not."""
+    """Returns an id that is equal for all processes on one machine, in any container."""
     try:
         name = _BOOT_ID.read_text()
     except OSError:

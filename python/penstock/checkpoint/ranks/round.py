@@ -1,15 +1,14 @@
-"""`Round`: how the ranks of a job come to one verdict about one save.
+"""`Round`: the protocol by which ranks reach one verdict about one save.
 
 Each rank enters the round, and leaves it with a report or an error. In between, in this order:
 
-1. those who have plain tensors find out who holds the same ones;
-2. the *coordinator* (rank 0) begins the attempt and posts its id;
-3. every rank writes its files and casts its *vote*, with the digest of its part;
-4. the coordinator counts the votes, commits, and posts the *outcome*.
+1. ranks with plain tensors find out which ranks hold the same ones; 2. the *coordinator* (rank 0)
+begins the attempt and posts its id; 3. every rank writes its files and casts its *vote*, with the
+digest of its part; 4. the coordinator counts the votes, commits, and posts the *outcome*.
 
-Who cannot go on posts the *reason*. Who waited in vain, or learns that another rank failed, raises;
-nothing is committed then. What all ranks have to say is summed up by whoever comes last, so that
-the others read one message. Whoever leaves last clears up.
+A rank that cannot continue posts the *reason*. A rank that times out, or learns of another's
+failure, raises; nothing is then committed. The last rank to arrive summarizes the messages of all,
+so that the others read one message. The last rank to leave deletes all messages.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.node_ranks import Neighbours
 
 _VOTE = struct.Struct("<QQQ")
-"""Size and digest of the part, balance."""
+"""Size and digest of the part, and the balance."""
 
 _COMMIT_SECONDS = 10
-"""For how long to wait for the end of a commit that has begun."""
+"""Longest wait for the end of a commit that has begun."""
 
 _LISTEN_SECONDS = 0.5
-"""How often a rank that writes looks whether another one has failed."""
+"""Interval at which a writing rank checks whether another rank has failed."""
 
 
 class Misfit(Enum):
-    """How far another rank's call is from the coordinator's in the same round."""
+    """The position of another rank's call relative to the coordinator's in the same round."""
 
     AHEAD = auto()
     BEHIND = auto()
@@ -54,12 +53,12 @@ class Misfit(Enum):
 
 
 class Vote(NamedTuple):
-    """What a rank has to say about a save.
+    """A rank's vote for a save.
 
     Attributes:
         part_bytes: Size of its part.
-        part_digest: Digest of that.
-        balance: What it saw; see `penstock.checkpoint.layout.sharding.Balance`.
+        part_digest: Digest of its part.
+        balance: Its sum; see `penstock.checkpoint.layout.sharding.Balance`.
     """
 
     part_bytes: int
@@ -68,21 +67,21 @@ class Vote(NamedTuple):
 
 
 class Round(Exchange):
-    """One save, or another thing that ranks do together, seen from one of them.
+    """One save, or another common operation, seen from one rank.
 
     Args:
-        mailbox: Where they leave messages.
-        number: Of the round; each rank counts for itself.
-        label: What it is about; the same for all.
-        order: Tells which of two labels comes first, if they are steps of a training run.
+        mailbox: The store of the messages.
+        number: The number of the round; each rank counts for itself.
+        label: The subject; the same on all ranks.
+        order: Determines which of two labels is earlier, if they are training steps.
         rank: Number of this rank in the group.
-        global_ranks: Numbers of all of them in the job, in the order of the group.
-        timeout_seconds: For how long to wait for another rank.
-        neighbours: How many of them are on this machine.
+        global_ranks: Numbers of all ranks in the job, in the group's order.
+        timeout_seconds: Longest wait for another rank, in seconds.
+        neighbours: The ranks on this machine.
 
     Attributes:
-        misfit: How this rank turned out not to be in step, if it did.
-        has_left: Whether it is done with the round.
+        misfit: How this rank is out of step; None if it is in step.
+        has_left: Whether this rank has left the round.
     """
 
     def __init__(
@@ -109,60 +108,56 @@ class Round(Exchange):
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the one that begins and commits."""
+        """Whether this rank begins attempts and commits them."""
         return self.rank == 0
 
-    # Coming and going.
+    # Entering and leaving.
 
     def open(self) -> None:
-        """Says that this rank has come; of the coordinator also what the round is about."""
+        """Announces this rank; the coordinator also announces the subject of the round."""
         self._neighbours.tell(self._mailbox)
         self._put_own("come", "")
         if self.is_coordinator:
             self._post("round", {"label": self.label, "order": self._order})
 
     def wait_opened(self) -> None:
-        """Waits for the coordinator to say so.
-
-        Raises:
-            RankError: It has not come in time.
-        """
+        """Waits for the coordinator's announcement."""
         if not self.is_coordinator and self._wait(["round"], self.timeout_seconds) is None:
             raise self._missing("come", None)
 
     def concerns(self) -> bool:
-        """Whether it is about the same as for the others, as far as that is known yet.
+        """Whether the subject is the same as for the others, as far as is known.
 
-        If not, ``misfit`` tells why, where the round has not ended yet.
+        If not, and the round has not ended, ``misfit`` gives the difference.
         """
         opened = self._look("round")
         over = self.over()
         if over is not None:
-            # Before the coordinator has come, what another member called it is all there is.
+            # Before the coordinator has come, only another member's label is known.
             about: str = (opened or over)["label"]
             return self.label == about
         return self._fits(opened)
 
     def over(self) -> dict[str, Any] | None:
-        """Why or how it has ended, if it has."""
+        """Returns the reason or outcome of an ended round; None if it has not ended."""
         return self._look("reason") or self._look("outcome")
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this rank cannot go on, and that nobody has to wait for it.
+        """Tells the other ranks that this rank cannot continue, so that none waits for it.
 
-        A vote that is cast stands: whoever has cast one may no more than `withdraw` it.
+        A cast vote stands: a rank that has voted can only `withdraw` it.
         """
         self.has_failed = True
         if not self._has_voted:
             self.withdraw(error)
 
     def withdraw(self, error: BaseException) -> None:
-        """Tells the others not to commit, if they have not begun to."""
-        # The first reason stays.
+        """Asks the other ranks not to commit, if they have not begun to."""
+        # The first reason is kept.
         self._mailbox.post_first(self._name("reason"), self._describe(error))
 
     def mismatch(self) -> RankError:
-        """The error for a rank that is about something else than the coordinator."""
+        """Returns the error for a rank whose subject differs from the coordinator's."""
         opened = self._look("round") or {"label": "something else"}
         return RankError(
             f"rank 0 is at {opened['label']} where rank {self.rank} is at {self.label}: all ranks "
@@ -172,21 +167,21 @@ class Round(Exchange):
         )
 
     def give_up(self, error: BaseException) -> None:
-        """Fails and leaves, as well as it can: the caller has an error to raise."""
+        """Fails and leaves the round, ignoring errors: the caller is about to raise one."""
         if self.has_left:
-            # There may be nobody left to clear up what is said now.
+            # No rank may be left to delete further messages.
             return
         with contextlib.suppress(PenstockError):
             self.fail(error)
             self.leave()
 
     def leave(self) -> None:
-        """Is done with the round, one way or another; further calls do nothing."""
+        """Leaves the round, whatever its outcome; further calls do nothing."""
         if self.has_left:
             return
         self.has_left = True
         if not self.has_failed:
-            # All have read them.
+            # All ranks have read them.
             self._delete(self._own)
         if self._count("left") < self.size:
             return
@@ -200,10 +195,10 @@ class Round(Exchange):
 
     @contextlib.contextmanager
     def listening(self, give_up: Callable[[], None]) -> Iterator[None]:
-        """While this rank is busy, calls a function as soon as another one has failed.
+        """Calls a function as soon as another rank has failed, while the block runs.
 
         Args:
-            give_up: Called once at most, on another thread.
+            give_up: Called at most once, on another thread.
         """
         is_done = threading.Event()
 
@@ -223,24 +218,17 @@ class Round(Exchange):
             listener.join()
 
     def check_failed(self) -> None:
-        """Raises what another rank has failed of, unless this one has cancelled the save itself.
-
-        Raises:
-            PenstockError: That.
-        """
+        """Raises another rank's failure, unless this rank has cancelled the save itself."""
         reason = None if self._is_cancelled.is_set() else self._look("reason")
         if reason is not None:
             raise self.error_of(reason)
 
-    # What all say.
+    # Messages of all ranks.
 
     def processes_here(self) -> int:
-        """How many of the ranks this machine has.
+        """Returns the number of ranks on this machine.
 
-        Where no launcher says it, that takes all ranks to come: once, as it stays.
-
-        Raises:
-            RankError: One has not come in time, or failed.
+        If no launcher gives it, this waits once for all ranks.
         """
         if self._neighbours.count is None:
             reason = self._name("reason")
@@ -253,23 +241,20 @@ class Round(Exchange):
         return self._neighbours.count
 
     def holders(self, hashes: Sequence[int]) -> list[Members]:
-        """Who holds the same plain tensors as this rank.
+        """Finds the ranks that hold the same plain tensors as this rank.
 
-        Ranks that hold none wait for nobody.
+        Ranks without plain tensors do not wait.
 
         Args:
-            hashes: Stand for the tensors, contents included.
+            hashes: Fingerprints of the tensors, contents included.
 
         Returns:
-            For each of them the ranks that have one of that hash.
-
-        Raises:
-            RankError: A rank has not come in time, or failed.
+            For each tensor the ranks that have one with its fingerprint.
         """
         text = struct.pack(f"<{len(hashes)}Q", *sorted(hashes))
         digest = blake2b(text, digest_size=8).hexdigest() if hashes else NOTHING
         if hashes:
-            # Before the rank is counted: whoever is last finds it.
+            # Before this rank is counted, so that the last rank sees it.
             self._count("asking")
         self._put_own("plain", digest)
         if self._count("plains") == self.size and self._has("asking"):
@@ -291,11 +276,7 @@ class Round(Exchange):
         return [known[sums["of"].get(f"{one:x}", 0)] for one in hashes]
 
     def is_true_for_all(self, answer: bool) -> bool:
-        """Whether all ranks say yes, when all have come.
-
-        Raises:
-            RankError: A rank has not come in time, or failed.
-        """
+        """Returns whether all ranks answer True, once all have come."""
         self._put_own("answer", str(int(answer)))
         if self._count("answers") == self.size:
             self._post("full", {"all": all(text == "1" for text in self._read_all("answer"))})
@@ -303,11 +284,11 @@ class Round(Exchange):
         return is_yes
 
     def cast(self, vote: Vote, copies: Sequence[Copy] = ()) -> None:
-        """Votes in favour of the save.
+        """Votes for the save.
 
         Args:
-            vote: What this rank has written and seen.
-            copies: What it tells beside that if votes do not balance.
+            vote: This rank's vote.
+            copies: Its replicated tensors, published if the votes do not balance.
         """
         self._has_voted = True
         self._copies = copies
@@ -315,18 +296,14 @@ class Round(Exchange):
         if self._count("votes") == self.size:
             self._post("full", {})
 
-    # What the coordinator does.
+    # Actions of the coordinator.
 
     def post_begun(self, attempt_id: str) -> None:
-        """Tells the others that the save has begun."""
+        """Tells the other ranks that the save has begun."""
         self._post("begun", {"id": attempt_id})
 
     def count_votes(self, own: Vote, copies: Sequence[Copy] = ()) -> list[Vote]:
-        """Waits for the votes of all ranks, this one's included; returns them in order.
-
-        Raises:
-            RankError: A rank failed, or has not voted in time.
-        """
+        """Waits for the votes of all ranks, this one's included; returns them in order."""
         self.cast(own, copies)
         self._await("full", "written its part", "vote")
         reason = self._look("reason")
@@ -335,11 +312,7 @@ class Round(Exchange):
         return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
 
     def ask_copies(self) -> Iterator[list[Copy]]:
-        """Has every rank tell of its copies; those of each, in order.
-
-        Raises:
-            RankError: A rank has not told in time.
-        """
+        """Asks every rank for its copies; yields those of each rank, in order."""
         self._post("doubt", {})
         self._tell_copies()
         self._await("told", "said what it holds", "account")
@@ -348,54 +321,42 @@ class Round(Exchange):
             yield [Copy(*copy) for copy in json.loads(text)]
 
     def post_outcome(self, outcome: dict[str, Any]) -> None:
-        """Tells the others how it ended."""
+        """Tells the other ranks the outcome."""
         self._post("outcome", {"label": self.label, **outcome})
 
     def post_failed(self, error: BaseException, *, discard: bool) -> None:
-        """Tells the others that it failed.
+        """Tells the other ranks that the save failed.
 
         Args:
-            error: Why.
-            discard: Whether nothing is committed for certain, so that all may remove their files.
+            error: The error.
+            discard: Whether certainly nothing is committed, so that all ranks may remove their
+                files.
         """
         self.has_failed = True
         self.withdraw(error)
         self._post("outcome", {**self._describe(error), "discard": discard})
 
     def post_busy(self, is_busy: bool) -> None:
-        """Tells the others whether this save is left out."""
+        """Tells the other ranks whether this save is skipped."""
         self._post("busy", {"is_busy": is_busy})
         if is_busy:
             self.post_outcome({})
 
-    # What the others do.
+    # Actions of the other ranks.
 
     def wait_busy(self) -> bool:
-        """Whether the coordinator leaves this save out.
-
-        Raises:
-            RankError: It has not come in time, or failed.
-        """
+        """Returns whether the coordinator skips this save."""
         is_busy: bool = self._await("busy", "come to save", None)["is_busy"]
         return is_busy
 
     def wait_begun(self) -> str:
-        """Waits for the coordinator to begin the save; returns the id of the attempt to join.
-
-        Raises:
-            RankError: It has not begun in time, or saves something else.
-            PenstockError: Whatever kept it from beginning.
-        """
+        """Waits for the coordinator to begin the save; returns the id of the attempt to join."""
         attempt_id: str = self._await("begun", "begun the save", None)["id"]
         return attempt_id
 
     def wait_outcome(self) -> dict[str, Any]:
-        """Waits for the coordinator's verdict.
-
-        Raises:
-            RankError: There was none in time. The save may be complete or not.
-        """
-        # The coordinator may have begun to wait for the votes as late as this rank.
+        """Waits for the coordinator's verdict."""
+        # The coordinator may have started its wait for votes as late as this rank its own.
         seconds = 2 * self.timeout_seconds
         try:
             found = self._wait(["outcome", "doubt"], seconds)
@@ -404,7 +365,7 @@ class Round(Exchange):
                 found = self._wait(["outcome"], seconds)
         except SaveCancelledError as error:
             self.withdraw(error)
-            # If that came too late there is an outcome soon.
+            # If the withdrawal came too late, an outcome follows soon.
             if self._mailbox.wait([self._name("outcome")], _COMMIT_SECONDS, _go_on) is None:
                 raise SaveCancelledError(
                     f"{error}, after this rank had written its part; it is not committed so far, "
@@ -420,28 +381,25 @@ class Round(Exchange):
         return self._get("outcome")
 
     def wait_decision(self) -> dict[str, Any]:
-        """Waits for what the coordinator decides when all have come.
-
-        Raises:
-            RankError: It has not decided in time, or failed.
-            PenstockError: What it found instead.
-        """
+        """Waits for the coordinator's decision, after all ranks have come."""
         decision = self._await("outcome", "decided", None)
         if "error" in decision:
             raise self.error_of(decision)
         return decision
 
     def error_of(self, reason: dict[str, Any]) -> PenstockError:
-        """The error that a rank described, as it is raised on this one."""
+        """Converts another rank's error description to the error that this rank raises."""
         name, message, rank = reason["error"], reason["message"], reason["rank"]
         kind = errors.called(name)
-        if kind is not None and (kind is RankError or (rank == 0 and kind._is_shared)):
+        if kind is not None and (
+            kind is RankError or (rank == 0 and errors.is_true_for_all_ranks(kind))
+        ):
             return kind(message, **reason["fields"])
-        # Where a commit has begun its own error says what there is.
+        # After the begin of a commit, the commit's own error describes the outcome.
         result = ", so nothing was done" if reason.get("discard", True) else ""
         return RankError(f"rank {rank} failed{result}: {name}: {message}", rank=rank)
 
-    # Inside.
+    # Internals.
 
     def _tell_copies(self) -> None:
         self._put_own("account", json.dumps(self._copies))
@@ -449,10 +407,8 @@ class Round(Exchange):
             self._post("told", {})
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
-        """An error as the others can be told of it."""
-        fields = {}
-        if isinstance(error, PenstockError):
-            fields = {name: getattr(error, name) for name in error._fields}
+        """Describes an error for the other ranks."""
+        fields = errors.fields_of(error) if isinstance(error, PenstockError) else {}
         reason = {"rank": self.rank, "error": type(error).__name__, "message": str(error)}
         return {"label": self.label, **reason, "fields": fields}
 
@@ -465,16 +421,12 @@ class Round(Exchange):
         return False
 
     def _await(self, what: str, deed: str, by: str | None) -> dict[str, Any]:
-        """A message that comes when all have done something, or one rank fails.
+        """Waits for a message that follows an action of all ranks, or for a failure.
 
         Args:
-            what: Its name.
-            deed: What they have done then.
-            by: The kind of message that each leaves; None where the coordinator alone does.
-
-        Raises:
-            RankError: A rank has not done it in time.
-            PenstockError: It failed.
+            what: The name of the message.
+            deed: The action, in words.
+            by: The kind of message that each rank leaves; None if only the coordinator acts.
         """
         found = self._wait([what, "reason"], self.timeout_seconds)
         if found is None:

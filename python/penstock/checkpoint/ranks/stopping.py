@@ -1,16 +1,15 @@
-"""`Stopping`: how ranks come to stop after the same step when a signal has come to some of them.
+"""`Stopping`: makes all ranks stop after the same step when a signal reaches some of them.
 
-The signal may reach one of them, or all at different times. They agree through the key-value store
-with which `torch.distributed` brought them together, by a chain of *marks* of which each is written
-once, by whoever comes first:
+The signal may reach one rank, or several at different times. They agree through the key-value store
+of `torch.distributed`, by a chain of *marks*, each of which is written once, by the first rank:
 
-1. Who has the signal marks the step after the one it has ended.
-2. Who comes to the marked step waits there. Who is past it already marks the step where it is.
-3. Who comes last to the marked step marks that all are there: it is the one.
-4. Who has waited in vain marks a later step, further away each time, and goes on: a rank may be
-   steps ahead where it only hands work to a device, and wait there for one that waits here.
+1. A rank with the signal marks the step after the one that it has ended. 2. A rank that reaches the
+marked step waits there. A rank already past it marks its own step. 3. The last rank to reach the
+marked step marks that all are there: they stop after this step. 4. A rank whose wait timed out
+marks a later step, further ahead each time, and continues: a rank may be steps ahead if it only
+submits work to a device, and wait there for one that waits here.
 
-A rank that never comes ends the wait of the others when the time of grace is over.
+A missing rank ends the others' wait when the grace period is over.
 """
 
 from __future__ import annotations
@@ -24,44 +23,44 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
 
 _WAIT_SECONDS_MIN = 0.5
-"""For the others at a marked step, at first; twice as long each time."""
+"""First wait for the others at a marked step; each later wait is twice as long."""
 
 _STEPS_WAITED = 2
-"""The same, in steps of training."""
+"""The same, as a number of training steps."""
 
 
 class Grace(Protocol):
-    """The time that is left since the signal came, to whichever rank."""
+    """The time left since the first rank received the signal."""
 
     signal: int | None
 
     @property
     def remaining_seconds(self) -> float:
-        """How much is left of it; all as long as no signal has come."""
+        """Returns the time left; the whole grace period before a signal."""
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long ago the signal came."""
+        """Returns the time since the signal."""
 
     def begin_grace(self, elapsed_seconds: float) -> None:
-        """Counts the time from a signal that came to another rank."""
+        """Starts the grace period at another rank's signal."""
 
 
 class Stopping:
-    """How ranks come to stop after the same step; see the module.
+    """Makes all ranks stop after the same step; see the module.
 
     Args:
-        ranks: Who stops.
+        ranks: The ranks.
 
     Attributes:
-        are_all_here: Whether it is all of them that do, and not those who are left.
+        are_all_here: Whether all ranks stop, rather than only those that are left.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._mailbox: Mailbox = ranks.mailbox
         self._size = ranks.size
         count = _counts.get(ranks, 0)
-        # Every rank watches as often.
+        # The count is equal on all ranks, as every rank creates watches equally often.
         _counts[ranks] = count + 1
         self._prefix = f"stop/{count}"
         self._next = 0
@@ -73,7 +72,7 @@ class Stopping:
         self.are_all_here = True
 
     def is_here(self, step: int, grace: Grace) -> bool:
-        """Whether all ranks stop after this step."""
+        """Returns whether all ranks stop after this step."""
         began = time.monotonic()
         step_seconds = 0.0 if self._last_call is None else began - self._last_call
         try:
@@ -92,7 +91,7 @@ class Stopping:
             self._last_call = time.monotonic()
 
     def _is_decided(self, step: int, grace: Grace) -> bool:
-        """Reads on; whether the last mark ends all of it."""
+        """Reads further marks; returns whether the last one is final."""
         self._read(grace)
         if self._mark is None and grace.signal is not None:
             self._post({"step": step + 1}, grace)
@@ -109,12 +108,12 @@ class Stopping:
             grace.begin_grace(mark["elapsed_seconds"])
 
     def _post(self, mark: dict[str, Any], grace: Grace) -> None:
-        """Leaves the next mark, unless somebody else has."""
+        """Posts the next mark, unless another rank has."""
         mark = {**mark, "elapsed_seconds": grace.elapsed_seconds}
         self._mailbox.post_first(f"{self._prefix}/{self._next}", mark)
 
     def _wait(self, step: int, step_seconds: float, grace: Grace) -> None:
-        """Waits at a marked step until all are there, or somebody marks another one."""
+        """Waits at a marked step until all ranks are there, or another step is marked."""
         if not self._has_come:
             self._has_come = True
             if self._mailbox.count(f"{self._prefix}/at/{self._next}") == self._size:
@@ -131,7 +130,7 @@ class Stopping:
 
 
 _counts: weakref.WeakKeyDictionary[Ranks, int] = weakref.WeakKeyDictionary()
-"""How often each job was watched."""
+"""Number of watches of each job so far."""
 
 
 def _go_on() -> None:

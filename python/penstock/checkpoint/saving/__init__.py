@@ -1,1 +1,1 @@
-"""One save: taken apart, staged, written, committed, alone or among many ranks."""
+"""One save: flattened, staged, written, committed, by one process or many ranks."""

@@ -1,4 +1,4 @@
-"""A save of one process that waits for it."""
+"""A blocking save of one process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ if TYPE_CHECKING:
 def save_alone(
     destination: Destination, state: Any, settings: dict[str, Any], progress: bool | Progress
 ) -> SaveReport:
-    """`save` of this process alone, with its arguments checked.
-
-    Raises:
-        PenstockError: Whatever `save` raises.
-    """
+    """Saves the state of this process alone; the arguments are checked."""
     return write_alone(destination, state, settings, progress=progress)
 
 
 def write_alone(
     destination: Destination, state: Any, settings: dict[str, Any], *, progress: bool | Progress
 ) -> SaveReport:
-    """The same of what is a part of another call, of whose end nobody is told."""
+    """Saves as a part of another call, without an event for observers."""
     began = time.perf_counter()
     with span("flatten"):
         flat = flatten(captured(state))

@@ -1,4 +1,4 @@
-"""The entry of a report for memory that is shared in a state, and not when it is loaded."""
+"""The report entry for memory shared in a state that is loaded as independent tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED_MAX = 8
 
 
 def untied(flat: Flattened) -> list[Fallback]:
-    """The reason why tensors that share memory come back independent, if there are any."""
+    """Returns the fallback for tensors that share memory but load independently, if any."""
     if not flat.untied:
         return []
     named = ", ".join(f"{name} and {other}" for name, other in flat.untied[:_NAMED_MAX])

@@ -1,4 +1,4 @@
-"""`Destination`: where and as what a state is saved."""
+"""`Destination`: path, step and options of a saved checkpoint."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where and as what a state is saved.
+    """Path, step and options of a saved checkpoint.
 
     Attributes:
         path: The checkpoint's directory.
         step: The training step, if any.
         metadata: The user's note as JSON text.
         overwrite: Whether a complete checkpoint is replaced.
-        store: The store that it is a step of, if any: there a damaged one gives way.
-        groups: Which tensors lie in shards of their own.
-        files: Small files that go with it, by name.
+        store: The store that contains the step, if any; a damaged step there is set aside.
+        groups: The groups of tensors that are stored in separate shards.
+        files: Small files stored with the checkpoint, by name.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Destination:
 
     @property
     def label(self) -> str:
-        """What ranks that save the same call the same, wherever they have it mounted."""
+        """A label of the save that is equal on all ranks, wherever they mount the directory."""
         name = os.path.basename(absolute(self.path))
         return name if self.step is None else f"{name} (step {self.step})"
 
@@ -53,23 +53,14 @@ class Destination:
         check_no_index(self.groups, self.files)
 
     def check_free(self) -> None:
-        """Refuses early what the commit would refuse in any case.
-
-        Raises:
-            CheckpointExistsError: A complete checkpoint is there.
-        """
+        """Refuses early a save that the commit would refuse."""
         self.give_way()
         if is_there(os.path.join(self.path, _native.MANIFEST)):
-            # It says so with the same words, and after the directory is synced.
+            # Beginning an attempt raises the same error, after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
 
     def give_way(self) -> None:
-        """Sets aside what is in the way and damaged, or cannot be read; see `SetAside`.
-
-        Raises:
-            StorageError: The operating system failed an operation, or somebody reads it for long;
-                or a directory is in the way of a small file, which stays.
-        """
+        """Sets aside a damaged or unreadable step at the path; see `SetAside`."""
         self._set_aside()
         check_copies(self.path, self.groups, self.files)
 
@@ -81,7 +72,7 @@ class Destination:
         except StorageError as error:
             if not self.overwrite:
                 raise
-            # To be replaced is what was asked for; the save matters more than what it replaces.
+            # The caller asked for a replacement; the new save matters more than the old one.
             warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
             return
         if aside is not None:
@@ -89,14 +80,14 @@ class Destination:
 
 
 def warn(message: str) -> None:
-    """Warns, and fails nothing: not where warnings are errors either."""
+    """Issues a warning, but never raises, not even if warnings are errors."""
     try:
         warnings.warn(message, PenstockWarning, stacklevel=3)
     except PenstockWarning:
-        # Warnings are errors here. The save has not failed, so it goes on.
+        # Warnings are errors here, but the save has not failed and continues.
         sys.stderr.write(f"penstock: {message}\n")
 
 
 def told_aside(path: str) -> str:
-    """Where a step is now, in words that follow its damage."""
+    """Describes where a damaged step was set aside."""
     return f"it is set aside as {path}, from where `penstock salvage` takes what is intact"

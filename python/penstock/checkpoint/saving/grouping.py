@@ -1,4 +1,4 @@
-"""`Grouping`: which tensors of a state that was taken apart are of which group."""
+"""`Grouping`: assigns the tensors of a flattened state to groups."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 _RESERVED = "__metadata__"
 _LED = re.compile(r"@[0-9]+$")
-"""How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
+"""Suffix of the global names of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The grouped tensors of a save, and the index to make of them.
+    """The grouped tensors of a save, and the index to write.
 
     Attributes:
-        rows: The tensors that are of a group, as the native module takes them.
-        index: The group to make an index of.
-        fallbacks: Why there is no index, where one is asked for, and a name that was taken for one
-            that a wrapper has changed.
+        rows: The tensors of groups, in the form that the native module takes.
+        index: The group that gets an index; None for no index.
+        fallbacks: The reason for a missing index, and the renaming of tensors whose names a wrapper
+            seemed to have changed.
     """
 
     rows: list[tuple[int, str, str]]
@@ -44,12 +44,10 @@ class Grouping:
         """Finds the groups' tensors in a state.
 
         Args:
-            groups: Which there are.
-            flat: The state, taken apart.
-            rank: Which of many ranks this is. What each has of its own counts for the first only.
-
-        Raises:
-            UnsupportedStateError: Two tensors of a group have one name, or it has none.
+            groups: The groups.
+            flat: The flattened state.
+            rank: The number of this rank among many. Own tensors are grouped on the first rank
+                only.
         """
         if not groups.group_of:
             return cls([])
@@ -67,22 +65,22 @@ class Grouping:
 
 
 def names_of_nodes(root: tree.Node) -> dict[int, str]:
-    """The name of each tensor of a tree, by the identity of its node."""
+    """Returns the name of each tensor of a tree, by the identity of its node."""
     return {id(node): name for name, node in tree.leaves(plain(root)) if is_data(node)}
 
 
 class _Names:
-    """Names of a state's tensors, by what its tree says of them.
+    """Names of a state's tensors, from its tree.
 
     Attributes:
-        without_bytes: Windows of others, and tensors without elements that ranks share.
+        without_bytes: Names of windows of other tensors, and of empty tensors that ranks share.
     """
 
     def __init__(self, flat: Flattened) -> None:
         self._of: dict[int | str, list[str]] = {}
         self.without_bytes: list[str] = []
         if flat.tree == tree.AS_FIRST:
-            # Its planner has taken the state apart: names are the planner's.
+            # A planner flattened the state: the names are the planner's.
             for index, source in enumerate(flat.tensors):
                 box = source[7]
                 name = source[0] if box is None else _LED.sub("", box[0])
@@ -103,11 +101,11 @@ class _Names:
             self._of.setdefault(of, []).append(name)
 
     def of(self, index: int, box: tuple[Any, ...] | None) -> list[str]:
-        """The names of a tensor, the first one first: of an index, or the one it is a box of."""
+        """Returns the names of a tensor, or of the tensor that it is a box of, first one first."""
         return self._of.get(index if box is None else box[0], [])
 
     def all(self) -> list[str]:
-        """The names of all tensors."""
+        """Returns the names of all tensors."""
         return [*(name for names in self._of.values() for name in names), *self.without_bytes]
 
 
@@ -141,12 +139,12 @@ def _rows(
                 key=label,
             )
         label_of[member] = label
-        # A rank may have several pieces, and names that escapes tell apart are written alike.
+        # A rank may have several pieces, and names that differ by escapes are written alike.
         written = _free(member._replace(name=plain_text(unescaped(member.name))), taken)
         taken.add(written)
         rows.append((index, *written))
     for index, row in enumerate(flat.linked[1], len(flat.tensors)):
-        # Its file calls it what it does: it is of the group under that name only.
+        # The file fixes the tensor's name: the tensor belongs to the group only under that name.
         for name in names.of(index, row[7]):
             found = members.get(name)
             if found is not None and plain_text(unescaped(found.name)) == row[6] and row[7] is None:
@@ -165,7 +163,7 @@ def _rows(
 
 
 def _renamed(own: Groups, names: _Names) -> tuple[Fallback, ...]:
-    """The first name that was taken for one that a wrapper has changed, and how many more."""
+    """Returns the fallback for names that a wrapper seemed to have changed."""
     found = [
         (name, member.name)
         for name, member in own.members(names.all()).items()
@@ -182,13 +180,13 @@ def _renamed(own: Groups, names: _Names) -> tuple[Fallback, ...]:
 
 
 def _of_tied(members: list[Member]) -> Member | None:
-    """Where a tensor of several names lies: in the group with the index, if it is of that."""
+    """Returns the place of a tensor with several names; the group with the index comes first."""
     indexed = [member for member in members if member.group == IN_PLACE]
     return next(iter(indexed or members), None)
 
 
 def _is_bytes(owner: Any) -> bool:
-    """Whether it is the memory of a byte string, which is a value and no tensor."""
+    """Whether a memory's owner is a byte string, which is a value and not a tensor."""
     return isinstance(getattr(owner, "base", None), bytes | bytearray)
 
 

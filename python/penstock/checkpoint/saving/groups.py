@@ -1,7 +1,7 @@
-"""`Groups`: tensors of a state that lie in shards of their own, as readers of models want them.
+"""`Groups`: tensors of a state stored in separate shards for readers of models.
 
 Such a reader opens the files that an index lists, takes every tensor in them for one of the
-model's, and knows it by the name that the model has for it.
+model's, and identifies it by the model's name for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 IN_PLACE = ""
-"""The group whose index lies in the checkpoint's directory."""
+"""The group whose index is in the checkpoint's directory."""
 
 Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str]"
-"""Small files by name, as bytes or as a path to read; or a directory, for all but its weights."""
+"""Small files by name, as bytes or as a path to read; or a directory, without its weights."""
 
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _WEIGHTS = (
@@ -36,17 +36,17 @@ _WEIGHTS = (
 )
 _FILE_BYTES_MAX = 64 << 20
 _OF_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\.")
-"""What names of files of a checkpoint hold that nobody else has."""
+"""A part that only names of a checkpoint's files contain."""
 _STEP = re.compile(r"(step|damaged)-[0-9-]+")
 _NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
 
 
 class Member(NamedTuple):
-    """A tensor's place in its group.
+    """The place of a tensor in a group.
 
     Attributes:
-        group: The group's name.
-        name: What the model calls the tensor, escaped as names are.
+        group: The name of the group.
+        name: The model's name of the tensor, escaped as names are.
     """
 
     group: str
@@ -55,23 +55,18 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which tensors belong to which group.
+    """The assignment of tensors to groups.
 
     Attributes:
-        group_of: The group of what is below a name, which is as `penstock.inspect` shows it, or the
-            keys as they are, joined by dots.
+        group_of: The group of all tensors below a name. The name is as `penstock.inspect` shows it,
+            or consists of the raw keys joined by dots.
     """
 
     group_of: Mapping[str, str]
 
     @classmethod
     def check(cls, groups: Mapping[str, str] | None) -> Groups:
-        """What a caller asks for.
-
-        Raises:
-            TypeError: They are no names.
-            ValueError: Two groups have one name, or one is within another.
-        """
+        """Checks a caller's groups."""
         if groups is None:
             return cls({})
         if not hasattr(groups, "items"):
@@ -92,11 +87,11 @@ class Groups:
         return cls(found)
 
     def among(self, names: Iterable[str]) -> Groups:
-        """The same groups, by names of the state alone.
+        """Returns the same groups by escaped names of the state.
 
         Args:
-            names: Those of all tensors of the state. A group is what is below its name; where that
-                is nothing, what is below the keys that are written so.
+            names: The names of all tensors of the state. If no tensor is below a group's name, the
+                name is taken for raw keys.
         """
         listed = list(names)
         found: dict[str, str] = {}
@@ -110,20 +105,20 @@ class Groups:
         return Groups(found)
 
     def group(self, name: str) -> str | None:
-        """The group of a tensor of a name; None where it is of none."""
+        """Returns the group of a tensor; None if it belongs to none."""
         prefix = self._prefix(name)
         return None if prefix is None else self.group_of[prefix]
 
     def inner(self, name: str) -> str | None:
-        """The rest of a name behind that of its group; None where it is of none."""
+        """Returns a tensor's name within its group; None if it belongs to none."""
         prefix = self._prefix(name)
         return None if prefix is None else _below(name, prefix)
 
     def members(self, names: Iterable[str]) -> dict[str, Member]:
-        """The group of each tensor and its name in there, by names.
+        """Returns the group of each tensor and its name there.
 
         Args:
-            names: Those of all tensors of the state; the ones of no group are left out.
+            names: The names of all tensors of the state; those outside of groups are omitted.
         """
         below: dict[str, dict[str, str]] = {prefix: {} for prefix in self.group_of}
         for name in names:
@@ -138,7 +133,7 @@ class Groups:
         return found
 
     def _prefix(self, name: str) -> str | None:
-        """The name of a group that a tensor is below."""
+        """Returns the name of the group that contains a tensor."""
         for prefix in self.group_of:
             if name != prefix and _is_below(name, prefix):
                 return prefix
@@ -146,17 +141,11 @@ class Groups:
 
 
 NO_GROUPS = Groups({})
-"""All tensors lie together."""
+"""All tensors are stored together."""
 
 
 def read_files(files: Files | None) -> list[tuple[str, bytes]]:
-    """Small files that go with a checkpoint.
-
-    Raises:
-        TypeError: They are no files.
-        ValueError: A name cannot be one beside the shards, or a file is large.
-        OSError: One cannot be read.
-    """
+    """Reads the small files of a checkpoint."""
     if files is None:
         return []
     found: dict[str, Any]
@@ -182,7 +171,7 @@ def _read(name: Any, content: Any) -> bytes:
     if isinstance(content, bytes | bytearray | memoryview):
         text = bytes(content)
     elif isinstance(content, str | os.PathLike):
-        # A pipe would keep the save waiting.
+        # Opening a pipe would block the save.
         fd = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             facts = os.fstat(file.fileno())
@@ -206,21 +195,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_no_index(groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
-    """Refuses an index of the caller's beside one of ours.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Refuses an index of the caller if Penstock writes one."""
     if IN_PLACE in groups.group_of.values() and any(name == INDEX for name, _ in files):
         raise ValueError(f"files: {INDEX} is written for the group '': leave it out")
 
 
 def check_copies(path: str, groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
-    """Refuses what no copy of a small file can take the place of, before anything is written.
-
-    Raises:
-        StorageError: A directory has the name of one.
-    """
+    """Refuses, before anything is written, small files whose names are taken by directories."""
     names = [name for name, _ in files]
     if IN_PLACE in groups.group_of.values():
         names.append(INDEX)

@@ -1,4 +1,4 @@
-"""`guard`: optimizers that copy first what a lazy save has not copied yet."""
+"""`guard`: makes an optimizer wait for the copies of a lazy save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Keeps an optimizer from changing what a lazy save has not copied; see `guard`."""
+    """Keeps an optimizer from changing tensors before a lazy save has copied them; see `guard`."""
 
     def __init__(self, optimizer: Any) -> None:
         try:
@@ -27,10 +27,10 @@ class Guard:
         self._optimizer = weakref.ref(optimizer)
         _guarded.add(optimizer)
         self.waited_seconds = 0.0
-        """Time that steps have waited so far."""
+        """Total time that steps have waited."""
 
     def remove(self) -> None:
-        """Takes the guard off the optimizer."""
+        """Removes the guard from the optimizer."""
         self._handle.remove()
         optimizer = self._optimizer()
         if optimizer is not None:
@@ -44,9 +44,9 @@ class Guard:
 
 
 def hold_before_steps() -> None:
-    """Has every optimizer of PyTorch hold what devices have, from now on, guarded or not.
+    """Makes every PyTorch optimizer wait for device copies, guarded or not.
 
-    Fused ones change tensors that PyTorch does not count.
+    Fused optimizers change tensors without PyTorch's version count.
     """
     global _is_hooked
     if not _is_hooked:
@@ -64,16 +64,16 @@ def _before_any_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Optimizers that have one."""
+"""Optimizers that have a guard."""
 
 
 def guard(optimizer: Any) -> Guard:
-    """Makes ``optimizer.step()`` copy first whatever a lazy save has not copied yet.
+    """Makes ``optimizer.step()`` first copy all tensors that a lazy save has not copied yet.
 
-    Call it once for each optimizer whose parameters or state are saved with
-    ``save_async(…, lazy=True)``. It is for speed: what else changes tensors of the state before a
-    lazy save has copied them, such as an average of the weights or an optimizer without a guard,
-    fails that save, unless `PendingSave.stage` is called first.
+    Call it once for each optimizer whose parameters or state are saved with ``save_async(…,
+    lazy=True)``. The guard only avoids failed saves: any other change of the state before a lazy
+    save has copied it, such as by an average of the weights or an optimizer without a guard, fails
+    that save, unless `PendingSave.stage` is called first.
 
     Args:
         optimizer: A `torch.optim.Optimizer`. A step with a closure is guarded as well.
@@ -100,7 +100,7 @@ def guard(optimizer: Any) -> Guard:
 
 
 def guard_all(optimizers: Iterable[Any]) -> None:
-    """Puts a guard on each optimizer that has none."""
+    """Adds a guard to each optimizer that has none."""
     for optimizer in optimizers:
         if optimizer not in _guarded:
             Guard(optimizer)

@@ -1,8 +1,8 @@
-"""What a lazy save copies at the call, and what it holds on to until it is copied.
+"""Chooses the tensors that a lazy save copies at the call, and holds the others' memory.
 
-The rest may change before it is copied, whoever changes it: the native module has the kernel watch
-its memory, and the save fails if anybody wrote to it in time. So what is copied here is copied for
-convenience. A guard knows when an optimizer steps, and nobody knows when an array changes.
+The other tensors are watched by the kernel until they are copied, and the save fails if one is
+written to before. The copies at the call are therefore a convenience: a guard intercepts the steps
+of an optimizer, but changes of an array cannot be intercepted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES_MAX = 64 << 10
 _SMALL_TOTAL_BYTES_MAX = 64 << 20
-"""What the native module copies by itself: tensors up to this size, up to so much in all."""
+"""Limits of the copies that the native module makes by itself: per tensor, and in all."""
 
 
 class LazySources(NamedTuple):
-    """What the job of a lazy save is made of.
+    """The tensors of a lazy save's copy job.
 
     Attributes:
-        sources: The tensors, each with memory that stays.
-        at_once: Indices of those to copy at the call, whatever their size.
+        sources: The tensors, each with memory that stays valid.
+        at_once: Indices of the tensors to copy at the call, of any size.
     """
 
     sources: list[TensorSource]
@@ -35,17 +35,17 @@ class LazySources(NamedTuple):
 
 
 def lazy_sources(flat: Flattened) -> LazySources:
-    """The tensors of a state, for a lazy save.
+    """Returns the tensors of a state for a lazy save.
 
     Args:
-        flat: The state, taken apart, with its overlaps.
+        flat: The flattened state, with its overlaps.
     """
     sizes = [_nbytes(source) for source in flat.tensors]
     small_bytes = sum(size for size in sizes if size <= _SMALL_BYTES_MAX)
-    # What is copied by the call itself need not be held.
+    # Tensors copied by the call itself need not be held.
     held_from = 0 if small_bytes > _SMALL_TOTAL_BYTES_MAX else _SMALL_BYTES_MAX
     sources = [
-        # A device copies when its turn comes, whatever the size.
+        # A device copies at its turn, whatever the size.
         _held(source) if size > held_from or source[8] is not None else source
         for source, size in zip(flat.tensors, sizes, strict=True)
     ]
@@ -53,7 +53,7 @@ def lazy_sources(flat: Flattened) -> LazySources:
 
 
 def _unguarded(flat: Flattened) -> set[int]:
-    """Sources that change while no optimizer steps, or unseen by the kernel."""
+    """Returns sources that may change without an optimizer's step, or unnoticed by the kernel."""
     found = {index for index, source in enumerate(flat.tensors) if _is_unguarded(source[6])}
     for overlap in flat.overlaps:
         if any(map(_is_unguarded, overlap.values)):
@@ -62,13 +62,13 @@ def _unguarded(flat: Flattened) -> set[int]:
 
 
 def _is_unguarded(owner: Any) -> bool:
-    # Of a `DTensor`, what it holds and itself.
+    # The owner of a `DTensor`'s local part is a tuple of the local tensor and the `DTensor`.
     if type(owner) is tuple:
         return any(map(_is_unguarded, owner))
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(owner, torch.Tensor):
         return True
-    # Into pinned memory devices write, past the page tables of this process.
+    # Devices write to pinned memory directly, bypassing the page tables of this process.
     return bool(owner.is_inference() or (owner.is_cpu and owner.is_pinned()))
 
 
@@ -77,7 +77,7 @@ def _nbytes(source: TensorSource) -> int:
 
 
 def _held(source: TensorSource) -> TensorSource:
-    """A source that holds its memory whatever becomes of the tensor: ``tensor.data = …``."""
+    """Returns a source that holds its memory even after ``tensor.data = …``."""
     owner: Any = source[6]
     if isinstance(owner, np.ndarray):
         return source

@@ -1,4 +1,4 @@
-"""`PendingSave`: a save that goes on while the caller does."""
+"""`PendingSave`: a save that runs in the background."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class SaveProgress(NamedTuple):
-    """How far a save has come.
+    """Progress of a save.
 
     Attributes:
-        bytes_done: Bytes on their way to storage, of this rank.
-        bytes_total: Bytes to write.
+        bytes_done: Bytes of this rank submitted to storage.
+        bytes_total: Bytes of this rank to write.
     """
 
     bytes_done: int
@@ -35,17 +35,17 @@ class SaveProgress(NamedTuple):
 
 
 class PendingSave:
-    """A save that goes on in the background; what `CheckpointStore.save_async` returns.
+    """A save that runs in the background; returned by `CheckpointStore.save_async`.
 
-    The process does not exit before it is done, and what failed and was never asked for is
-    reported on standard error then. Methods may be called from any thread.
+    The process does not exit before the save has ended, and then reports on standard error a
+    failure that was never raised. Methods may be called from any thread.
 
     Attributes:
         path: The checkpoint's directory.
         step: The training step.
-        stall_seconds: How long the call that returned this took: what training lost.
-        is_told: Whether its end is that of a call of which observers are told.
-        is_on_device: Whether a GPU had some of the state to copy when the call returned.
+        stall_seconds: Duration of the call that returned this object, which training lost.
+        is_told: Whether the end belongs to a call that is reported to observers.
+        is_on_device: Whether a GPU still had to copy some of the state when the call returned.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -67,7 +67,7 @@ class PendingSave:
         self.stall_seconds = 0.0
         self._save: Save | None = save
         self._job = save.job
-        # Also when all is copied: somebody has to say so before the state changes.
+        # True even after the copy: the streams must be told before the state changes.
         self.is_on_device = save.job.is_on_device
         self._after = after
         self.is_told = is_told
@@ -77,7 +77,7 @@ class PendingSave:
         self._is_cancelled = False
         self._done = threading.Event()
         self._pid = os.getpid()
-        # A daemon would be stopped in the middle when the process exits.
+        # A daemon thread would be stopped in the middle when the process exits.
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
         if lazy:
             unstaged.add(self)
@@ -89,7 +89,7 @@ class PendingSave:
         except BaseException as error:
             _live.discard(self)
             unstaged.discard(self)
-            # It may run all the same, where it is a Ctrl-C that came.
+            # After a Ctrl-C during the start, the thread may run all the same.
             self.is_told = True
             save.cancel()
             save.give_up(error)
@@ -100,9 +100,9 @@ class PendingSave:
         return f"<PendingSave of {self.path!r}: {what if self.done() else 'running'}>"
 
     def stage(self) -> None:
-        """Copies what is not copied yet, at the speed of memory.
+        """Copies the tensors that are not copied yet, at the speed of memory.
 
-        The state is free to change then.
+        Afterwards the state may be changed.
         """
         self._check_process()
         try:
@@ -110,15 +110,17 @@ class PendingSave:
                 self._job.stage()
                 self._settle()
         except BaseException:
-            # A Ctrl-C, or no memory: the save is given up, and this caller knows.
+            # After a Ctrl-C, or out of memory: the save is cancelled, and this caller gets the
+            # error.
             self._see()
             raise
         unstaged.discard(self)
 
     def hold(self) -> None:
-        """Sees to it that what an optimizer queues from now on comes after the copy.
+        """Orders later work on device tensors after the copy, as in front of an optimizer's step.
 
-        What devices have is waited for by their streams, and not here; the host's is copied.
+        The current streams of devices wait for the copies, but this call does not; host tensors are
+        copied here.
         """
         save = self._save
         if save is None or not self._job.is_on_device:
@@ -134,15 +136,15 @@ class PendingSave:
         unstaged.discard(self)
 
     def wait_staged(self, timeout_seconds: float | None = None) -> bool:
-        """Waits until the state is free to change: everything is copied, or the save has failed.
+        """Waits until the state may be changed: everything is copied, or the save has failed.
 
         Unlike `stage`, leaves the copying to the background.
 
         Args:
-            timeout_seconds: For how long to wait; None for as long as it takes.
+            timeout_seconds: Longest wait, in seconds; None for no limit.
 
         Returns:
-            Whether it is.
+            Whether the state may be changed.
         """
         self._check_process()
         with call("stall", "wait", self.path):
@@ -154,23 +156,23 @@ class PendingSave:
         return True
 
     def done(self) -> bool:
-        """Whether it has come to an end, good or bad."""
+        """Whether the save has ended, successfully or not."""
         return self._done.is_set()
 
     def result(self, timeout_seconds: float | None = None) -> SaveReport:
         """Waits until the checkpoint is complete and on stable storage.
 
         Args:
-            timeout_seconds: For how long to wait; None for as long as it takes.
+            timeout_seconds: Longest wait, in seconds; None for no limit.
 
         Returns:
-            What was written and how.
+            A report of the bytes written and of how they were written.
 
         Raises:
-            TimeoutError: It is still running; nothing is wrong yet.
-            SaveCancelledError: It was cancelled.
+            TimeoutError: The save is still running; this is no failure.
+            SaveCancelledError: The save was cancelled.
             StateMismatchError: A tensor changed before a lazy save had copied it.
-            PenstockError: Whatever else `penstock.save` raises.
+            PenstockError: Any other error of `penstock.save`.
         """
         self._check_process()
         with call("stall", "wait", self.path):
@@ -186,10 +188,10 @@ class PendingSave:
         return self._report
 
     def exception(self, timeout_seconds: float | None = None) -> BaseException | None:
-        """Waits for the end as `result` does, and returns the error, if there was one.
+        """Waits for the end as `result` does, and returns the error; None after a success.
 
         Raises:
-            TimeoutError: It is still running.
+            TimeoutError: The save is still running.
         """
         try:
             self.result(timeout_seconds)
@@ -204,13 +206,14 @@ class PendingSave:
         return None
 
     def progress(self) -> SaveProgress:
-        """How far it has come."""
+        """Returns the progress of the save."""
         return SaveProgress(*self._job.progress())
 
     def cancel(self) -> None:
-        """Gives up, unless the commit has begun; `result` raises `SaveCancelledError` then.
+        """Cancels the save unless its commit has begun; `result` then raises `SaveCancelledError`.
 
-        Of many ranks, the others learn of it and fail. Nobody else is told that it was given up.
+        Among many ranks, the save fails on the others too. A cancelled save is not reported as a
+        failure at exit.
         """
         self._check_process()
         self._see()
@@ -219,24 +222,24 @@ class PendingSave:
         if save is not None:
             save.cancel()
 
-    # What the store asks.
+    # Queries of the store.
 
     @property
     def report(self) -> SaveReport | None:
-        """What was written and how, once it is complete."""
+        """The report of a completed save; None before, or after a failure."""
         return self._report if self.done() else None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process saves, and not the one that it is a fork of."""
+        """Whether this process runs the save, and is not a fork of the one that does."""
         return self._pid == os.getpid()
 
     def wait_ended(self, timeout_seconds: float) -> bool:
-        """Waits for the end, and no longer than that; whether it has come."""
+        """Waits for the end, with a time limit; returns whether the save has ended."""
         return self._done.wait(timeout_seconds)
 
     def wait_unseen(self) -> None:
-        """Waits for the end, and raises the error that nobody has seen, if there is one."""
+        """Waits for the end, and raises the save's error if it has not been raised yet."""
         with call("stall", "wait", self.path), span("wait for save"):
             self._done.wait()
         if not self._is_seen and self._error is not None:
@@ -245,7 +248,7 @@ class PendingSave:
 
     @property
     def unseen(self) -> str | None:
-        """What the user has to be told at the end, if anything."""
+        """The message for the user at the end of the process, if any."""
         if self._is_seen or not self.is_ours:
             return None
         if not self._done.is_set():
@@ -253,19 +256,19 @@ class PendingSave:
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
 
     def _settle(self) -> None:
-        """All is copied: what changes from now on does no harm."""
+        """Ends the watch for changes: everything is copied."""
         save = self._save
         if save is not None:
             save.settle()
 
     def _see(self) -> None:
-        """Somebody knows what becomes of it: nobody else has to hear of that."""
+        """Marks the outcome as known, so that it needs no report at exit."""
         self._is_seen = True
         if self._done.is_set():
             _live.discard(self)
 
     def _run(self) -> None:
-        # Who comes to observe while it runs must not hear of an end without a beginning.
+        # An observer registered during the save must not receive an end without a beginning.
         is_pending = not self.is_told and events.tell(lambda observer: observer.pending(1))
         try:
             save = self._save
@@ -273,20 +276,20 @@ class PendingSave:
                 raise AssertionError("a save runs once")
             with call("background", "save", self.path):
                 self._report = save.run()
-                # A warning that is made an error must not undo a commit.
+                # A warning that is turned into an error must not undo a commit.
                 with contextlib.suppress(Exception), span("retire"):
                     self._after()
         except BaseException as error:
             if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
-                # What ranks say may be that nobody knows whether it is saved.
+                # The ranks' error may say that the outcome is unknown.
                 what = f": {error}" if isinstance(error, RankError) else " and is not saved"
                 error = SaveCancelledError(f"{self.path} was cancelled{what}")
-            # Of its frames, so that nothing of the state stays alive with it.
+            # Without its frames, which would keep the state alive.
             self._error = error.with_traceback(None)
         finally:
             unstaged.discard(self)
             self._save = None
-            # Before anybody is let go: who has the result finds it counted.
+            # Before the waiting threads are woken: whoever has the result finds it counted.
             if not self.is_told:
                 events.told("save", self._report or self._error, 0)
             if is_pending:
@@ -304,7 +307,7 @@ class PendingSave:
 
 
 _live: set[PendingSave] = set()
-"""Saves that run, or have failed: somebody has to hear of them."""
+"""Saves that run, or whose failure has not been reported yet."""
 
 
 @atexit.register
@@ -316,7 +319,7 @@ def _report_unseen() -> None:
 
 
 def _forget_in_child() -> None:
-    # The threads are the parent's.
+    # The threads belong to the parent.
     _live.clear()
     unstaged.clear()
 

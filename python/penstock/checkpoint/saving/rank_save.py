@@ -1,17 +1,14 @@
-"""`RankAttempt`: what one rank writes of a checkpoint, where somebody else has the ranks talk.
+"""`RankAttempt`: one rank's part of a save whose ranks communicate by other means.
 
-The ranks of `penstock.save` come to one verdict by messages of their own. A framework that gathers
-and scatters for itself takes the steps one by one:
+The ranks of `penstock.save` agree by messages of their own. A framework with its own gather and
+scatter takes the steps one by one:
 
-1. the coordinator begins an attempt, and tells the others its id, by which they join;
-2. every rank writes, and hands its vote to the coordinator;
-3. the coordinator commits the votes of all, or abandons the attempt.
+1. the coordinator begins an attempt, and sends its id to the others, which join it; 2. every rank
+writes, and sends its vote to the coordinator; 3. the coordinator commits the votes of all, or
+abandons the attempt.
 
-Nothing is visible before the commit. Every rank is told the groups, and the coordinator the small
-files, as they are of `penstock.save`.
-
-Plug-ins check what their callers pass with `decode_path`, `to_native` and their like, as all calls
-do.
+Nothing is visible before the commit. Every rank gets the groups, and the coordinator the small
+files, as in `penstock.save`.
 """
 
 from __future__ import annotations
@@ -24,19 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from penstock import _native
 from penstock.checkpoint.ranks.group import check_alone
 from penstock.checkpoint.saving.grouping import Grouping
-from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
-from penstock.checkpoint.saving.groups import Groups as Groups
-from penstock.checkpoint.saving.groups import read_files as read_files
+from penstock.checkpoint.saving.groups import (
+    IN_PLACE,
+    NO_GROUPS,
+    Groups,
+    check_copies,
+    check_no_index,
+)
 from penstock.checkpoint.state.flattened import Flattened
 from penstock.checkpoint.state.tree import AS_FIRST
 from penstock.common.found import has_bytes
-from penstock.common.paths import absolute as absolute
 from penstock.common.process import own_rank
 from penstock.errors import CheckpointNotFoundError, RankError
-from penstock.io.arguments import check_step as check_step
-from penstock.io.arguments import decode_path as decode_path
-from penstock.io.arguments import encode_metadata as encode_metadata
-from penstock.io.arguments import to_native as to_native
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
@@ -48,12 +44,12 @@ _T = TypeVar("_T")
 
 
 class PartVote(NamedTuple):
-    """What a rank has written, for the one who commits.
+    """The part that a rank has written, for the commit.
 
     Attributes:
-        file: Name of its part.
-        part_bytes: Size of that.
-        part_digest: Digest of that.
+        file: Name of the part.
+        part_bytes: Size of the part.
+        part_digest: Digest of the part.
     """
 
     file: str
@@ -62,22 +58,22 @@ class PartVote(NamedTuple):
 
 
 def check_in_group() -> None:
-    """Refuses a process that was started as one of several ranks, and has no process group.
+    """Refuses a process that was started as one of several ranks, but has no process group.
 
     Raises:
-        RankError: Each such rank would save over the others.
+        RankError: Each such rank would overwrite the others' save.
     """
     if own_rank() is None:
         check_alone()
 
 
 class RankAttempt:
-    """One rank's share of an attempt to save; made by `begin` or `join`.
+    """One rank's part of an attempt to save; created by `begin` or `join`.
 
     Attributes:
         path: The checkpoint's directory.
-        written: What was written and how, after `write` or `write_part`: fields of a `SaveReport`.
-            `commit` adds why there is no index of a group, where one was asked for.
+        written: Fields of a `SaveReport`, after `write` or `write_part`. `commit` adds the reason
+            if a requested index of a group is missing.
     """
 
     def __init__(
@@ -103,19 +99,19 @@ class RankAttempt:
         groups: Groups = NO_GROUPS,
         files: Sequence[tuple[str, bytes]] = (),
     ) -> RankAttempt:
-        """Begins an attempt, as its coordinator.
+        """Begins an attempt as its coordinator.
 
         Args:
-            path: The checkpoint's directory; made if missing.
+            path: The checkpoint's directory; created if missing.
             overwrite: Whether the commit may replace a complete checkpoint.
-            groups: Which tensors lie in shards of their own; see `Groups.check`.
-            files: Small files that go with the checkpoint; see `read_files`.
+            groups: The groups of tensors stored in separate shards; see `Groups.check`.
+            files: Small files stored with the checkpoint; see `read_files`.
 
         Raises:
-            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-            StorageError: The operating system failed an operation, or a directory is in the way of
-                a small file.
-            ValueError: An index is given, and one is to be made.
+            CheckpointExistsError: A complete checkpoint exists and ``overwrite`` is False.
+            StorageError: The operating system failed an operation, or a directory has the name of a
+                small file.
+            ValueError: An index is both given and to be written.
         """
         check_no_index(groups, files)
         check_copies(path, groups, files)
@@ -127,14 +123,16 @@ class RankAttempt:
     ) -> RankAttempt:
         """Joins the attempt of a coordinator.
 
+        Joins the attempt of a coordinator.
+
         Args:
             path: The checkpoint's directory.
             attempt_id: The coordinator's `id`.
-            number: Which of the ranks this is, for the error.
-            groups: Those of the coordinator.
+            number: The number of this rank, for the error.
+            groups: The coordinator's groups.
 
         Raises:
-            RankError: It is not there: the ranks do not share the directory.
+            RankError: The attempt does not exist here: the ranks do not share the directory.
         """
         try:
             return cls(_native.Attempt.join(path, attempt_id), path, groups)
@@ -143,16 +141,16 @@ class RankAttempt:
 
     @property
     def id(self) -> str:
-        """By which other ranks join."""
+        """The id by which other ranks join."""
         return self._native.id
 
     def write(self, number: int, tensors: list[TensorSource], options: dict[str, Any]) -> PartVote:
-        """Writes all that a rank has to write which joined; returns when it is durable.
+        """Writes all tensors of a rank that has joined; returns when they are durable.
 
-        The trees of such ranks refer to that of the coordinator.
+        The trees of such ranks refer to the coordinator's tree.
 
         Args:
-            number: Which of the ranks this is, from 0 on.
+            number: The number of this rank, from 0.
             tensors: See `penstock.tensors.memory.to_source`.
             options: How bytes move.
 
@@ -164,18 +162,18 @@ class RankAttempt:
             job = self._make_job(number, tensors, options)
             written = _run(job, partial(job.write, self._native, number))
         finally:
-            # What is voted for stays. The coordinator's lease protects it; one of this rank would
-            # keep the commit from removing what it replaces.
+            # The files of a vote stay. The coordinator's lease protects them; a lease of this rank
+            # would keep the commit from removing the replaced files.
             self.abandon()
         return self._vote(written)
 
     def write_shards(
         self, number: int, tensors: list[TensorSource], options: dict[str, Any]
     ) -> None:
-        """Writes the tensors of the coordinator, who has no tree yet, until they are durable.
+        """Writes the coordinator's tensors before its tree is known; returns when they are durable.
 
         Args:
-            number: Which of the ranks this is, from 0 on.
+            number: The number of this rank, from 0.
             tensors: See `penstock.tensors.memory.to_source`.
             options: How bytes move.
 
@@ -188,7 +186,7 @@ class RankAttempt:
         self._job = job
 
     def write_part(self, tree: str) -> PartVote:
-        """Writes the part of the coordinator, with the tree of the whole state as JSON text.
+        """Writes the coordinator's part, with the tree of the whole state as JSON text.
 
         Raises:
             StorageError: The operating system failed an operation.
@@ -206,18 +204,18 @@ class RankAttempt:
         overwrite: bool,
         step: int | None = None,
     ) -> None:
-        """Makes a checkpoint of what all ranks have voted for; on the coordinator only.
+        """Commits the votes of all ranks as a checkpoint; on the coordinator only.
 
         Args:
-            votes: Of every rank by its number.
+            votes: The vote of every rank, by its number.
             metadata: A note as JSON text.
             overwrite: Whether a complete checkpoint is replaced.
             step: The training step, if any.
 
         Raises:
-            RankError: What a rank has written is not there; nothing is committed.
-            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-            UnsupportedStateError: The group of which an index is to be made has no tensors.
+            RankError: A rank's files are missing; nothing is committed.
+            CheckpointExistsError: A complete checkpoint exists and ``overwrite`` is False.
+            UnsupportedStateError: The group that gets an index has no tensors.
             StorageError: The operating system failed an operation.
         """
         for number, (file, part_bytes, _) in votes.items():
@@ -237,7 +235,7 @@ class RankAttempt:
         self.written["fallbacks"] += self._renamed
 
     def abandon(self) -> None:
-        """Is done with it. Of the coordinator, removes what it has written and not committed."""
+        """Ends the attempt. On the coordinator, removes written files that were not committed."""
         self._native.abandon()
 
     def _vote(self, written: dict[str, Any]) -> PartVote:
@@ -264,7 +262,7 @@ class RankAttempt:
 
 
 def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
-    """Runs work of a job, which takes no signals, so that a Ctrl-C stops it all the same."""
+    """Runs a job's work in a thread that takes no signals, so that a Ctrl-C can cancel it."""
     with ThreadPoolExecutor(1, thread_name_prefix="penstock-attempt") as executor:
         future = executor.submit(work)
         try:

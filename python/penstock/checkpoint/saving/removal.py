@@ -1,4 +1,4 @@
-"""`remove_checkpoint`: the directory of a checkpoint goes as a step of a store does."""
+"""`remove_checkpoint`: removes a checkpoint's directory as a store removes a step."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from penstock import _native
 
 
 def remove_checkpoint(path: str, *, force: bool = False, foreign: bool = False) -> int:
-    """Removes the directory of a checkpoint with all that is in it, of frameworks too.
+    """Removes the directory of a checkpoint and its contents, also other libraries' checkpoints.
 
-    Not from under a save or a load that is under way in it. Its manifest goes first, so a crash
-    leaves an incomplete checkpoint at most. A directory without a manifest goes as well. Where
-    other hosts do not see locks (NFS, FUSE) and another save has files in it, what belongs to that
-    stays.
+    A directory in use by a save or a load is not removed. The manifest is removed first, so a crash
+    leaves at most an incomplete checkpoint. A directory without a manifest is removed as well.
+    Where other hosts do not see locks (NFS, FUSE) and another save has files in the directory,
+    those files stay.
 
-    Checkpoints below the directory go with it. If one of them is protected or at work, nothing is
-    removed.
+    Checkpoints below the directory are removed too. If one of them is protected or in use, nothing
+    is removed.
 
     Args:
-        path: The directory, or a URL of a bucket; no link to one.
-        force: Whether to remove a protected one as well.
-        foreign: Whether the directory may be another library's checkpoint. Else one that is no
-            checkpoint of Penstock and holds some, as a store does, is refused.
+        path: The directory, or a URL of a bucket; not a link.
+        force: Whether to remove a protected checkpoint as well.
+        foreign: Whether the directory may be another library's checkpoint. If False, a directory
+            that is no Penstock checkpoint but contains some, such as a store, is refused.
 
     Returns:
         The bytes freed.
 
     Raises:
-        CheckpointNotFoundError: There is nothing.
-        ProtectedCheckpointError: It is protected, or one below it is.
-        StorageError: A save or a load is under way in it or below it (``errno.EBUSY``), nothing
-            tells whether one is, it is refused (``errno.EINVAL``; a path that ends in ``.`` or
-            ``..``, too), or the operating system failed an operation. Called again, it goes on.
+        CheckpointNotFoundError: The path does not exist.
+        ProtectedCheckpointError: The checkpoint is protected, or one below it is.
+        StorageError: A save or a load uses the directory or one below it (``errno.EBUSY``), it
+            cannot be determined whether one does, the path is refused (``errno.EINVAL``; also one
+            that ends in ``.`` or ``..``), or the operating system failed an operation. A repeated
+            call continues.
     """
     return _native.remove_checkpoint(path, force=force, foreign=foreign)

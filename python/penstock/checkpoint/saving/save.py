@@ -1,4 +1,4 @@
-"""One save of this process, alone or among many ranks: taken apart, staged, written, committed."""
+"""One save of this process, alone or among ranks: flattened, staged, written, committed."""
 
 from __future__ import annotations
 
@@ -42,33 +42,29 @@ _RANK_ALONE = 0
 
 _DEPTH_OF_ALL = 16
 _DEPTH_MIN = 2
-"""Requests in flight of each worker of all processes of a machine, and of one process at the least.
+"""Requests in flight per worker over all processes of a machine, and the least per process.
 
-Four ranks with 16 each save 2.4 GB/s where they save 3.0 with 4: the device has enough to do, and
-its queue holds up the requests of whoever comes last.
+Four ranks with 16 each save at 2.4 GB/s, with 4 each at 3.0: the device is saturated, and its queue
+delays the requests of the last rank.
 """
 
 
 class Save:
-    """One save, of which the caller's thread does the first part and any thread the rest.
+    """One save; the caller's thread runs the first part, any thread the rest.
 
     Args:
-        destination: Where to.
-        state: What.
-        options: How bytes move, as the native module takes it.
-        together: The round in which many ranks save; None for this process alone. It is left when
-            the save ends, here or in `run`.
-        arena: Memory for staging; None for what one call needs.
-        lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
-        watches: Whether the caller goes on, so that what a lazy save copies later may change
-            meanwhile; see `penstock.checkpoint.saving.lazy`.
+        destination: The destination.
+        state: The state.
+        options: How bytes move, in the form that the native module takes.
+        together: The round in which many ranks save; None for this process alone. The save leaves
+            it at its end, here or in `run`.
+        arena: Staging memory; None to allocate it for this call.
+        lazy: Whether the state is copied while it is written, or when `stage` is called.
+        watches: Whether the caller continues, so that the state may change before a lazy save has
+            copied it; see `penstock.checkpoint.saving.lazy`.
 
     Attributes:
-        is_lazy: Whether it is: where nobody could tell that the state changed, it is not.
-
-    Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
-        RankError: Another rank is not there.
+        is_lazy: Whether the save is lazy; False if changes of the state could not be detected.
     """
 
     def __init__(
@@ -103,7 +99,7 @@ class Save:
             self._flatten_seconds = time.perf_counter() - self._began
 
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
-            # Counted before the copies see what streams have queued.
+            # Versions are counted before the copies are ordered after the streams' queued work.
             self._versions = Versions(destination.path, tensors.sources if is_watched else ())
             self.job = _native.Job(
                 destination.path,
@@ -144,15 +140,16 @@ class Save:
         return flat
 
     def hold(self) -> None:
-        """Has the streams that this thread works on wait for what is not copied yet.
+        """Makes the current streams of this thread wait for the device copies.
 
-        What they get from now on may change what devices have, and the caller what the host has.
+        Later work in these streams may then change device tensors; host tensors may be changed as
+        well.
         """
         self.job.hold(current_streams(self._versions.ordinals))
         self.settle()
 
     def settle(self) -> None:
-        """Ends the save where a device's tensor has changed too early; `run` says so then."""
+        """Cancels the save if a device tensor was changed too early; `run` raises the error."""
         with contextlib.suppress(StateMismatchError):
             try:
                 self._versions.settle()
@@ -161,32 +158,25 @@ class Save:
                 raise
 
     def cancel(self) -> None:
-        """Gives up, unless the commit has begun; from any thread."""
+        """Cancels the save, unless its commit has begun; from any thread."""
         self._versions.clear()
         self.job.cancel()
         if self._round is not None:
             self._round.cancel()
 
     def give_up(self, error: BaseException) -> None:
-        """Lets the others know that this rank will not come; instead of `run`."""
+        """Tells the other ranks that this rank will not take part; replaces `run`."""
         if self._round is not None:
             self._round.give_up(error)
 
     def run(self) -> SaveReport:
-        """Writes what this rank has to write, and sees the save through to its commit.
-
-        Raises:
-            CheckpointExistsError: A complete checkpoint is there.
-            StateMismatchError: A tensor changed before a lazy save had copied it.
-            RankError: Another rank failed, is not there or saw other tensors.
-            StorageError: The operating system failed an operation.
-        """
+        """Writes this rank's files, and completes the commit."""
         one = self._round
         try:
             if one is None:
                 return self._run_alone()
             report = self._run_coordinator(one) if one.is_coordinator else self._run_member(one)
-            # What is committed is committed, whoever has died since.
+            # The commit is final, even if a rank has died since.
             with contextlib.suppress(PenstockError):
                 one.leave()
             return report
@@ -194,7 +184,7 @@ class Save:
             self.give_up(error)
             raise
         finally:
-            # Whoever waits for the state to be staged is let go, and its memory is.
+            # Wakes the threads that wait for staging, and releases the staging memory.
             self.job.cancel()
 
     def _run_alone(self) -> SaveReport:
@@ -212,19 +202,19 @@ class Save:
         try:
             written = self.job.write(attempt, _RANK_ALONE)
         except KeyboardInterrupt:
-            # What has changed too early says more.
+            # The error of an early change says more.
             self._versions.settle()
             raise
         self._versions.settle()
         return written
 
     def _write(self, attempt: _native.Attempt, one: Round) -> dict[str, Any]:
-        """Writes what this rank has to write of a save of many, unless another one fails."""
+        """Writes this rank's files in a save of many ranks, unless another rank fails."""
         try:
             with one.listening(self.job.cancel):
                 written = self.job.write(attempt, one.rank)
         except KeyboardInterrupt:
-            # Another rank's failure says more, and so does what changed too early.
+            # The errors of another rank, or of an early change, say more.
             one.check_failed()
             self._versions.settle()
             raise
@@ -256,7 +246,7 @@ class Save:
         written["files"] += 1
         return self._report(written, committed["checkpoint_id"], time.perf_counter() - began)
 
-    # Among many ranks.
+    # Saves of many ranks.
 
     def _run_coordinator(self, one: Round) -> SaveReport:
         destination = self.destination
@@ -269,7 +259,7 @@ class Save:
             _, nbytes, digest = written["vote"]
             votes = one.count_votes(Vote(nbytes, digest, self._balance), self._copies)
             parts = self._check_votes(one, votes, attempt.id)
-            # From here on a failure need not mean that nothing is committed.
+            # From here on a failure may follow a commit.
             is_open = False
             report = self._commit(attempt, written, parts)
         except BaseException as error:
@@ -278,18 +268,14 @@ class Save:
         finally:
             attempt.abandon()
         with contextlib.suppress(PenstockError):
-            # Who does not hear of it looks for itself.
+            # A rank that misses the message looks for itself.
             one.post_outcome({"id": report.checkpoint_id})
         return report
 
     def _check_votes(
         self, one: Round, votes: list[Vote], attempt_id: str
     ) -> list[tuple[int, str, int, int]]:
-        """The parts that the votes are for, after a look at each.
-
-        Raises:
-            RankError: They do not make a checkpoint together.
-        """
+        """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
             raise RankError(
@@ -312,11 +298,7 @@ class Save:
         return parts
 
     def _check_copies(self, one: Round) -> None:
-        """Looks whether all replicas of `DTensor`s are the same.
-
-        Raises:
-            RankError: Some are not.
-        """
+        """Compares the replicas of `DTensor`s."""
         found = discord(one.ask_copies())
         if found is None:
             return
@@ -342,15 +324,11 @@ class Save:
             attempt.abandon()
 
     def _await_outcome(self, one: Round, attempt: _native.Attempt) -> None:
-        """Waits until this rank's files are part of a checkpoint.
-
-        Raises:
-            RankError: The others failed, or nobody knows.
-        """
+        """Waits until this rank's files are part of a checkpoint."""
         try:
             outcome = one.wait_outcome()
         except (RankError, SaveCancelledError):
-            # The coordinator may have died when all was done, and the message with it.
+            # The coordinator may have died after the commit, before its message was read.
             if attempt.is_committed():
                 return
             raise
@@ -364,7 +342,7 @@ class Save:
         try:
             return _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
-            # Rank 0 may have given up, and taken it away again.
+            # Rank 0 may have failed, and removed the directory.
             one.check_failed()
             raise RankError(
                 f"rank {one.rank} does not see {path}, which rank 0 has made: all ranks have to "

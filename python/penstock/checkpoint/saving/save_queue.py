@@ -1,4 +1,4 @@
-"""`Turns`: the saves of one store, one after the other."""
+"""`Turns`: runs the saves of one store one after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """Who saves next: the save under way, the one before it, and the memory that both stage in.
+    """The order of saves: the current one, the previous one, and their common staging memory.
 
     Args:
         root: The store's directory.
@@ -43,21 +43,21 @@ class Turns:
 
     @property
     def pending(self) -> PendingSave | None:
-        """The last save in the background, unless somebody has waited for it here."""
+        """The last background save, unless it was already waited for here."""
         return self._pending
 
     @property
     def last_seconds(self) -> float:
-        """How long the last save took; 0 where there was none."""
+        """Duration of the last save; 0 if there was none."""
         pending = self._pending
         report = None if pending is None else pending.report
         report = report or self._last_report
         return 0.0 if report is None else report.seconds
 
     def covers(self, step: int) -> bool:
-        """Whether the last save, or what was restored since, is that of a step.
+        """Whether the last save or restore was that of a step.
 
-        A save may still be under way.
+        The save may still be running.
         """
         pending = self._pending
         if pending is not None and not (pending.done() and pending.report is None):
@@ -65,19 +65,15 @@ class Turns:
         return self._last_step == step
 
     def saved(self, report: SaveReport) -> None:
-        """Takes note of a save that somebody has waited for."""
+        """Records a finished blocking save."""
         self._last_report, self._last_step = report, report.step
 
     def restored(self, step: int | None) -> None:
-        """Takes note of the step that the state was brought back to."""
+        """Records the step that the state was restored to."""
         self._last_step = step
 
     def wait(self) -> None:
-        """Waits for the save under way.
-
-        Raises:
-            PenstockError: Its error, if nobody has seen it.
-        """
+        """Waits for the current save."""
         pending, self._pending = self._pending, None
         if pending is None or not pending.is_ours:
             return
@@ -87,43 +83,35 @@ class Turns:
                 self.saved(pending.report)
         except BaseException:
             if not pending.done():
-                # A Ctrl-C: it is still under way.
+                # After a Ctrl-C the save is still running.
                 self._pending = pending
             raise
 
     def close(self) -> None:
-        """Waits for the save under way and gives the memory back.
-
-        Raises:
-            PenstockError: Its error, if nobody has seen it.
-        """
+        """Waits for the current save and releases the memory."""
         try:
             self.wait()
         finally:
             arena, self._arena = self._arena, None
             if arena is not None:
-                # Whoever keeps a `PendingSave` keeps the arena.
+                # A `PendingSave` that is kept also keeps the arena.
                 arena.release()
 
     @contextlib.contextmanager
     def together(
         self, ranks: Ranks | None, destination: Destination, if_busy: str, timeout_seconds: float
     ) -> Iterator[tuple[Round | None, bool]]:
-        """Waits for the save under way, and has all ranks begin the next one or none.
+        """Waits for the current save, and lets all ranks begin the next one, or none.
 
         Args:
-            ranks: Who saves; None for this process alone.
-            destination: What as.
-            if_busy: What to do while a save is under way: ``"wait"``, ``"skip"`` or ``"error"``.
-            timeout_seconds: For how long to wait for another rank.
+            ranks: The ranks that save; None for this process alone.
+            destination: The destination.
+            if_busy: The policy while a save is running: ``"wait"``, ``"skip"`` or ``"error"``.
+            timeout_seconds: Longest wait for another rank, in seconds.
 
         Yields:
-            The round in which they save, if there are any others, and whether this save is left
-            out. The others learn of it if it fails under this.
-
-        Raises:
-            SaveInProgressError: A save is under way, and that is an error.
-            PenstockError: The error of the last save, if nobody has seen it.
+            The round of the ranks, if there are others, and whether this save is skipped. If the
+                block raises, the save fails on the other ranks too.
         """
         if ranks is None:
             yield None, self._is_left_out(None, if_busy)
@@ -133,7 +121,7 @@ class Turns:
             try:
                 return ranks.enter(destination.label, timeout_seconds, destination.step)
             except PenstockError:
-                # Others came first, and gave up for what this rank may have to tell as well.
+                # Other ranks came first and failed, perhaps for the error that this rank also has.
                 if if_busy == "wait" or not self._is_saving():
                     self.wait()
                 raise
@@ -142,7 +130,7 @@ class Turns:
             yield together, self._is_left_out(together, if_busy)
 
     def _is_left_out(self, together: Round | None, if_busy: str) -> bool:
-        """Waits for the save under way, unless the next one is left out for it."""
+        """Waits for the current save, unless the next one is skipped because of it."""
         if if_busy == "wait" or not self._is_busy(together):
             self.wait()
             return False
@@ -184,19 +172,19 @@ class Turns:
         if_busy: str,
         after: Callable[[], None],
     ) -> PendingSave | None:
-        """Begins a save in the background.
+        """Starts a background save.
 
         Args:
-            find: Finds out who saves; None for this process alone.
-            destination: What as.
-            state: What.
-            options: How bytes move, as the native module takes it.
-            lazy: Whether to copy the state later.
+            find: Returns the ranks that save; None for this process alone.
+            destination: The destination.
+            state: The state.
+            options: How bytes move, in the form that the native module takes.
+            lazy: Whether to copy the state after the call.
             if_busy: See `together`.
-            after: What the one who commits does then.
+            after: Called on the committing rank after the commit.
 
         Returns:
-            The save; None if it is left out.
+            The save; None if it is skipped.
         """
         began = time.perf_counter()
         if lazy and isinstance(state, LiveState):
@@ -216,7 +204,7 @@ class Turns:
                 lazy=lazy,
                 watches=True,
             )
-            # Said now: the process group may be gone by the end.
+            # Determined now: the process group may be destroyed by the end.
             is_keeper = together is None or together.is_coordinator
             pending = PendingSave(save, lazy=save.is_lazy, after=after if is_keeper else _nothing)
         try:
@@ -224,7 +212,7 @@ class Turns:
             if not save.is_lazy:
                 pending.stage()
         except BaseException:
-            # A Ctrl-C: the caller has nothing to wait for.
+            # After a Ctrl-C the caller has nothing to wait for.
             pending.is_told = True
             pending.cancel()
             raise
@@ -232,10 +220,10 @@ class Turns:
         return pending
 
     def _memory(self, staging_bytes: int | None, together: Round | None) -> _native.Arena:
-        """Memory to stage in, which outlives a save."""
+        """Returns the staging memory, which is kept between saves."""
         if self._arena is None or self._process != os.getpid():
             sharers = processes_here() if together is None else together.processes_here()
-            # Of a parent's memory a fork never gets back what a save of the parent has out.
+            # A fork cannot reclaim the parent's memory that a save of the parent is using.
             self._arena = _native.Arena(staging_bytes, sharers or 1)
             self._process = os.getpid()
         return self._arena

@@ -1,8 +1,8 @@
-"""Taking a state apart where many ranks save it together.
+"""Flattens a state that many ranks save together.
 
-Beside what `penstock.checkpoint.state.flatten` does: tensors that several ranks hold get a name
-that is the same on all of them, and of those this rank gets its share to write. The rest is the
-rank's own, and is stored as a rank alone would.
+It extends `penstock.checkpoint.state.flatten`: tensors that several ranks hold get the same global
+name on all of them, and this rank writes its share of them. All other values are the rank's own,
+and are stored as a single rank would.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import TensorSource
 
 GENERATOR_BYTES_MAX = 64 << 10
-"""A vector of bytes up to this is taken for the state of a random generator, one of each rank."""
+"""Largest vector of bytes that is taken for the state of a random generator, one per rank."""
 
 Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
-"""Tells, of fingerprints of plain tensors, which ranks have each."""
+"""Returns the ranks that hold each plain tensor, given the tensors' fingerprints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread(Flattened):
-    """A state of many ranks, taken apart by one of them.
+    """One rank's flattened state in a save of many ranks.
 
     Attributes:
-        balance: What the rank saw, for the others to compare.
+        balance: Facts about the state that the ranks compare.
     """
 
     balance: Balance
@@ -62,15 +62,15 @@ class Spread(Flattened):
 
 @dataclass(slots=True, eq=False)
 class _Leaf:
-    """A tensor that other ranks may hold as well, or a part of.
+    """A tensor of which other ranks may hold a replica or another part.
 
     Attributes:
         name: Its dotted name, unique on this rank.
-        node: Of the tree; completed at the end.
+        node: The node of the tree; completed at the end.
         value: The tensor.
-        dtype: Type of its elements.
-        sharding: How it lies on the ranks; None for a plain tensor of which that is not known yet.
-        global_name: The name under which all its holders know it, once that is known.
+        dtype: The element type.
+        sharding: Its distribution over the ranks; None for a plain tensor until it is known.
+        global_name: The name that all its holders use, once it is known.
     """
 
     name: str
@@ -82,21 +82,21 @@ class _Leaf:
 
     @property
     def how(self) -> Sharding:
-        """How it lies, now that it is known."""
+        """The distribution over the ranks, once it is known."""
         if self.sharding is None:
             raise AssertionError("known of every leaf by the time anything is shared out")
         return self.sharding
 
     def name_globally(self) -> None:
-        """Gives it its global name."""
-        # Other ranks may have another tensor of the same name, whose lowest holder is another.
-        # A name that ends like that by itself must not be taken for one.
+        """Sets the global name."""
+        # Another rank may have another tensor of the same name, with another lowest holder. A name
+        # that already ends in such a suffix must not be taken for a global one.
         leader = self.how.holders.leader
         is_led = leader or _LED.search(self.name)
         self.global_name = f"{self.name}@{leader}" if is_led else self.name
 
     def refer(self, base: _Leaf, window: Window | None) -> None:
-        """Completes the node: a tensor that many hold, or a window of that."""
+        """Completes the node: a tensor that many ranks hold, or a window of it."""
         self.node |= {
             "g": base.global_name,
             "dtype": base.dtype,
@@ -109,7 +109,7 @@ class _Leaf:
 
 @dataclass(slots=True, eq=False)
 class _MemoryLeaf(_Leaf):
-    """One in memory.
+    """A tensor in memory.
 
     Attributes:
         memory: Its elements on this rank.
@@ -119,7 +119,7 @@ class _MemoryLeaf(_Leaf):
 
     @property
     def identity(self) -> object:
-        """The same for tensors of a mesh that are one and the same."""
+        """A key that is equal for references to the same tensor of a mesh."""
         memory, how = self.memory, self.how
         layout = (memory.dtype, memory.shape, memory.strides, how.shape, id(how.holders), how.token)
         if memory.high > memory.low:
@@ -127,30 +127,30 @@ class _MemoryLeaf(_Leaf):
         if 0 not in memory.shape:
             # A copy, or memory without an address.
             return (id(self.value), layout)
-        # The address of an empty part means nothing; its storage is the whole tensor's.
+        # The address of an empty part is meaningless; its storage is that of the whole tensor.
         owner = memory.owner
         return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
 
 
 @dataclass(slots=True, eq=False)
 class _FileLeaf(_Leaf):
-    """One in a file."""
+    """A tensor in a file."""
 
     value: FileTensor
 
     @property
     def identity(self) -> object:
-        """The same for one and the same place."""
+        """A key that is equal for references to the same place."""
         return (place_of(self.value), self.how.shape, id(self.how.holders), self.how.token)
 
 
 _Tie: TypeAlias = "tuple[_Leaf, _Leaf, Window | None]"
-"""A tensor, the one that it is or is a part of, and which part."""
+"""A tensor, its base, and the window of the base; None for the whole base."""
 
 _OfMesh = TypeVar("_OfMesh", _MemoryLeaf, _FileLeaf)
 
 _LED = re.compile(r"@[0-9]+$")
-"""How the global names end of tensors that rank 0 does not hold."""
+"""Suffix of the global names of tensors that rank 0 does not hold."""
 
 
 def spread(
@@ -161,18 +161,15 @@ def spread(
     finds_overlaps: bool = False,
     groups: Groups | None = None,
 ) -> Spread:
-    """Takes a state apart; see `penstock.checkpoint.state.flatten.flatten`.
+    """Flattens a state; see `penstock.checkpoint.state.flatten.flatten`.
 
     Args:
-        state: What this rank has.
-        sharder: How its tensors lie on the ranks.
-        holders: Asked once which ranks have the same plain tensors.
-        finds_overlaps: Whether to tell which leaves share memory.
-        groups: What readers of models are to find: of each tensor that ranks hold whole, one rank
-            writes the whole.
-
-    Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
+        state: This rank's state.
+        sharder: Determines the distribution of its tensors over the ranks.
+        holders: Returns, in one call, the ranks that hold the same plain tensors.
+        finds_overlaps: Whether to find leaves that share memory.
+        groups: Tensors that readers of models shall find: if ranks hold the whole tensor, one rank
+            writes all of it.
     """
     with gc_paused():
         spreader = _Spreader(sharder, holders, groups or NO_GROUPS)
@@ -180,22 +177,22 @@ def spread(
 
 
 class _Spreader(Flattener):
-    """The walk over the state of one of many ranks."""
+    """The walk over one rank's state."""
 
     def __init__(self, sharder: Sharder, holders: Holders, groups: Groups) -> None:
         super().__init__()
         self._sharder = sharder
         self._holders = holders
         self._groups = groups
-        # Tensors that are of a group under a name of theirs, each by its identity.
+        # Identities of tensors that belong to a group under their own name.
         self._grouped: set[int] = set()
         self._shared: list[_MemoryLeaf] = []
         self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
-        self._handlers[DTensor] = type(self)._dtensor
+        self.handlers[DTensor] = type(self)._dtensor
 
     def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
-        """Walks a state; once only."""
+        """Walks a state; may be called once."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
         names = names_of_nodes(root) if self._groups.group_of else {}
@@ -203,7 +200,7 @@ class _Spreader(Flattener):
         pieces = self._shares(leaves)
         own, aliases = self.finish()
         self.link_files(len(own) + len(pieces), aliases)
-        taken = [row[0] for rows in (own, self._linker.linked[1], aliases) for row in rows]
+        taken = [row[0] for rows in (own, self.linker.linked[1], aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
         labels = unique_names(taken + wanted)[len(taken) :]
@@ -213,7 +210,7 @@ class _Spreader(Flattener):
             for piece, name in zip(pieces, labels[: len(pieces)], strict=True)
         ]
         for (leaf, box), name in zip(in_files, labels[len(pieces) :], strict=True):
-            self._linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
+            self.linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps: list[Overlap] = []
         if finds_overlaps:
@@ -227,23 +224,23 @@ class _Spreader(Flattener):
             tensors,
             aliases,
             tree,
-            self._linker.linked,
+            self.linker.linked,
             overlaps,
-            self._untied,
+            self.untied,
             balance=balance,
         )
 
     # Leaves.
 
-    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+    def encode_per_rank(self, value: PerRank, name: str, level: int) -> Node:
         self._own_depth += 1
-        node = super()._per_rank(value, name, level)
+        node = super().encode_per_rank(value, name, level)
         self._own_depth -= 1
         return node
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
         if self._own_depth:
-            return super()._tensor(value, name, level)
+            return super().encode_tensor(value, name, level)
         return self._share(value, value, name, None)
 
     def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
@@ -252,7 +249,7 @@ class _Spreader(Flattener):
         sharding = self._sharder.sharded(value, name)
         local = value._local_tensor
         if type(local) is not torch.Tensor:
-            # Still on its way from a collective.
+            # An asynchronous collective has not delivered it yet.
             local = value.to_local().detach()
             refuse_part(local, name)
         if sharding.is_held:
@@ -265,18 +262,18 @@ class _Spreader(Flattener):
         self._shared.append(_MemoryLeaf(name, node, value, memory.dtype, sharding, memory))
         return node
 
-    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+    def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
         raise UnsupportedStateError(
             f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
             "save together: save with no_dist=True, each rank to a path of its own",
             key=name,
         )
 
-    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+    def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
         like = value.like
         if like is None:
-            # What a rank has in files nobody else sees.
-            return super()._file_tensor(value, name, level)
+            # Plain tensors in this rank's files are invisible to the other ranks.
+            return super().encode_file_tensor(value, name, level)
         if self._own_depth:
             raise _not_own(name)
         sharding = self._sharder.sharded(like, name)
@@ -294,7 +291,7 @@ class _Spreader(Flattener):
         self._shared_files.append(_FileLeaf(name, node, value, dtype, sharding))
         return node
 
-    # The end.
+    # Completion of the nodes.
 
     def _name(
         self, balance: Balance, names: Mapping[int, str]
@@ -302,17 +299,17 @@ class _Spreader(Flattener):
         """Completes the nodes of all tensors.
 
         Args:
-            balance: Is told of them.
-            names: Of the nodes, where there are groups.
+            balance: Gets the facts about the tensors.
+            names: The names of the nodes, if there are groups.
 
         Returns:
-            Those in memory that several ranks may hold, and of those in files what this rank
-            links to, with the box that it is.
+            The tensors in memory that several ranks may hold; and the tensors in files that this
+                rank links, each with its box.
         """
         shared = [*self._shared, *self._shared_files]
         for leaf, name in zip(shared, unique_names([leaf.name for leaf in shared]), strict=True):
             if leaf.sharding is not None and name.startswith(f"{leaf.name}~"):
-                # Which of the two comes first another rank may see otherwise.
+                # Another rank may see the two tensors in the other order.
                 raise UnsupportedStateError(
                     f"{leaf.name}: two tensors have this name, and one of them is a DTensor: "
                     "rename a key of one",
@@ -337,7 +334,7 @@ class _Spreader(Flattener):
             if names and window is None and groups.group(names[id(leaf.node)]) is not None:
                 self._grouped.add(id(base))
         rank = self._sharder.rank
-        # A file is linked to whole: replicas have nothing to share out.
+        # A file is linked as a whole, so replicas have nothing to divide.
         return leaves, [
             (leaf, box)
             for leaf in in_files
@@ -346,12 +343,12 @@ class _Spreader(Flattener):
         ]
 
     def _untie(self, plain: Sequence[_MemoryLeaf], found: list[_Tie]) -> list[_MemoryLeaf]:
-        """Plain tensors that are no parts of others, and that other ranks may have as well."""
+        """Returns the plain tensors that are no parts of others, which other ranks may hold too."""
         first: dict[int, int] = {}
         same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
         memories = [leaf.memory for leaf in plain]
         tied = ties.find(memories)
-        self._untied += [
+        self.untied += [
             (plain[index].name, plain[other].name) for index, other in ties.apart(memories, tied)
         ]
         bases = []
@@ -366,13 +363,13 @@ class _Spreader(Flattener):
         return bases
 
     def _ask(self, bases: Sequence[_MemoryLeaf]) -> None:
-        """Finds out who has the same plain tensors."""
+        """Finds out which ranks hold the same plain tensors."""
         marks = fingerprints([(leaf.name, leaf.memory) for leaf in bases])
         for leaf, holders in zip(bases, self._holders(marks), strict=True):
             leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
 
     def _shares(self, leaves: Sequence[_MemoryLeaf]) -> list[Piece]:
-        """What this rank writes of the tensors that several ranks hold."""
+        """Returns this rank's share of the tensors that several ranks hold."""
         common: dict[int, tuple[Members, list[HeldBox]]] = {}
         for index, leaf in enumerate(leaves):
             replicas = leaf.how.replicas
@@ -393,7 +390,7 @@ class _Spreader(Flattener):
 
 
 def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:
-    """Tensors of meshes, each once."""
+    """Returns each tensor of a mesh once."""
     first: dict[object, _OfMesh] = {}
     bases = []
     for leaf in leaves:
@@ -414,7 +411,7 @@ def _not_own(name: str) -> UnsupportedStateError:
 
 
 def _compare(leaves: Sequence[_MemoryLeaf], balance: Balance) -> None:
-    """Has the elements compared that several ranks of a mesh hold: now, as they may change."""
+    """Records the fingerprints of replicated elements for comparison: now, as they may change."""
     copies = [leaf for leaf in leaves if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1]
     marks = fingerprints([(leaf.global_name, leaf.memory) for leaf in copies])
     for leaf, mark in zip(copies, marks, strict=True):
@@ -423,7 +420,7 @@ def _compare(leaves: Sequence[_MemoryLeaf], balance: Balance) -> None:
 
 
 def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
-    """The same of those in files, by digests that are known: nothing is read."""
+    """Records those of file tensors by their known digests, without reading."""
     for leaf in leaves:
         if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1:
             mark = mark_of(leaf.value, leaf.global_name)
@@ -431,14 +428,14 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
 
 
 def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) -> TensorSource:
-    """What the native module reads of a piece."""
+    """Returns a piece in the form that the native module reads."""
     memory, box = leaf.memory, piece.box
     is_there = memory.device == CPU or places.of(memory) is not None
     narrowed = narrow(memory, box.at, box.shape) if is_there else memory
     if memory.device == CPU or (is_there and not is_scattered(narrowed)):
         memory = narrowed
     else:
-        # Only what this rank writes comes to the host.
+        # Only the elements that this rank writes are copied to the host.
         part = memory.owner.detach()
         for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
             part = part.narrow(dim, at, size)
@@ -446,14 +443,14 @@ def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) ->
     source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start), places)
     if source[6] is leaf.value:
         return source
-    # Changes of a `DTensor` are counted by itself, and not by what it holds.
+    # PyTorch counts the changes of a `DTensor` on itself, not on its local tensor.
     return (*source[:6], (source[6], leaf.value), *source[7:])
 
 
 def _is_generator_state(memory: Memory) -> bool:
-    """Whether it looks like what `torch.get_rng_state` gives: a vector of bytes, not a weight.
+    """Whether a memory looks like the state of `torch.get_rng_state`: a vector of bytes.
 
-    Every rank has another one, about which it need not ask.
+    Each rank has another generator state, so the ranks need not compare it.
     """
     is_vector = memory.dtype == "uint8" and len(memory.shape) == 1
     return is_vector and memory.device == CPU and memory.nbytes <= GENERATOR_BYTES_MAX

@@ -1,4 +1,4 @@
-"""A save of many ranks that wait for it."""
+"""A blocking save of many ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _TURN_SECONDS = 0.05
-"""How often the one who waits looks at the progress, and a Ctrl-C gets its turn."""
+"""Interval at which the waiting thread updates the progress and can take a Ctrl-C."""
 
 
 @events.observed("save")
@@ -30,12 +30,7 @@ def save_together(
     options: dict[str, Any],
     progress: bool | Progress,
 ) -> SaveReport:
-    """Saves a state with other ranks, and waits for it.
-
-    Raises:
-        RankError: Another rank failed, is not there or saves something else.
-        PenstockError: Whatever else `penstock.save` raises.
-    """
+    """Saves a state with other ranks, and waits for the commit."""
     with or_give_up(together), shown(progress, "saving") as update:
         save = Save(destination, state, options=options, together=together, lazy=True)
         pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)

@@ -1,9 +1,9 @@
-"""`Versions`: whether PyTorch has changed what a device had not copied yet of a lazy save.
+"""`Versions`: detects changes by PyTorch to device tensors that a lazy save has not copied yet.
 
-No kernel tells of writes to the memory of a device. PyTorch counts the changes in place of each
-tensor, once they are queued. What it does not count is not seen: fused optimizers, which all call
-`penstock.checkpoint.saving.guard` before they step, collectives, ``tensor.data``, replays of CUDA
-graphs, kernels that are given addresses.
+No kernel reports writes to the memory of a device. PyTorch counts in-place changes of each tensor
+when they are queued. Uncounted changes are not detected: those of fused optimizers, which all call
+`penstock.checkpoint.saving.guard` before they step, of collectives, ``tensor.data``, replays of
+CUDA graphs, and kernels that get addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Versions:
-    """How often tensors on devices had been changed when a save began.
+    """The version counts of device tensors at the beginning of a save.
 
     Args:
         path: The checkpoint's directory.
@@ -42,25 +42,22 @@ class Versions:
         """Numbers of the devices."""
 
     def leave_out(self, copied: Sequence[int]) -> None:
-        """Forgets tensors that are copied before anything can change them, by their indices."""
+        """Stops watching tensors that are copied before anything can change them, by index."""
         skipped = set(copied)
         with self._lock:
             self._counted = [one for one in self._counted if one[0] not in skipped]
 
     def clear(self) -> None:
-        """Forgets all of them: what becomes of the save is decided."""
+        """Stops watching all tensors: the outcome of the save is decided."""
         with self._lock:
             self._counted.clear()
 
     def settle(self) -> None:
-        """Looks whether anything has changed, the first time; what changes later does no harm.
+        """Checks once whether any tensor has changed; later changes do no harm.
 
-        To be called by whoever is about to be told that the state is free, and at the end of the
-        write. Not when the last copy ends: an operation is counted after it is queued, and what has
-        changed by then may be counted a moment later.
-
-        Raises:
-            StateMismatchError: Something has; the save has failed.
+        Call it before the caller is told that the state may change, and at the end of the write.
+        The end of the last copy is too early: an operation is counted after it is queued, so a
+        change before that moment may be counted slightly later.
         """
         with self._lock:
             for _, name, tensor, version in self._counted:
@@ -79,5 +76,5 @@ class Versions:
 
 
 def _tensors(owner: Any) -> tuple[Any, ...]:
-    # Of a `DTensor`, what it holds and itself.
+    # The owner of a `DTensor`'s local part is a tuple of the local tensor and the `DTensor`.
     return owner if type(owner) is tuple else (owner,)

@@ -1,4 +1,4 @@
-"""`Waiting`: what whoever saves in the background has to wait with, and to end with."""
+"""`Waiting`: waiting and closing, common to all objects that save in the background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """Saves one after the other, of which the last may go on; a ``with`` block ends by waiting."""
+    """Runs one save at a time, perhaps in the background; a ``with`` block ends by waiting."""
 
     _turns: Turns
 
@@ -19,15 +19,15 @@ class Waiting:
         """Waits for the last `save_async`, if one is running.
 
         Raises:
-            PenstockError: Its error, if nobody has seen it.
+            PenstockError: The error of that save, if it has not been raised yet.
         """
         self._turns.wait()
 
     def close(self) -> None:
-        """Waits for the last `save_async` and gives its memory back; this stays usable.
+        """Waits for the last `save_async` and releases its memory; this object stays usable.
 
         Raises:
-            PenstockError: The error of that save, if nobody has seen it.
+            PenstockError: The error of that save, if it has not been raised yet.
         """
         self._turns.close()
 
@@ -40,5 +40,5 @@ class Waiting:
         except PenstockError as failed:
             if error is None:
                 raise
-            # What ended the block is what its caller has to hear.
+            # The error that ended the block takes precedence.
             error.add_note(f"and a save in the background failed: {failed}")

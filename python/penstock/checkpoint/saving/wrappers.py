@@ -1,8 +1,9 @@
-"""Names of a model's tensors, without the words that wrappers have added to them.
+"""Removes the words that wrappers add to the names of a model's tensors.
 
-A state holds no modules, so names alone have to show wrappers: where a wrapper's word stands,
-nothing else follows its prefix. A model that has a child of that name beside others keeps it. One
-that has no other child is not told from a wrapper: reports of saves say which word was left out.
+A state holds no modules, so wrappers are recognized by names alone: a wrapper's word is the only
+child of its prefix. A model that has a child of that name beside others keeps it. A model whose
+only child has that name cannot be told from a wrapper: the report of the save names the removed
+word.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ANYWHERE = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""Words of `torch.compile`, FSDP and activation checkpointing; they may stand anywhere."""
+"""Words of `torch.compile`, FSDP and activation checkpointing; they may occur anywhere."""
 
 _IN_FRONT = "module"
 """The word that `DistributedDataParallel` puts in front of all names."""
 
 _COUNTER = "n_averaged"
-"""The buffer of `AveragedModel` beside the model, which it calls ``module``."""
+"""The buffer of `AveragedModel`, next to the model, which it calls ``module``."""
 
 
 def final_names(names: Iterable[str]) -> dict[str, str]:
-    """The names that a model itself has for tensors of a wrapped one; one-to-one.
+    """Returns the model's own name of each tensor of a wrapped model; one-to-one.
 
-    Names that would fall together, as the counters of averages of averages, stay as they are.
+    Names that would collide, such as the counters of averages of averages, stay unchanged.
 
     Args:
-        names: Those of all tensors of the model.
+        names: The names of all tensors of the model.
 
     Example:
         >>> final_names(["module._orig_mod.layers.0.weight", "module._orig_mod.head.weight"])
@@ -52,7 +53,7 @@ def final_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _one_to_one(final_of: dict[str, str]) -> dict[str, str]:
-    """The same with the names themselves where two would be one."""
+    """Restores the original names where two would collide."""
     while True:
         counts = Counter(final_of.values())
         met = [name for name, final in final_of.items() if counts[final] > 1 and name != final]
@@ -71,7 +72,7 @@ def _final(name: str, following: dict[str, set[str]], ends: set[str]) -> str:
             counter = f"{prefix}.{_COUNTER}" if prefix else _COUNTER
             is_wrapper = siblings - ({_COUNTER} if counter in ends else set()) == {word}
         prefix = f"{prefix}.{word}" if prefix else word
-        # A tensor of that name is no module, and wraps nothing.
+        # A tensor of that name is no module, so it wraps nothing.
         if not is_wrapper or prefix in ends:
             kept.append(word)
     return ".".join(kept)

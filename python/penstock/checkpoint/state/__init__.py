@@ -1,1 +1,1 @@
-"""A state as values: its tree, its tensors in memory, and what is tied to what."""
+"""A state as values: its tree, its tensors in memory, and their ties."""

@@ -1,8 +1,8 @@
-"""`put_together`: tensors that consist of other tensors, made of those again.
+"""`put_together`: builds composite tensors from their members.
 
-Numbers come out of a file, and PyTorch's kernels trust those that they are given: indices and
-pointers have to lie inside of what there is. A save makes the same check of what it stores
-(`check_parts`), so that a load takes whatever a save has taken.
+Numbers come from a file, and PyTorch's kernels trust them: indices and pointers have to stay inside
+the members. A save makes the same checks (`check_parts`), so that every stored tensor can be
+loaded.
 """
 
 from __future__ import annotations
@@ -34,14 +34,10 @@ _REMEDIES = {
 
 
 def check_parts(parts: Parts, name: str) -> None:
-    """Refuses a tensor that a load would refuse, such as one with indices outside of its shape.
-
-    Raises:
-        UnsupportedStateError: It is one.
-    """
+    """Refuses a tensor that a load would refuse, such as one with indices outside of its shape."""
     inner = parts.inner
     if parts.tag == "subclass" or any(one.is_meta for one in inner.values()):
-        # Classes know their own; what has no elements is refused for that.
+        # Subclasses check their own members; tensors without elements are refused elsewhere.
         return
     try:
         put_together({"$": parts.tag, **parts.facts}, inner, None)
@@ -54,16 +50,17 @@ def check_parts(parts: Parts, name: str) -> None:
 
 
 def put_together(node: dict[str, Node], inner: _Inner, context: Any) -> Any:
-    """The tensor of a node.
+    """Builds the tensor of a node.
 
     Args:
-        node: The node, one of `COMPOSITE_TAGS`.
-        inner: Its tensors, built.
-        context: That of a subclass, built.
+        node: The node, with one of `COMPOSITE_TAGS`.
+        inner: Its member tensors, already built.
+        context: The context of a subclass, already built.
 
     Raises:
-        TreeError: They make none.
-        MissingDependencyError: The class is not known in this process, or takes no such parts.
+        TreeError: The members form no tensor.
+        MissingDependencyError: The class is unknown in this process, or does not accept the
+            members.
     """
     torch = dtypes.import_torch()
     if not all(isinstance(one, torch.Tensor) for one in inner.values()):
@@ -97,8 +94,9 @@ def _make_sparse(torch: Any, node: dict[str, Node], inner: _Inner) -> Any:
     if layout not in _LAYOUTS:
         raise UnknownError(f"unknown layout {layout!r:.80} of a sparse tensor")
     compressed, plain, values = _take(inner, "compressed", "plain", "values")
-    # PyTorch makes them with the indices of a row in any order, and more than once, but its own
-    # check wants them sorted and apart. So that looks at others of as many rows, which are 0, 1, …
+    # PyTorch creates tensors whose rows have unsorted or repeated indices, but its own check
+    # requires sorted, distinct ones. It therefore checks a substitute with rows of the same lengths
+    # and the indices 0, 1, …
     kind = getattr(torch, f"sparse_{layout}")
     at = torch.arange(plain.shape[-1], dtype=compressed.dtype, device=compressed.device)
     at = at.expand(plain.shape).contiguous()
@@ -117,7 +115,7 @@ def _make_sparse(torch: Any, node: dict[str, Node], inner: _Inner) -> Any:
 
 
 def _plain_size(layout: str, plain: Any, values: Any, shape: list[int]) -> int:
-    """How many columns, or rows, or blocks of such, the plain indices are of."""
+    """Returns the number of columns, rows or blocks to which the plain indices refer."""
     batches = plain.dim() - 1
     place = 1 if layout in ("csr", "bsr") else 0
     block = values.shape[plain.dim() + place] if layout in ("bsr", "bsc") else 1
@@ -135,7 +133,7 @@ def _make_nested(torch: Any, node: dict[str, Node], inner: _Inner) -> Any:
         raise TreeError("the sizes of a nested tensor are not those of its elements")
     strides = [[math.prod(row[at + 1 :]) for at in range(len(row))] for row in sizes]
     starts = [0, *accumulate(counts)][: len(counts)]
-    # Rows without dimensions, and no rows at all, leave nothing to tell the type of a table by.
+    # Rows without dimensions, and tables without rows, give no type to infer: it is set.
     tables = [torch.tensor(one, dtype=torch.int64) for one in (sizes, strides, starts)]
     dims = len(sizes[0]) if sizes else 0
     rows_of = [one.reshape(len(sizes), dims) for one in tables[:2]]
@@ -162,7 +160,7 @@ def _make_jagged(torch: Any, node: dict[str, Node], inner: _Inner) -> Any:
 
 
 def _sizes_of_rows(offsets: Any, lengths: Any, size: int) -> list[int]:
-    """How long the rows are, all inside of what there is: kernels trust these numbers."""
+    """Returns the lengths of the rows, checked to be inside the values: kernels trust them."""
     for one in (offsets, lengths):
         if one is not None and (one.dim() != 1 or one.is_floating_point() or one.is_complex()):
             raise TreeError("the places of a jagged tensor are no list of integers")
@@ -189,7 +187,7 @@ def _make_subclass(torch: Any, node: dict[str, Node], inner: _Inner, context: An
     try:
         value = cls.__tensor_unflatten__(inner, context, shape, strides)
     except Exception as error:
-        # Classes raise anything here where another version of them saved the tensor.
+        # Classes raise any error here if another version of them saved the tensor.
         package = name.partition(".")[0]
         raise MissingDependencyError(
             f"{name} of this version of {package} does not take what was stored "
@@ -203,7 +201,7 @@ def _make_subclass(torch: Any, node: dict[str, Node], inner: _Inner, context: An
 
 
 def _take(inner: _Inner, *names: str, optional: tuple[str, ...] = ()) -> list[Any]:
-    """The inner tensors of these names, which have to be all there are."""
+    """Returns the member tensors of these names, which must be all."""
     if not set(names) <= inner.keys() <= {*names, *optional}:
         raise TreeError(f"its tensors are {', '.join(inner):.80} and not {', '.join(names)}")
     return [inner[name] for name in names]

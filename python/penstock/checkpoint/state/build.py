@@ -1,7 +1,7 @@
-"""A state put together again: from the tree and the memory that was read.
+"""Builds a state from its tree and the memory that was read.
 
-The tree is input from a file: whatever is wrong with it is a `TreeError`, and nothing in it is
-ever evaluated. Tensors and arrays are windows over the memory that was read, without a copy.
+The tree is untrusted input: any defect is a `TreeError`, and nothing in it is evaluated. Tensors
+and arrays are windows over the memory that was read, without copies.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _ATOMS = frozenset({type(None), bool, int, float, str})
 
 
 class Builder:
-    """Builds values out of nodes.
+    """Builds values from nodes.
 
     Args:
         tensors: The checkpoint's stored tensors.
         aliases: Its aliases.
-        places: Where the bytes of each tensor that will be needed are.
-        device: Where tensors shall be; None for the host.
-        made: Tensors that are there already, contiguous.
+        places: The place of each needed tensor's bytes.
+        device: The device of new tensors; None for the host.
+        made: Contiguous tensors that already exist, by index.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Builder:
         self._composites: dict[str, Any] = {}
         self._torch_types: dict[str, tuple[torch.dtype, int]] = {}
         self._numpy_types: dict[str, np.dtype[Any]] = {}
-        # The module; None until a tensor is met, False if it is not installed.
+        # The module; None until a tensor is needed, False if it is not installed.
         self._torch: Any = None
 
     def build(self, node: Node, level: int = 0) -> Any:
-        """The value of a node.
+        """Returns the value of a node.
 
         Raises:
-            TreeError: The node, or what it refers to, is malformed.
+            TreeError: The node, or a tensor that it refers to, is malformed.
             MissingDependencyError: A package that the value needs is not installed.
         """
         kind = type(node)
@@ -149,7 +149,7 @@ class Builder:
         return value
 
     def attributes(self, node: dict[str, Node], level: int) -> dict[str, Any]:
-        """What hangs on an ordered dictionary beside its items: ``_metadata`` or nothing."""
+        """Returns the attributes of an ordered dictionary: ``_metadata`` or none."""
         if "attrs" not in node:
             return {}
         attributes = member(node, "attrs", dict)
@@ -176,7 +176,7 @@ class Builder:
         except OverflowError as error:
             raise TreeError(f"no deque: {error}") from None
 
-    # Values that are made of others.
+    # Values that consist of others.
 
     def _object(self, node: dict[str, Node], level: int) -> Any:
         _check_level(level)
@@ -186,7 +186,7 @@ class Builder:
         return entry.made_of(self.build(state, level if is_members else level + 1))
 
     def _composite(self, node: dict[str, Node], level: int) -> Any:
-        """A tensor made of others; of the same ones it is the same, as tensors are tied."""
+        """Builds a composite tensor; equal members give the same object, as tensors are tied."""
         _check_level(level)
         nodes = member(node, "v", dict)
         if not all(map(_is_tensor, nodes.values())):
@@ -200,23 +200,23 @@ class Builder:
             value = self._composites[identity] = put_together(node, inner, context)
         return value
 
-    # Leaves whose bytes lie in a shard.
+    # Leaves whose bytes are in a shard.
 
     def leaf(self, node: dict[str, Node], kind: str | None = None) -> Any:
-        """The tensor, array or bytes of a leaf; ``kind`` asks for another kind than it says.
+        """Returns the tensor, array or bytes of a leaf; ``kind`` overrides its own kind.
 
-        Leaves of the same elements give the same object, windows share its memory.
+        Leaves of the same elements give the same object, and windows share its memory.
         """
         kind = kind or node["$"]
         index, window = reference(node, self._tensors, self._aliases)
         if kind in ("bytes", "bytearray"):
-            # All of the tensor, by whatever name; a copy for each leaf would let a short tree make
+            # All of the tensor, under any name: a copy for each leaf would let a short tree create
             # any number of copies of a long tensor.
             window = None
         if kind == "tensor" and not (self._torch or self._find_torch()):
             kind = "ndarray"
-        # As text, whose hash nobody can foresee: a file may hold any number of windows whose
-        # numbers have the same one.
+        # Text has an unpredictable hash: a file may contain any number of windows whose numbers
+        # have the same one.
         char = node.get("char") if kind == "ndarray" else None
         key = (
             kind,
@@ -252,7 +252,7 @@ class Builder:
         return array if dtype.char == array.dtype.char else array.view(dtype)
 
     def _find_torch(self) -> Any:
-        """PyTorch, or False: then tensors come back as arrays where NumPy has their type."""
+        """Returns PyTorch, or False: tensors are then returned as arrays if NumPy has the type."""
         if self._torch is None:
             try:
                 self._torch = dtypes.import_torch()
@@ -339,7 +339,7 @@ class Builder:
         return dtype
 
     def _place(self, index: int, stored_bytes: int, nbytes: int | None = None) -> Place:
-        """Where a tensor's bytes are, checked to be as many as its type and shape take."""
+        """Returns the place of a tensor's bytes, checked against its type and shape."""
         if nbytes is not None and nbytes != stored_bytes:
             raise TreeError(f"{stored_bytes} bytes where {nbytes} are needed")
         if stored_bytes == 0:
@@ -348,7 +348,7 @@ class Builder:
 
 
 # Not a table of bound methods in each builder: that cycle would keep a loaded state alive until the
-# garbage collector comes by.
+# next garbage collection.
 _CONTAINERS: dict[str, Callable[[Builder, dict[str, Node], int], Any]] = {
     "tuple": lambda builder, node, level: tuple(builder._items(node, level)),
     "set": Builder._set,
@@ -376,7 +376,7 @@ def _check_level(level: int) -> None:
 
 
 def check_window(window: Window, items: int) -> None:
-    """A window has to stay inside the tensor it is a part of."""
+    """Refuses a window that exceeds its tensor."""
     shape, strides, offset = window
     if len(shape) != len(strides) or any(dim < 0 for dim in shape):
         raise TreeError("a view of impossible shape")

@@ -1,4 +1,4 @@
-"""`check_storable`, `check_stateful`: whether a state could be saved, long before it is."""
+"""`check_storable`, `check_stateful`: check early whether a state can be saved."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.tensors.memory import of_tensor
 
 
 def check_storable(state: Any) -> None:
-    """Walks a state as a save does, and copies, reads and keeps nothing of it.
+    """Walks a state as a save does, without copying, reading or keeping any of it.
 
-    Only types count, since memory may come and go until the save: tensors on the meta device and
-    such whose storage is freed are taken, and so is a `DTensor` of any placements.
+    Only types are checked, since memory may change until the save: tensors on the meta device or
+    with freed storage are accepted, and so are `DTensor`s with any placements.
 
     Args:
         state: Any state, such as ``{"optimizer": optimizer.state_dict()}``.
@@ -39,12 +39,12 @@ anew after loading
 
 
 def check_stateful(name: str, value: Any) -> None:
-    """Asks for the state of something as it is now, and walks it.
+    """Walks the current state of an object.
 
     Args:
-        name: What a save calls it.
-        value: It. What cannot give a state now is passed over: it may have one by the first save,
-            which fails if not.
+        name: Its name in a save.
+        value: The object. One that cannot return a state now is skipped: it may have one by the
+            first save, which fails otherwise.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -57,16 +57,16 @@ def check_stateful(name: str, value: Any) -> None:
 
 
 class _Check(Flattener):
-    """The walk, which looks at no memory."""
+    """A walk that examines no memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Without the module there is none, and it takes a while to import.
+        # No `DTensor` exists before the module is imported, which takes a while.
         module = sys.modules.get("torch.distributed.tensor")
         if module is not None:
-            self._handlers[module.DTensor] = type(self)._dtensor
+            self.handlers[module.DTensor] = type(self)._dtensor
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
         if value.dtype not in dtypes.torch_names() or value.layout is not self._strided:
             of_tensor(value, name)
         return None

@@ -1,11 +1,11 @@
-"""Tensors that consist of other tensors: sparse ones, nested ones, and subclasses that wrap some.
+"""Composite tensors: sparse and nested tensors, and wrapper subclasses.
 
-Such a tensor is one leaf of a state. Its *inner* tensors are stored like any others; what else it
-is made of, its *facts*, stands in the tree. Subclasses are those that PyTorch itself takes apart,
-by ``__tensor_flatten__``: torchao's quantized tensors and moments, its float8 tensors. A class that
-a checkpoint names is looked up among those that this process has imported, of PyTorch's and
-torchao's own, and those registered; nothing is imported. `penstock.checkpoint.state.assembly` puts
-them together again.
+Such a tensor is one leaf of a state. Its *inner* tensors are stored like any others; its other
+properties, the *facts*, are in the tree. Supported subclasses are those that PyTorch itself
+decomposes, by ``__tensor_flatten__``: torchao's quantized tensors and moments, and its float8
+tensors. A class named by a checkpoint is looked up among the imported classes of PyTorch and
+torchao and the registered ones; nothing is imported. `penstock.checkpoint.state.assembly` builds
+the tensors again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from penstock.errors import UnsupportedStateError
 
 _PACKAGES = ("torch", "torchao")
 _NOT_ALONE = ("torch.distributed.", "torch._subclasses.", "torch.testing.")
-"""Modules of PyTorch whose subclasses are parts of something larger, or have no elements."""
+"""Modules of PyTorch whose subclasses belong to something larger, or have no elements."""
 
 
 class Parts(NamedTuple):
-    """The parts of a tensor that is made of others.
+    """The members of a composite tensor.
 
     Attributes:
         tag: Its tag in the tree.
-        inner: Its tensors by name.
+        inner: Its member tensors by name.
         facts: Further members of its node, in JSON.
-        context: The state that a subclass needs beside its tensors.
+        context: The state that a subclass needs beside its members.
     """
 
     tag: str
@@ -45,11 +45,7 @@ class Parts(NamedTuple):
 
 
 def take_apart(value: Any, name: str) -> Parts | None:
-    """The parts of a tensor; None for a tensor with elements of its own.
-
-    Raises:
-        UnsupportedStateError: It is made of others, and cannot be stored.
-    """
+    """Returns the members of a tensor; None for a tensor with elements of its own."""
     torch = sys.modules["torch"]
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -65,7 +61,7 @@ def take_apart(value: Any, name: str) -> Parts | None:
 
 
 def layout_of(value: Any) -> str:
-    """The name of a tensor's layout, without ``torch.``."""
+    """Returns the name of a tensor's layout, without ``torch.``."""
     return str(value.layout).removeprefix("torch.")
 
 
@@ -84,9 +80,9 @@ def _sparse(value: Any, layout: str) -> Parts:
 
 
 def _nested(value: Any) -> Parts:
-    # A view, such as a transposed one, is stored as a copy of its own.
+    # A view, such as a transposed one, is stored as a copy.
     value = value.contiguous()
-    # Without rows their sizes are no table.
+    # Without rows the sizes form no table.
     sizes = value._nested_tensor_size().tolist() if value.size(0) else []
     return Parts("nested", {"values": value.values()}, {"sizes": sizes})
 
@@ -123,12 +119,9 @@ def _subclass(value: Any, name: str) -> Parts:
 
 
 def refuse_part(local: Any, name: str) -> None:
-    """Refuses what a rank holds of a `DTensor` where that is made of other tensors.
+    """Refuses a composite local tensor of a `DTensor`.
 
-    Nothing says which part of each of those belongs to which part of the whole.
-
-    Raises:
-        UnsupportedStateError: It is.
+    Nothing relates the parts of its members to the parts of the whole.
     """
     kind = type(local)
     if is_wrapper(kind) and subclass_of(name_of(kind)) is kind:
@@ -141,7 +134,7 @@ def refuse_part(local: Any, name: str) -> None:
 
 
 def subclass_of(name: str) -> type | None:
-    """The class of tensors that a checkpoint names; None where this process knows none."""
+    """Returns the tensor class that a checkpoint names; None if this process does not know it."""
     cls = wrapper_of(name)
     if cls is None and name.partition(".")[0] in _PACKAGES and not name.startswith(_NOT_ALONE):
         cls = imported(name)

@@ -1,16 +1,16 @@
-"""A state taken apart: what `penstock.save` hands to the native module.
+"""Flattens a state into the input of the native module.
 
-Two things come out: the tensors, as addresses of memory that the native module reads without a
-copy in between, and the tree, which is everything else as typed JSON.
+The result has two parts: the tensors, as addresses that the native module reads without copies, and
+the tree, which holds everything else as typed JSON.
 
-Only exact types are taken. A subclass usually means something that its base would lose (an enum
-member is no int, a named tuple has fields), so it is refused with a remedy instead of being
-changed silently. The exceptions come back as themselves or are documented: `OrderedDict` (with
-the ``_metadata`` that `torch.nn.Module.state_dict` hangs on it), `Counter`, `defaultdict` of a
-built-in factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` come back
-as plain tensor and plain array.
+Only exact types are accepted. A subclass usually carries something that its base would lose (an
+enum member is no int, a named tuple has fields), so it is refused with a remedy instead of being
+changed silently. The exceptions are restored as themselves or are documented: `OrderedDict` (with
+the ``_metadata`` that `torch.nn.Module.state_dict` adds), `Counter`, `defaultdict` of a built-in
+factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` are restored as plain
+tensor and plain array.
 
-A container that occurs twice comes back as two; tensors keep their ties.
+A container that occurs twice is restored as two; tensors keep their ties.
 """
 
 from __future__ import annotations
@@ -69,20 +69,17 @@ if TYPE_CHECKING:
     from penstock.tensors.memory import TensorSource
 
 INLINE_BYTES_MAX = 4096
-"""Longer byte strings are stored as tensors, out of the tree."""
+"""Longer byte strings are stored as tensors, outside the tree."""
 
 
 def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
-    """Takes a state apart.
+    """Flattens a state.
 
     The result borrows the memory of the state's tensors and keeps them alive.
 
     Args:
         state: Any nesting of plain values, containers, tensors and arrays.
-        finds_overlaps: Whether to tell which leaves share memory.
-
-    Raises:
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
+        finds_overlaps: Whether to find leaves that share memory.
 
     Example:
         >>> import numpy as np
@@ -97,27 +94,35 @@ def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
 
 
 class Flattener:
-    """The walk over one state."""
+    """The walk over one state; a subclass replaces the `encode_…` of leaves that it treats apart.
+
+    Attributes:
+        handlers: The method that encodes values of a class, by the class.
+        leaves: Name, node and index of the memory of each leaf whose bytes go to a shard.
+        memories: Each memory once.
+        linker: Leaves whose bytes lie in files already.
+        untied: Names of tensors that share memory with another one, and come back independent.
+    """
 
     def __init__(self) -> None:
-        self._memories: list[Memory] = []
+        self.memories: list[Memory] = []
         self._values: list[Any] = []
-        self._leaves: list[tuple[str, Node, int]] = []
+        self.leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
-        # Leaves whose bytes lie in files already, and their names at the end.
+        # Leaves whose bytes are already in files, and their final names.
         self._in_files: list[tuple[str, Node, FileTensor]] = []
         self._file_names: Sequence[str] = ()
-        # Arrays in pieces, each once, with the nodes of all leaves that are it.
+        # Arrays in pieces, each once, with the nodes of all leaves that refer to it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
-        self._linker = Linker()
-        self._untied: list[tuple[str, str]] = []
+        self.linker = Linker()
+        self.untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
-        # Where each memory that is stored is among the tensors, at the end.
+        # Index of each stored memory among the tensors, at the end.
         self._source_of: dict[int, int] = {}
-        # Functions and not methods, which would hold this walk, and the state's tensors with it,
-        # until a garbage collector comes by.
+        # Functions rather than bound methods, which would keep this walk, and the state's tensors,
+        # alive until a garbage collection.
         kind = type(self)
-        self._handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
+        self.handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
             dict: kind._dict,
             list: kind._list,
             tuple: kind._tuple,
@@ -131,38 +136,38 @@ class Flattener:
             bytearray: kind._bytes,
             np.ndarray: kind._array,
             np.memmap: kind._array,
-            PerRank: kind._per_rank,
-            FileTensor: kind._file_tensor,
-            Boxes: kind._boxes,
+            PerRank: kind.encode_per_rank,
+            FileTensor: kind.encode_file_tensor,
+            Boxes: kind.encode_boxes,
         }
-        # A state can only hold tensors if somebody has imported PyTorch.
+        # A state can contain tensors only if PyTorch is imported.
         torch = sys.modules.get("torch")
         self._strided: Any = None
         if torch is not None:
             self._strided = torch.strided
-            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._any_tensor
-            self._handlers[torch.Size] = kind._size
-            self._handlers[torch.dtype] = kind._torch_dtype
-            self._handlers[torch.device] = kind._device
+            self.handlers[torch.Tensor] = self.handlers[torch.nn.Parameter] = kind._any_tensor
+            self.handlers[torch.Size] = kind._size
+            self.handlers[torch.dtype] = kind._torch_dtype
+            self.handlers[torch.device] = kind._device
 
     def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
-        """Walks a state; once only."""
+        """Walks a state; may be called once."""
         root = self.encode(state, ROOT, 0)
         tensors, aliases = self.finish()
         self.link_files(len(tensors), aliases)
-        # Cycles were found on the way; the encoder need not look for them again.
+        # The walk has found any cycles; the encoder need not search again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
-        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps, untied=self._untied)
+        return Flattened(tensors, aliases, tree, self.linker.linked, overlaps, untied=self.untied)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
-        """The node of any value; ``level`` counts the containers around it."""
+        """Returns the node of any value; ``level`` counts the containers around it."""
         encoder = ENCODERS.get(type(value))
         return self._branch(value, name, level) if encoder is None else encoder(value)
 
     def _branch(self, value: Any, name: str, level: int) -> Node:
-        """The node of a value that has no encoder."""
-        handler = self._handlers.get(type(value))
+        """Returns the node of a value that has no encoder."""
+        handler = self.handlers.get(type(value))
         if handler is not None:
             return handler(self, value, name, level)
         typed = TYPED.get(type(value))
@@ -172,13 +177,14 @@ class Flattener:
         if entry is not None and entry.flatten is not None:
             return self._object(entry, value, name, level)
         if dtypes.is_tensor(value):
-            return self._composite(value, name, level)
-        return self._unusual(value, name)
+            return self.encode_composite(value, name, level)
+        return self.encode_unusual(value, name)
 
-    # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
+    # Containers. Children of plain types are encoded in the loop, which saves a call for most
+    # leaves.
 
     def _enter(self, container: Any, name: str, level: int) -> str:
-        """Opens a container; returns what the names of its children start with."""
+        """Enters a container; returns the prefix of its children's names."""
         if id(container) in self._open:
             raise UnsupportedStateError(
                 f"{name}: this {type(container).__name__} contains itself: a state has to be a "
@@ -282,11 +288,11 @@ class Flattener:
 
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
         _check_hashes(value, name)
-        leaves = len(self._leaves) + len(self._in_files)
-        # Its own order is another one in each process, and trees of several are compared.
+        leaves = len(self.leaves) + len(self._in_files)
+        # The order of a set differs between processes, and trees of several are compared.
         items = sorted(self._items(value, value, name, level), key=json.dumps)
         node = {"$": type(value).__name__, "v": items}
-        if len(self._leaves) + len(self._in_files) != leaves:
+        if len(self.leaves) + len(self._in_files) != leaves:
             raise UnsupportedStateError(
                 f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "
                 "list",
@@ -294,11 +300,12 @@ class Flattener:
             )
         return node
 
-    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+    def encode_per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        """The node of a marked value."""
         return self.encode(value.value, name, level)
 
     def _object(self, entry: Registered, value: Any, name: str, level: int) -> Node:
-        """A value of a registered class: leaves in it have the names of a dictionary's."""
+        """Encodes a value of a registered class; its leaves are named like a dictionary's."""
         prefix = self._enter(value, name, level)
         state = entry.state_of(value, name)
         if type(state) is dict and are_json_keys(state) and CLASS not in state:
@@ -308,7 +315,7 @@ class Flattener:
         self._open.discard(id(value))
         return {"$": "object", "type": entry.name, "v": node}
 
-    # Leaves that need a look.
+    # Leaves that need a check.
 
     def _bytes(self, value: bytes | bytearray, name: str, level: int) -> Node:
         tag = type(value).__name__
@@ -336,16 +343,16 @@ class Flattener:
 
     def _any_tensor(self, value: Any, name: str, level: int) -> Node:
         if value.layout is self._strided and not value.is_nested:
-            return self._tensor(value, name, level)
-        return self._composite(value, name, level)
+            return self.encode_tensor(value, name, level)
+        return self.encode_composite(value, name, level)
 
-    def _composite(self, value: Any, name: str, level: int) -> Node:
-        """A tensor that is made of others."""
+    def encode_composite(self, value: Any, name: str, level: int) -> Node:
+        """Encodes a composite tensor."""
         parts = take_apart(value, name)
         if parts is None:
-            if type(value) in self._handlers:
-                return self._tensor(value, name, level)
-            return self._unusual(value, name)
+            if type(value) in self.handlers:
+                return self.encode_tensor(value, name, level)
+            return self.encode_unusual(value, name)
         check_parts(parts, name)
         prefix = self._enter(value, name, level)
         node = self.facts(parts, prefix, level)
@@ -356,21 +363,24 @@ class Flattener:
         return node
 
     def facts(self, parts: Parts, prefix: str, level: int) -> dict[str, Node]:
-        """The node of a tensor made of others, without those."""
+        """Returns the node of a composite tensor without its members."""
         node = {"$": parts.tag, **parts.facts}
         if parts.tag == "subclass":
             node["context"] = self.encode(parts.context, prefix + CONTEXT, level + 1)
         return node
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
+        """The node of a strided tensor."""
         return self._data("tensor", value, name, of_tensor)
 
-    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+    def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        """The node of a tensor whose bytes lie in a file."""
         node: dict[str, Any] = {"$": "tensor"}
         self._in_files.append((name, node, value))
         return node
 
-    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+    def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
+        """The node of an array in pieces."""
         node: dict[str, Any] = {"$": "ndarray"}
         self._boxed.setdefault(id(value), (name, value, []))[2].append(node)
         return node
@@ -378,24 +388,29 @@ class Flattener:
     def _data(
         self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
     ) -> dict[str, Any]:
-        """A leaf whose bytes go to a shard."""
+        """Encodes a leaf whose bytes go to a shard."""
         index = self._index_of.get(id(value))
-        memory = read(value, name) if index is None else self._memories[index]
+        memory = read(value, name) if index is None else self.memories[index]
         node: dict[str, Any] = {"$": tag}
         self.add_leaf(name, node, value, memory)
         return node
 
     def add_leaf(self, name: str, node: Node, value: Any, memory: Memory) -> None:
-        """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
+        """Records a leaf whose bytes go to a shard; its node is completed at the end."""
         index = self._index_of.get(id(value))
         if index is None:
-            index = self._index_of[id(value)] = len(self._memories)
-            self._memories.append(memory)
-            # Held here, so that no other object can get its id while this walk lasts.
+            index = self._index_of[id(value)] = len(self.memories)
+            self.memories.append(memory)
+            # Kept alive, so that no other object gets its id during this walk.
             self._values.append(value)
-        self._leaves.append((name, node, index))
+        self.leaves.append((name, node, index))
 
-    def _unusual(self, value: Any, name: str) -> Node:
+    def encode_unusual(self, value: Any, name: str) -> Node:
+        """The node of a value of a class without a handler: a scalar or an array of NumPy's kind.
+
+        Raises:
+            UnsupportedStateError: It cannot be stored.
+        """
         node = None
         if isinstance(value, np.dtype):
             text = dtypes.numpy_text(value)
@@ -409,16 +424,16 @@ class Flattener:
             raise refusal(value, name)
         return node
 
-    # The end.
+    # Completion of the nodes.
 
     def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
-        """Decides what is stored, and completes the nodes of the leaves with where it is."""
-        tied = ties.find(self._memories)
-        name_of = {memory: name for name, _, memory in reversed(self._leaves)}
-        self._untied += [
-            (name_of[index], name_of[other]) for index, other in ties.apart(self._memories, tied)
+        """Decides which memories are stored, and completes the leaves' nodes with their indices."""
+        tied = ties.find(self.memories)
+        name_of = {memory: name for name, _, memory in reversed(self.leaves)}
+        self.untied += [
+            (name_of[index], name_of[other]) for index, other in ties.apart(self.memories, tied)
         ]
-        leaves = [name for name, _, _ in self._leaves]
+        leaves = [name for name, _, _ in self.leaves]
         first_file = len(leaves) + len(self._boxed)
         boxed = [name for name, _, _ in self._boxed.values()]
         names = unique_names(leaves + boxed + [name for name, _, _ in self._in_files])
@@ -428,12 +443,12 @@ class Flattener:
         tensor_of: dict[int, int] = {}
         further = []
         places = DirectPlaces()
-        for (_, node, memory), name in zip(self._leaves, names[: len(leaves)], strict=True):
+        for (_, node, memory), name in zip(self.leaves, names[: len(leaves)], strict=True):
             if memory in tied or memory in tensor_of:
                 further.append((node, memory, name))
             else:
                 tensor_of[memory] = node["i"] = len(tensors)
-                tensors.append(to_source(self._memories[memory], name, places=places))
+                tensors.append(to_source(self.memories[memory], name, places=places))
         for node, memory, name in further:
             stored, window = tied.get(memory, (memory, None))
             if node["$"] in ("bytes", "bytearray"):
@@ -446,10 +461,10 @@ class Flattener:
         return tensors, aliases
 
     def _pieces(self, wholes: Sequence[str], taken: Sequence[str]) -> Iterator[TensorSource]:
-        """What is stored of arrays in pieces; completes their nodes.
+        """Yields the pieces of arrays in pieces; completes the arrays' nodes.
 
         Args:
-            wholes: A name for each of the arrays, which its first piece has as well.
+            wholes: A name for each of the arrays, also used for its first piece.
             taken: Names of all leaves.
         """
         boxed = list(zip(wholes, self._boxed.values(), strict=True))
@@ -467,15 +482,15 @@ class Flattener:
         """Completes the nodes of leaves in files, after `finish`.
 
         Args:
-            first: How many tensors are counted before them.
-            aliases: Further names of them are added.
+            first: Number of tensors counted before them.
+            aliases: The list to which their further names are added.
         """
         index_of: dict[object, int] = {}
         further = []
         for (_, node, value), name in zip(self._in_files, self._file_names, strict=True):
             index = index_of.setdefault(place_of(value), first + len(index_of))
-            if index == first + len(self._linker.linked[1]):
-                self._linker.add(value, name)
+            if index == first + len(self.linker.linked[1]):
+                self.linker.add(value, name)
                 node["i"] = index
             else:
                 further.append((node, index, name))
@@ -484,14 +499,15 @@ class Flattener:
             aliases.append((name, index, None))
 
     def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
-        """Which leaves share memory, once all is decided.
+        """Returns the leaves that share memory, once all nodes are complete.
 
         Args:
-            others: Leaves that this walk does not store: memory, value, and the sources they are.
+            others: Leaves that this walk does not store: memory, value, and the indices of their
+                sources.
         """
         rows = [
             (memory, value, [self._source_of[index]] if index in self._source_of else [])
-            for index, (memory, value) in enumerate(zip(self._memories, self._values, strict=True))
+            for index, (memory, value) in enumerate(zip(self.memories, self._values, strict=True))
         ]
         rows += others
         found = []
@@ -503,14 +519,10 @@ class Flattener:
 
 
 def facts_of(parts: Parts, name: str) -> dict[str, Node]:
-    """All that is stored of a tensor made of others but those.
-
-    Raises:
-        UnsupportedStateError: Its context holds tensors, or what cannot be stored.
-    """
+    """Returns all properties of a composite tensor except its members."""
     walk = Flattener()
     node = walk.facts(parts, f"{name}.", 0)
-    if walk._leaves:
+    if walk.leaves:
         raise UnsupportedStateError(
             f"{name}: its context holds tensors, which cannot be compared", key=name
         )
@@ -518,12 +530,12 @@ def facts_of(parts: Parts, name: str) -> dict[str, Node]:
 
 
 def has_place(kind: type) -> bool:
-    """Whether values of a class are stored without being registered."""
-    return kind in ENCODERS or kind in TYPED or kind in Flattener()._handlers
+    """Whether values of a class are stored without registration."""
+    return kind in ENCODERS or kind in TYPED or kind in Flattener().handlers
 
 
 def _check_hashes(value: Collection[Any], name: str) -> None:
-    """Refuses what a load, which trusts nobody's keys, would refuse."""
+    """Refuses keys that a load, which trusts no key, would refuse."""
     try:
         check_hashes(value)
     except TreeError as error:

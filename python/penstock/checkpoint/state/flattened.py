@@ -1,4 +1,4 @@
-"""`Flattened`: what comes of a state that is taken apart."""
+"""`Flattened`: the result of flattening a state: tensors, aliases, tree."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flattened:
-    """A state, taken apart.
+    """A flattened state.
 
     Attributes:
-        tensors: What to store, in the order of the state.
-        aliases: Further names of those, and windows of them.
-        tree: The rest, as JSON text.
-        linked: What lies in files already, counted behind the tensors.
-        overlaps: Leaves that share memory, where they were asked for.
-        untied: Names of tensors that share memory with another one, and come back independent.
+        tensors: The tensors to store, in the order of the state.
+        aliases: Further names of tensors, and windows of them.
+        tree: All other values, as JSON text.
+        linked: Tensors already stored in files, numbered after the tensors.
+        overlaps: Leaves that share memory, if requested.
+        untied: Names of tensors that share memory with another, but are restored as independent.
     """
 
     tensors: list[TensorSource]
@@ -37,7 +37,7 @@ class Overlap(NamedTuple):
     """Leaves that share memory.
 
     Attributes:
-        sources: Indices of those that are stored.
+        sources: Indices of the stored ones.
         values: All of them.
     """
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, as NumPy's over the same memory."""
+"""Wraps arrays of other libraries as NumPy arrays over the same memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array over the memory of anything with DLPack or the buffer protocol."""
+    """Returns an array over the memory of an object with DLPack or the buffer protocol, or None."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
         return None
@@ -18,8 +18,8 @@ def foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
         return None
     if hasattr(value, "__dlpack__"):
         for convert in (np.from_dlpack, np.asarray):
-            # The second takes what the first refuses: memory of a device, types that DLPack or
-            # NumPy does not have (bfloat16). Producers raise errors of different types.
+            # The second handles cases that the first refuses: device memory, and types that DLPack
+            # or NumPy lacks (bfloat16). Producers raise errors of different types.
             with contextlib.suppress(Exception):
                 array = convert(value)
                 return array if type(array) is np.ndarray and not array.dtype.hasobject else None

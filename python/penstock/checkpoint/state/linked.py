@@ -1,4 +1,4 @@
-"""What a save links to instead of reading it: files of tensors, as the native module takes them."""
+"""`Linker`: collects the files of tensors that a save links instead of reading them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PAGE_BYTES = 4096
 
 
 class Linker:
-    """Gathers the files of a state, each once, and the tensors in them.
+    """Collects the files of a state, each once, and the tensors in them.
 
     Attributes:
-        linked: The files and the tensors; each file with who holds it.
+        linked: The files and the tensors; each file with the object that holds it.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,11 @@ class Linker:
         Args:
             tensor: The tensor.
             name: Its name in the part.
-            box: What it is of a global tensor, if it is a box.
-
-        Raises:
-            UnsupportedStateError: The format has no place for its type.
+            box: The global tensor and the position in it, if the tensor is a box.
         """
         files, tensors = self.linked
         held = tensor.file
-        # Held by the list, so that no other object can get its id.
+        # The list keeps the file alive, so that no other object gets its id.
         index = self._index_of.setdefault(id(held), len(files))
         if index == len(files):
             files.append((held.path, held.nbytes, list(held.chunks), held))
@@ -52,22 +49,20 @@ class Linker:
 
 
 def place_of(tensor: FileTensor) -> object:
-    """The same for tensors that are one and the same."""
+    """Returns a key that is equal for references to the same tensor."""
     return (id(tensor.file), tensor.offset, tensor.label, tensor.dtype, tuple(tensor.shape))
 
 
 def mark_of(tensor: FileTensor, name: str) -> int:
-    """A 64-bit number that stands for a tensor and a page of its elements, from its middle.
+    """Returns a 64-bit fingerprint of a tensor and one page of its elements, from its middle.
 
-    Digests of its file do not tell whether ranks hold the same tensor: they are of chunks, in which
-    it may lie in another place, beside others. And what has run apart differs nearly everywhere.
+    Digests of its file cannot show whether ranks hold the same tensor: they cover chunks, in which
+    the tensor may be at another place, beside other tensors. Tensors that have diverged differ
+    almost everywhere, so one page suffices.
 
     Args:
         tensor: The tensor.
-        name: What all ranks call it.
-
-    Raises:
-        StorageError: The file cannot be read.
+        name: Its name on all ranks.
     """
     dtype, item_bytes = type_of(tensor, name)
     shape = tuple(tensor.shape)
@@ -87,11 +82,7 @@ def mark_of(tensor: FileTensor, name: str) -> int:
 
 
 def type_of(tensor: FileTensor | FileTarget, name: str) -> tuple[str, int]:
-    """Name of the type of the elements, and bytes of one.
-
-    Raises:
-        UnsupportedStateError: The format has no place for it.
-    """
+    """Returns the name of the element type, and the bytes of an element."""
     known = dtypes.torch_names().get(tensor.dtype)
     if known is None:
         raise UnsupportedStateError(

@@ -1,21 +1,21 @@
-r"""Names of leaves, and patterns of them, which calls take.
+r"""Names of leaves, and patterns over them, as calls accept them.
 
-`penstock.inspect` shows the names of all that has bytes: of leaves, and of the parts of a leaf that
-is made of other tensors, or is a value of a class. A load takes such a leaf whole, by its name. A
-plain load takes the parts by themselves, and `penstock.features.open` reads rows of one.
+`penstock.inspect` shows the names of all tensors with bytes: of leaves, and of the members of a
+leaf that is a composite tensor or a value of a class. A load loads such a leaf whole, by its name.
+A plain load can load the members separately, and `penstock.features.open` reads rows of one.
 
-A leaf's name is its path: keys and indices, joined by dots. Characters that a pattern would take
-for something else have a backslash in front: ``\\``, ``\*``, ``\?``, ``\[``. Few states need more:
+A leaf's name is its path: keys and indices, joined by dots. Characters with a meaning in patterns
+are escaped by a backslash: ``\\``, ``\*``, ``\?``, ``\[``. Few states need more:
 
-* ``{"a": {"b": 1}, "a.b": 2}``: the dots of a key are written ``\.`` where the key goes on behind
-  the name of a container beside it, so that these are ``a.b`` and ``a\.b``;
-* ``{"1": 3, 1: 4}``: of keys that are written alike, those that are no text have a backslash in
+* ``{"a": {"b": 1}, "a.b": 2}``: dots of a key are written ``\.`` if the key starts with the name
+  of a container beside it and a dot, so that these are ``a.b`` and ``a\.b``;
+* ``{"1": 3, 1: 4}``: of keys with the same text, those that are not strings get a backslash in
   front, so that these are ``1`` and ``\1``;
-* keys that are written alike and are no text, such as several nan: ``nan``, ``nan\~2``, …;
+* keys with the same text that are not strings, such as several nan: ``nan``, ``nan\~2``, …;
 * lone surrogates are written as in Python, ``\udc80``, and an empty name is ``\``.
 
-So names are one-to-one, and a name depends on the dictionaries around its leaf only. Names in parts
-and shards are others (`docs/format.md`, 6.4).
+Names are therefore one-to-one, and a name depends only on the dictionaries around its leaf. Parts
+and shards use other names (`docs/format.md`, 6.4).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ESCAPE = re.compile(r"\\(.|$)", re.DOTALL)
 _KEY_ESCAPE = re.compile(r"\\(ud[89a-f][0-9a-f]{2}|.|$)", re.DOTALL)
 _LITERAL = "\\*?["
 _STRUCTURAL = "\ud800"
-"""Stands for the backslash of an escape that is no character of a key; no name has it."""
+"""Represents the backslash of an escape that is not a character of a key; no name contains it."""
 
 
 def escaped(text: str) -> str:
-    r"""A key, or several with dots between, as names have it.
+    r"""Escapes a key, or several joined by dots, as in names.
 
     Example:
         >>> print(escaped("w[0].*"))
@@ -53,7 +53,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(name: str) -> str:
-    r"""The keys of a name, with dots between, as they are in the state.
+    r"""Returns the raw keys of a name, joined by dots.
 
     Example:
         >>> print(unescaped(r"w\[0].a\.b"))
@@ -63,12 +63,12 @@ def unescaped(name: str) -> str:
 
 
 def plain_text(name: str) -> str:
-    """A name as files can have it; `docs/format.md`, 6.4."""
+    """Returns a name in the form of files; `docs/format.md`, 6.4."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def containers(name: str) -> list[str]:
-    r"""The names that the containers around a leaf may have, the outermost first.
+    r"""Returns the possible names of the containers around a leaf, the outermost first.
 
     Example:
         >>> containers(r"a.b\.c.w")
@@ -84,10 +84,10 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str]:
-    """The part of each key of one dictionary in the names below it; all different.
+    """Returns the unique part of each key of one dictionary in the names below it.
 
     Args:
-        keys: Of the dictionary.
+        keys: The keys of the dictionary.
         is_container: Whether the value under the key of an index has leaves below it.
     """
     texts = [key if type(key) is str else label(key) for key in keys]
@@ -107,8 +107,8 @@ def labels(keys: Sequence[Any], is_container: Callable[[int], bool]) -> list[str
 
 
 def _clashing(texts: Sequence[str], is_container: Callable[[int], bool]) -> set[int]:
-    """Indices of the keys that go on, behind a dot, where the name of a container ends."""
-    # A text that begins with another one and a dot comes right behind that in this order.
+    """Returns the indices of keys that start with the name of a container and a dot."""
+    # In this order, a text that starts with another one and a dot comes directly after it.
     order = sorted(range(len(texts)), key=lambda index: f"{texts[index]}.")
     pairs = pairwise(order)
     if not any(texts[after].startswith(f"{texts[before]}.") for before, after in pairs):
@@ -135,15 +135,15 @@ def _apart(keys: Sequence[Any], found: Sequence[str]) -> list[str]:
 
 
 def is_wild(pattern: str) -> bool:
-    """Whether a pattern may match more leaves than the one it names."""
+    """Whether a pattern may match more leaves than the one whose name it is."""
     return not {"*", "?", "["}.isdisjoint(_ESCAPE.sub("", pattern))
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Tells whether a name is one of those that a pattern of `fnmatch` stands for.
+    """Returns a function that tells whether a name matches a pattern of `fnmatch`.
 
-    In a pattern a backslash takes its meaning from the character behind it, as in a name. A pattern
-    such as ``w[0]`` also matches the key that is written so.
+    In a pattern, a backslash escapes the character after it, as in a name. A pattern such as
+    ``w[0]`` also matches a key with exactly this text.
     """
     if not is_wild(pattern):
         return pattern.__eq__

@@ -1,4 +1,4 @@
-"""A tree without classes: of values that take one to be made, what is stored of them."""
+"""Converts values of classes and composite tensors in a tree to dictionaries."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from penstock.checkpoint.state.tree import (
 
 
 def plain(node: Node, level: int = 0) -> Node:
-    """The tree with dictionaries in the place of values of classes, and of tensors made of others.
-
-    Raises:
-        TreeError: The tree is malformed.
-    """
+    """Returns the tree with dictionaries of the stored members in place of such values."""
     if level > LEVELS_MAX:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
     if type(node) is list:

@@ -1,4 +1,4 @@
-"""References of a tree's leaves to the stored tensors that hold their bytes."""
+"""Resolves a leaf's reference to the stored tensor with its bytes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 
 Row: TypeAlias = tuple[str, str, tuple[int, ...], str, int, int]
-"""Name, dtype, shape, file, begin, end of a stored tensor."""
+"""Name, dtype, shape, file, begin and end of a stored tensor."""
 
 
 Place: TypeAlias = tuple[Any, int]
-"""Where a tensor's bytes are: an object with the buffer protocol, and the offset in it."""
+"""The place of a tensor's bytes: an object with the buffer protocol, and the offset in it."""
 
 
 DATA_TAGS = frozenset({"tensor", "ndarray", "bytes", "bytearray"})
-"""Leaves whose bytes may lie in a shard."""
+"""Tags of leaves whose bytes may be in a shard."""
 
 
 BYTES_TAGS = frozenset({"bytes", "bytearray"})
-"""Those of them that are copied out of what was read."""
+"""Those tags whose values are copied from the bytes read."""
 
 
 COMPOSITE_TAGS = frozenset({"sparse", "nested", "jagged", "subclass"})
-"""Leaves that are tensors made of others: those stand in the member ``"v"``, by name."""
+"""Tags of composite tensors, whose members are in the node's member ``"v"``, by name."""
 
 
 def is_composite(node: Node) -> bool:
-    """Whether a leaf is a tensor that is made of others."""
+    """Whether a leaf is a composite tensor."""
     return type(node) is dict and type(node.get("$")) is str and node["$"] in COMPOSITE_TAGS
 
 
 def is_data(node: Node) -> bool:
-    """Whether a leaf's value lies in a shard rather than in the tree."""
+    """Whether a leaf's value is in a shard rather than in the tree."""
     if type(node) is not dict:
         return False
     tag = node.get("$")
@@ -53,7 +53,7 @@ def needed(
     aliases: Sequence[_Alias],
     tags: frozenset[str] = DATA_TAGS,
 ) -> list[int]:
-    """Indices of the stored tensors that a tree's leaves of some kinds refer to, ascending."""
+    """Returns the indices of stored tensors that leaves of some kinds refer to, ascending."""
     found: set[int] = set()
     rest = [node]
     while rest:
@@ -71,7 +71,7 @@ def needed(
 def reference(
     node: dict[str, Node], tensors: Sequence[Row], aliases: Sequence[_Alias]
 ) -> tuple[int, Window | None]:
-    """The stored tensor a leaf stands for, and which part of it."""
+    """Returns the stored tensor of a leaf, and the part of it; None for the whole."""
     if "a" in node:
         alias = member(node, "a", int)
         if not 0 <= alias < len(aliases):
@@ -85,7 +85,7 @@ def reference(
 
 
 def references(node: Node) -> Iterator[dict[str, Any]]:
-    """Every tagged object of a tree that may refer to a tensor."""
+    """Yields every tagged object of a tree that may refer to a tensor."""
     rest = [node]
     while rest:
         node = rest.pop()

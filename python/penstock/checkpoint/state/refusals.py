@@ -1,4 +1,4 @@
-"""What to do about a value that cannot be stored."""
+"""Remedies for values that cannot be stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import UnsupportedStateError
 
 
 def refusal(value: Any, name: str) -> UnsupportedStateError:
-    """The error for a leaf of a type that the format has no place for."""
+    """Returns the error for a leaf of a type that the format does not support."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return UnsupportedStateError(
         f"{name}: a value of type {kind} cannot be stored: {_remedy(value)}", key=name

@@ -1,4 +1,4 @@
-"""`register_type`: has the instances of a class stored."""
+"""`register_type`: registers a class whose instances can then be stored."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ def register_type(
     *,
     name: str | None = None,
 ) -> _Class:
-    """Registers a class: its values are stored in checkpoints, and made again by loads.
+    """Registers a class: saves store its values, and loads restore them.
 
     A checkpoint holds the class's name and the state that ``flatten`` returns: plain values,
-    containers, tensors, values of other registered classes. It never names code: a load looks the
-    name up among the classes that its process has registered, and an unknown one is an error.
-    ``penstock.load(path, plain=True)`` loads the state that is stored, without the class.
+    containers, tensors, values of other registered classes. It never names code: a load looks up
+    the name among the classes registered in its process, and an unknown name is an error.
+    ``penstock.load(path, plain=True)`` loads the stored state without the class.
 
     Enums, dataclasses and named tuples need no functions: members are stored by name (flags by
-    value), dataclasses and named tuples as a dictionary of their fields. They are made again
-    without ``__init__`` and ``__post_init__``, as `pickle` does. A subclass of `torch.Tensor` with
-    ``__tensor_flatten__`` and ``__tensor_unflatten__`` needs none either: its inner tensors are
-    stored. The tensors of PyTorch and torchao need no registration.
+    value), dataclasses and named tuples as a dictionary of their fields. They are restored without
+    ``__init__`` and ``__post_init__``, as by `pickle`. A subclass of `torch.Tensor` with
+    ``__tensor_flatten__`` and ``__tensor_unflatten__`` needs no functions either: its inner tensors
+    are stored. The tensors of PyTorch and torchao need no registration.
 
-    The exact class counts: register subclasses as well. A value that occurs twice in a state comes
-    back as two equal ones, as lists do.
+    Only the exact class is registered: register subclasses as well. A value that occurs twice in a
+    state is restored as two equal ones, as lists are.
 
     Args:
-        cls: The class. Registering it again under another name leaves the first one loadable;
-            saves use the newest.
-        flatten: Takes a value, returns a state. Called by every save; must not change the value.
-        unflatten: Takes such a state, returns the value.
-        name: The class's name in checkpoints, 1 to 200 characters; ``module.qualname`` where it is
-            None. Give one to a class of a script (``__main__``), and the old one to a class that
-            was moved.
+        cls: The class. If it is registered again under another name, the first name can still be
+            loaded, and saves use the newest.
+        flatten: Converts a value to a state. Called by every save; it must not change the value.
+        unflatten: Converts such a state to a value.
+        name: The class's name in checkpoints, 1 to 200 characters; None for ``module.qualname``.
+            Give a name to a class of a script (``__main__``), and the old name to a class that was
+            moved.
 
     Returns:
-        The class, so that this is a decorator for those that need no functions.
+        The class, so that this can be used as a decorator if no functions are needed.
 
     Raises:
-        TypeError: ``cls`` is no class, or one that is stored anyway; or it needs functions and not
-            both are given; or it is local to a function and ``name`` is None.
+        TypeError: ``cls`` is not a class, or is stored without registration; or it needs both
+            functions and they are not given; or it is local to a function and ``name`` is None.
         ValueError: Another class has the name, or the name is too long or empty.
 
     Example:

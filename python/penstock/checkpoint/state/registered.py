@@ -1,10 +1,10 @@
-"""`Registered`: classes whose instances are stored, and made again when they are loaded.
+"""`Registered`: classes whose instances are stored and restored.
 
-A checkpoint names such a class and holds what `flatten` returned. The name is looked up among the
-classes that this process has registered; no module is imported because a file names it. Besides
-those, the classes of torchao that hold nothing but settings (enums, dataclasses, named tuples) are
-known where torchao is imported already: its tensors have them in their contexts. They are made
-again without running any of their code.
+A checkpoint names such a class and holds the state that `flatten` returned. The name is looked up
+among the classes registered in this process; a name in a file never imports a module. In addition,
+torchao's classes that only hold settings (enums, dataclasses, named tuples) are known if torchao is
+already imported: its tensors have them in their contexts. They are restored without running their
+code.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SETTINGS_OF = "torchao"
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A class that is stored.
+    """A class whose instances can be stored.
 
     Attributes:
         cls: The class.
         name: Its name in checkpoints.
-        flatten: Makes a state of an instance; None where the class is a tensor that PyTorch takes
-            apart by ``__tensor_flatten__``.
-        unflatten: Makes an instance of such a state; None likewise.
+        flatten: Converts an instance to a state; None if the class is a tensor that PyTorch
+            decomposes by ``__tensor_flatten__``.
+        unflatten: Converts a state to an instance; None likewise.
     """
 
     cls: type
@@ -46,11 +46,7 @@ class Registered:
     unflatten: Unflatten | None
 
     def state_of(self, value: Any, key: str) -> Any:
-        """The state that is stored for an instance.
-
-        Raises:
-            UnsupportedStateError: ``flatten`` failed; the message names the leaf.
-        """
+        """Returns the state that is stored for an instance."""
         try:
             return self._called(self.flatten, value)
         except Exception as error:
@@ -61,11 +57,7 @@ class Registered:
             ) from error
 
     def made_of(self, state: Any) -> Any:
-        """An instance.
-
-        Raises:
-            StateMismatchError: ``unflatten`` failed.
-        """
+        """Creates an instance from a state."""
         try:
             return self._called(self.unflatten, state)
         except Exception as error:
@@ -89,13 +81,9 @@ _by_class: dict[type, Registered] = {}
 
 
 def add(entry: Registered) -> None:
-    """Registers a class; saves use its newest name.
-
-    Raises:
-        ValueError: Another class has the name.
-    """
+    """Registers a class; saves use its newest name."""
     known = _by_name.get(entry.name)
-    # A cell of a notebook, or a module that is reloaded, makes the same class once more.
+    # A re-run notebook cell, or a reloaded module, creates the same class again.
     if known is not None and name_of(known.cls) != name_of(entry.cls):
         raise ValueError(
             f"{entry.name!r} is the name of {name_of(known.cls)} already: give another name="
@@ -104,7 +92,7 @@ def add(entry: Registered) -> None:
 
 
 def of_class(cls: type) -> Registered | None:
-    """How values of a class are stored; None where it is not registered."""
+    """Returns the registration of a class; None if it is not registered."""
     found = _by_class.get(cls)
     if found is None and cls.__module__.partition(".")[0] == _SETTINGS_OF:
         name = name_of(cls)
@@ -113,11 +101,7 @@ def of_class(cls: type) -> Registered | None:
 
 
 def of_name(name: str) -> Registered:
-    """The class that a checkpoint names.
-
-    Raises:
-        MissingDependencyError: No class of that name is registered.
-    """
+    """Returns the class that a checkpoint names."""
     found = _by_name.get(name)
     if found is None and name.partition(".")[0] == _SETTINGS_OF:
         cls = imported(name)
@@ -128,7 +112,7 @@ def of_name(name: str) -> Registered:
 
 
 def unknown(name: str) -> MissingDependencyError:
-    """The error for a class that a checkpoint names and this process does not know."""
+    """Returns the error for a class that a checkpoint names and this process does not know."""
     package = name.partition(".")[0]
     remedy = f"penstock.register_type(…, name={name!r:.220}) before loading"
     if package in ("torch", _SETTINGS_OF):
@@ -141,13 +125,13 @@ def unknown(name: str) -> MissingDependencyError:
 
 
 def wrapper_of(name: str) -> type | None:
-    """A registered tensor class that PyTorch takes apart."""
+    """Returns a registered tensor class that PyTorch decomposes; None for other names."""
     found = _by_name.get(name)
     return found.cls if found is not None and found.flatten is None else None
 
 
 def is_wrapper(cls: type) -> bool:
-    """Whether PyTorch takes a class of tensors apart, and puts it together."""
+    """Whether PyTorch can decompose and rebuild a class of tensors."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -158,12 +142,12 @@ def is_wrapper(cls: type) -> bool:
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in checkpoints, unless another one is given."""
+    """Returns the default name of a class in checkpoints."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def imported(name: str) -> type | None:
-    """The class of a name in a module that is imported already; None where there is none."""
+    """Returns the class of a name if its module is already imported; else None."""
     module_name, _, qualname = name.rpartition(".")
     while module_name:
         module = sys.modules.get(module_name)
@@ -177,11 +161,11 @@ def imported(name: str) -> type | None:
     return None
 
 
-# Classes whose fields say all.
+# Classes that are fully described by their fields.
 
 
 def of_fields(cls: type, name: str) -> Registered | None:
-    """A class whose fields, or members, say all; None for any other."""
+    """Returns the registration of a class that its fields or members describe fully; else None."""
     if issubclass(cls, enum.Enum):
         return _of_enum(cls, name)
     if dataclasses.is_dataclass(cls) and cls.__new__ is object.__new__:
@@ -193,14 +177,14 @@ def of_fields(cls: type, name: str) -> Registered | None:
 
 def _of_enum(cls: Any, name: str) -> Registered:
     if issubclass(cls, enum.Flag):
-        # Combinations of flags have no name of their own.
+        # Combinations of flags have no names.
         return Registered(cls, name, lambda one: int(one.value), cls)
     return Registered(cls, name, lambda one: one.name, lambda text: cls[text])
 
 
 def _of_dataclass(cls: Any, name: str) -> Registered:
     names = [one.name for one in dataclasses.fields(cls)]
-    # Bases that are no dataclasses have slots that are no fields.
+    # Bases that are not dataclasses may have slots that are not fields.
     slots = [(key, one) for base in cls.__mro__ for key, one in _slots(base) if key not in names]
 
     def flatten(value: Any) -> dict[str, Any]:
@@ -214,7 +198,7 @@ def _of_dataclass(cls: Any, name: str) -> Registered:
         _check_fields(state, names)
         value = object.__new__(cls)
         for one in names:
-            # The class's own may refuse: it is frozen.
+            # The class's own method may refuse: it is frozen.
             object.__setattr__(value, one, state[one])
         return value
 

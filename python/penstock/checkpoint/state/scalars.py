@@ -1,8 +1,8 @@
-"""Plain values as nodes of the tree, and back: each kind's two directions side by side.
+"""Encodes plain values as nodes of the tree, and decodes them; both directions are adjacent.
 
-`encode` functions return a JSON value, or an object tagged ``{"$": kind, …}`` for what JSON has
-no form of. `decode` accepts any node and raises `TreeError` for whatever does not fit; it looks
-names up in tables and never evaluates anything.
+`encode` functions return a JSON value, or an object tagged ``{"$": kind, …}`` for values that JSON
+cannot express. `decode` accepts any node and raises `TreeError` for invalid ones; it looks names up
+in tables and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 INT_BITS = 53
-"""JSON numbers are doubles to many readers; integers from here on are tagged."""
+"""Many readers parse JSON numbers as doubles; larger integers are tagged."""
 _INT_LIMIT = 1 << INT_BITS
 _HEX_INT = re.compile(r"-?0x[0-9a-f]+")
 _HEX_BITS = re.compile(r"0x[0-9a-f]{16}")
@@ -32,20 +32,21 @@ _QUIET_NAN = struct.pack(">d", math.nan)
 
 
 COLLIDING_MAX = 256
-"""Keys of one container that may have the same hash. Python's hash of a number is no secret, and
-each such key is compared with all others: 30,000 of them would take half a minute."""
+"""Largest number of keys of a container with the same hash. Hashes of numbers are predictable, and
+each such key is compared with all others: 30,000 of them would take half a minute.
+"""
 
 
 class TreeError(ValueError):
-    """The tree of a checkpoint is not one that Penstock wrote."""
+    """The tree of a checkpoint was not written by Penstock."""
 
 
 class UnknownError(TreeError):
-    """The tree has something in it that this version of Penstock does not know."""
+    """The tree contains something that this version of Penstock does not know."""
 
 
 def refused(error: ValueError) -> TreeError:
-    """What to raise where a value cannot be made; unknown types stay that."""
+    """Converts an error to a `TreeError`; unknown types become an `UnknownError`."""
     kind = UnknownError if isinstance(error, dtypes.UnknownTypeError | UnknownError) else TreeError
     return kind(str(error))
 
@@ -55,7 +56,7 @@ def check_hashes(values: Collection[Any]) -> None:
 
     Raises:
         TreeError: Too many of them have the same hash.
-        TypeError: One cannot be hashed.
+        TypeError: A value is not hashable.
     """
     if len(values) > COLLIDING_MAX:
         _, most = Counter(map(hash, values)).most_common(1)[0]
@@ -64,7 +65,7 @@ def check_hashes(values: Collection[Any]) -> None:
 
 
 def member(node: dict[str, Any], name: str, kind: type) -> Any:
-    """A member of a tagged object, checked to be there and of exactly that type."""
+    """Returns a member of a tagged object, which must exist and have exactly this type."""
     value = node.get(name)
     if type(value) is not kind:
         raise TreeError(f"{node.get('$')!r} needs a member {name!r} of type {kind.__name__}")
@@ -72,11 +73,11 @@ def member(node: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def label(key: Any) -> str:
-    """What a dictionary key or an index contributes to a leaf's dotted name."""
+    """Returns the part of a leaf's dotted name that a dictionary key or index contributes."""
     try:
         return str(key)
     except (ValueError, RecursionError):
-        # Python refuses to print integers of more than some thousand digits, and deep nesting.
+        # Python refuses to print integers of thousands of digits, and deep nesting.
         return f"<long {type(key).__name__}>"
 
 
@@ -84,19 +85,19 @@ def label(key: Any) -> str:
 
 
 def encode_as_is(value: Any) -> Any:
-    """None and booleans have a form of their own."""
+    """Returns None and booleans unchanged."""
     return value
 
 
 def encode_int(value: int) -> Any:
-    """Large integers as hexadecimal text: exact, and linear in their length."""
+    """Encodes large integers as hexadecimal text: exact, and linear in their length."""
     if -_INT_LIMIT < value < _INT_LIMIT:
         return value
     return {"$": "int", "v": hex(value)}
 
 
 def encode_float(value: float) -> Any:
-    """Finite numbers as they are; `json` writes the shortest text that reads back the same."""
+    """Encodes finite numbers unchanged; `json` writes the shortest text that is read back equal."""
     if math.isfinite(value):
         return value
     bits = struct.pack(">d", value)
@@ -106,14 +107,14 @@ def encode_float(value: float) -> Any:
 
 
 def encode_str(value: str) -> Any:
-    """Text as it is, unless it holds lone surrogates, which JSON has no portable form for."""
+    """Encodes text unchanged, unless it has lone surrogates, which JSON cannot express portably."""
     if value.isascii() or is_unicode(value):
         return value
     return {"$": "str", "v": encode_base64(value.encode("utf-8", "surrogatepass"))}
 
 
 def is_unicode(value: str) -> bool:
-    """Whether a text is free of lone surrogates."""
+    """Whether a text has no lone surrogates."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -128,19 +129,19 @@ def are_json_keys(value: dict[Any, Any]) -> bool:
     if set(map(type, value)) != {str} or "$" in value:
         return False
     keys = "".join(value)
-    # Two halves of a pair would join to a character here that neither key holds.
+    # Two surrogates could join to a character that neither key has.
     return keys.isascii() or all(map(is_unicode, value))
 
 
 def encode_complex(value: complex) -> Any:
-    """Real and imaginary part."""
+    """Encodes the real and imaginary part."""
     return {"$": "complex", "v": [encode_float(value.real), encode_float(value.imag)]}
 
 
 def encode_numpy(value: Any) -> Any:
-    """A NumPy scalar as its type and its bytes; None if it is no plain data."""
+    """Encodes a NumPy scalar as its type and bytes; None if it is no plain data."""
     if type(value) is np.str_:
-        # The array form would drop trailing NULs.
+        # An array would drop trailing NULs.
         data = value.encode("utf-32-le", "surrogatepass")
         return {"$": "np", "dtype": f"<U{len(value)}", "v": encode_base64(data)}
     if type(value) is np.bytes_:
@@ -153,13 +154,13 @@ def encode_numpy(value: Any) -> Any:
 
 
 def with_twin(node: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The node, with NumPy's type character where the type's name does not tell all."""
+    """Adds NumPy's type character to a node if the type's name is ambiguous."""
     char = dtypes.twin(dtype)
     return node if char is None else {**node, "char": char}
 
 
 def encode_base64(data: bytes | bytearray) -> str:
-    """The text of some bytes."""
+    """Encodes bytes as text."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -171,11 +172,11 @@ ENCODERS: dict[type, Callable[[Any], Any]] = {
     str: encode_str,
     complex: encode_complex,
 }
-"""By exact type; these never fail. Subclasses (enum members, …) are other types on purpose."""
+"""Encoders by exact type; they never fail. Subclasses (enum members, …) deliberately have none."""
 
 
 def encode_key(key: Any, levels: int) -> Any:
-    """A dictionary key as a node; None stands for None, `TypeError` for what is no valid key."""
+    """Encodes a dictionary key; raises `TypeError` for an invalid key."""
     if type(key) is tuple and levels > 0:
         return {"$": "tuple", "v": [encode_key(item, levels - 1) for item in key]}
     if type(key) not in (str, int, float, bool, type(None)):
@@ -187,12 +188,12 @@ def encode_key(key: Any, levels: int) -> Any:
 
 
 def decode(node: Any) -> Any:
-    """The value of a leaf node.
+    """Decodes a leaf node.
 
     Raises:
-        TreeError: It is none.
-        UnknownError: This version does not know what it is.
-        MissingDependencyError: The value takes a package that is not installed, or lacks it.
+        TreeError: The node is invalid.
+        UnknownError: This version does not know the node's kind.
+        MissingDependencyError: A required package is not installed, or lacks the value's type.
     """
     if type(node) is not dict:
         return node
@@ -206,10 +207,10 @@ def decode(node: Any) -> Any:
 
 
 def decode_keys(nodes: Iterable[Any]) -> list[Any]:
-    """The values of the nodes that stand for the keys of one dictionary.
+    """Decodes the keys of one dictionary.
 
     Raises:
-        TreeError: One stands for none, or a dictionary of them would take quadratic time.
+        TreeError: A node is no key, or a dictionary of the keys would take quadratic time.
     """
     keys = [decode_key(node) for node in nodes]
     check_hashes(keys)
@@ -217,7 +218,7 @@ def decode_keys(nodes: Iterable[Any]) -> list[Any]:
 
 
 def decode_key(node: Any) -> Any:
-    """The value of a node that stands for a dictionary key."""
+    """Decodes a dictionary key."""
     return _decode_key(node, 128)
 
 
@@ -226,7 +227,7 @@ def _decode_key(node: Any, levels: int) -> Any:
         return tuple(_decode_key(item, levels - 1) for item in member(node, "v", list))
     if type(node) is dict and node.get("$") not in ("int", "float", "str"):
         tag = node.get("$")
-        # A newer version may take these for keys, as sets do.
+        # A newer version may allow these as keys, as sets allow them as members.
         is_newer = type(tag) is str and (tag not in TAGS or tag in TYPED_TAGS)
         raise (UnknownError if is_newer else TreeError)(f"{node!r:.80} is no key")
     if type(node) is list:
@@ -259,7 +260,7 @@ def _decode_str(node: dict[str, Any]) -> str:
 
 
 def decode_base64(node: dict[str, Any]) -> bytes:
-    """The bytes in a tagged object's member ``"v"``."""
+    """Returns the bytes in a tagged object's member ``"v"``."""
     text = member(node, "v", str)
     try:
         return base64.b64decode(text, validate=True)
@@ -275,7 +276,7 @@ def _decode_complex(node: dict[str, Any]) -> complex:
 
 
 def _number(node: Any, kind: type) -> Any:
-    """An int or a float in either of its forms."""
+    """Decodes an int or a float in either of its forms."""
     if type(node) is dict and node.get("$") == kind.__name__:
         return decode(node)
     if type(node) is not kind:
@@ -329,14 +330,14 @@ def _decode_device(node: dict[str, Any]) -> Any:
             f"brings {kind!r} devices before loading",
             name=kind,
         ) from None
-    # PyTorch keeps the index in eight bits and lets larger ones wrap around.
+    # PyTorch stores the index in eight bits and lets larger ones wrap around.
     if str(device) != text:
         raise TreeError(f"{text!r:.80} is no device")
     return device
 
 
 def integers(node: dict[str, Any]) -> list[int]:
-    """The integers in a tagged object's member ``"v"``."""
+    """Returns the integers in a tagged object's member ``"v"``."""
     return [_number(item, int) for item in member(node, "v", list)]
 
 
@@ -382,7 +383,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 TYPED_TAGS = frozenset(
     ("date", "time", "datetime", "timedelta", "timezone", "zone", "path", "decimal", "uuid")
 )
-"""Those of `penstock.checkpoint.state.typed`."""
+"""Tags of `penstock.checkpoint.state.typed`."""
 
 TAGS = (
     frozenset(_DECODERS)
@@ -393,6 +394,6 @@ TAGS = (
         *("object", "subclass", "sparse", "nested", "jagged"),
     }
 )
-"""Every tag of the format; others are those of a newer version.
-
-`crates/store/src/format/tree.rs` has the same."""
+"""All tags of the format; others belong to a newer version. `crates/store/src/format/tree.rs` has
+the same list.
+"""

@@ -1,4 +1,4 @@
-"""Leaves of a tree that a caller asks for by their names."""
+"""Selects the leaves of a tree that a caller requests by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def select(node: Node, patterns: Sequence[str], path: str) -> Node:
-    """The tree with `SKIPPED` in place of every leaf that no pattern matches.
+    """Returns the tree with `SKIPPED` in place of every leaf that no pattern matches.
 
     A pattern is a leaf's name, or a pattern of `fnmatch` over names (``*`` also matches dots); see
     `penstock.checkpoint.state.names`.
@@ -25,14 +25,15 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
         StateMismatchError: A pattern matches nothing.
         TreeError: The tree is malformed.
     """
-    # Names are looked at one by one and never kept: a short text may have long ones without end.
+    # Names are checked one by one and never kept: a short tree may have endlessly long ones.
     whole = frozenset(patterns)
     matchers = [(pattern, matcher(pattern)) for pattern in patterns if is_wild(pattern)]
     found: set[str] = set()
     wanted: set[int] = set()
     count = 0
     for name, _ in leaves(node):
-        # Whole names are looked up: a list of them costs its length, not that times the leaves.
+        # Exact names are looked up in a set: a list of them costs its length, not that times the
+        # leaves.
         matching = [pattern for pattern, matches in matchers if matches(name)]
         if name in whole:
             matching.append(name)
@@ -48,18 +49,14 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
 
 
 def without(node: Node, is_unwanted: Callable[[Node], bool]) -> Node:
-    """The tree with `SKIPPED` in place of these leaves as well.
-
-    Raises:
-        TreeError: The tree is malformed.
-    """
+    """Returns the tree with `SKIPPED` in place of further leaves."""
     wanted = [leaf is not SKIPPED and not is_unwanted(leaf) for _, leaf in leaves(node)]
     answers = iter(wanted)
     return _mask(node, lambda: next(answers))
 
 
 def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
-    """Walks the leaves in the order of `leaves`, asking of each whether it is wanted."""
+    """Walks the leaves in the order of `leaves`, and replaces unwanted ones."""
     if not branches(node):
         return node if is_wanted() else SKIPPED
     if type(node) is list:
@@ -78,12 +75,12 @@ def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
 
 def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
     is_inside = any(name.startswith(f"{pattern}.") for name, _ in leaves(node))
-    # A name of more than three times the length shares less than the half that is asked for.
+    # A name of more than three times the length cannot share the required half.
     similar = (name for name, _ in leaves(node) if len(name) <= 3 * len(pattern))
-    # Comparing costs microseconds a name; the first ten thousand are a second's worth at most.
+    # A comparison takes microseconds; ten thousand names take at most a second.
     names = list(islice(similar, 10_000))
     close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-    # A key as it is in the state, where names have it with backslashes.
+    # The pattern may be a raw key, whose name has backslashes.
     close = [escaped(pattern)] if escaped(pattern) in names else close
     owner = _owner(pattern, node)
     if owner is not None:
@@ -103,7 +100,7 @@ def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
 
 
 def _owner(pattern: str, node: Node) -> str | None:
-    """The leaf that a pattern names a part of, as of a sparse tensor or a value of a class."""
+    """Returns the leaf of which a pattern names a member, of a composite tensor or a class."""
     matches = matcher(pattern)
     part = next((name for name, _ in leaves(plain(node)) if matches(name)), None)
     if part is None:

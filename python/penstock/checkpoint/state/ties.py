@@ -1,14 +1,14 @@
-"""Which memories are the same, or views into another: so that each byte is stored once.
+"""Finds equal memories and views into others, so that each byte is stored once.
 
-Two live objects at the same address share memory, whoever made them, so addresses decide, not
-storages: a NumPy array and the tensor made from it are tied as well. What is recognised:
+Two live objects at the same address share memory, whatever created them, so addresses decide, not
+storages: a NumPy array and the tensor made from it are tied as well. Recognized are:
 
 * the same elements (address, dtype, shape and strides) under several names;
-* a window of any shape and strides that lies inside a *contiguous* memory of the same dtype that is
-  stored as well, such as ``w.t()`` or ``w[2:5]`` beside ``w``.
+* a window of any shape and strides inside a *contiguous* memory of the same dtype that is stored as
+    well, such as ``w.t()`` or ``w[2:5]`` beside ``w``.
 
-Memories that overlap in another way are stored each on its own and come back independent, which a
-save reports (`apart`), and so do empty ones, whose address means nothing.
+Memories that overlap in another way are stored separately and restored as independent, which a save
+reports (`apart`). Empty memories, whose address means nothing, are never tied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Window: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 _PAIRS_MAX = 20_000
-"""How many pairs of memories are looked at for elements in common: some milliseconds."""
+"""Largest number of pairs of memories compared for common elements: some milliseconds."""
 
 _SOLVER_WORK_MAX = 10_000
 
@@ -39,7 +39,7 @@ _Array: TypeAlias = np.ndarray[tuple[int], np.dtype[_Scalar]]
 
 
 def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
-    """For every memory that need not be stored: the one that is, and which part of it.
+    """Maps every memory that need not be stored to a stored one, and the part of it.
 
     Args:
         memories: All memories of a state, in its order.
@@ -61,11 +61,11 @@ def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
 
 
 def apart(memories: Sequence[Memory], tied: Collection[int]) -> list[tuple[int, int]]:
-    """Memories that have elements in common and are stored each on its own all the same.
+    """Returns memories with common elements that are nevertheless stored separately.
 
     Args:
         memories: All memories of a state.
-        tied: Those that are not stored, as `find` has them.
+        tied: Indices of those that are not stored, from `find`.
 
     Returns:
         Pairs of indices, one for each such memory; a bounded number of them.
@@ -95,7 +95,7 @@ def apart(memories: Sequence[Memory], tied: Collection[int]) -> list[tuple[int, 
 
 
 def overlaps(memories: Sequence[Memory]) -> list[list[int]]:
-    """Maximal runs of memories whose spans overlap, each by address; lone ones are left out."""
+    """Returns runs of memories with overlapping spans, by address; single ones are omitted."""
     low = np.array([memory.low for memory in memories], np.uint64)
     high = np.array([memory.high for memory in memories], np.uint64)
     device = np.array([memory.device for memory in memories])
@@ -113,7 +113,7 @@ def _overlaps_on_device(
     reached = np.maximum.accumulate(high[order])
     joins = np.zeros(len(order), bool)
     joins[1:] = low[order][1:] < reached[:-1]
-    # Nearly every memory of a real state stands alone: only the others are looked at further.
+    # Almost every memory of a real state is separate: only the others are examined further.
     is_shared = joins.copy()
     is_shared[:-1] |= joins[1:]
     run_of = np.cumsum(~joins)[is_shared]
@@ -124,7 +124,7 @@ def _overlaps_on_device(
 def _find_in_run(
     memories: Sequence[Memory], run: list[int], tied: dict[int, tuple[int, Window | None]]
 ) -> None:
-    """One pass by address, larger first: a container always comes before what it contains."""
+    """Makes one pass by address, larger first: a container precedes its windows."""
     run.sort(
         key=lambda index: (
             memories[index].low,
@@ -134,8 +134,8 @@ def _find_in_run(
         )
     )
     same: dict[tuple[object, ...], tuple[int, Window | None]] = {}
-    # Of the contiguous memories stored so far, the one that reaches furthest: if any contains the
-    # next memory, this one does.
+    # The stored contiguous memory with the furthest end: if any contains the next memory, this one
+    # does.
     furthest: dict[str, int] = {}
     for index in run:
         memory = memories[index]
@@ -155,7 +155,7 @@ def _find_in_run(
 
 
 def _window(memory: Memory, container: Memory) -> Window | None:
-    """A memory as a part of a contiguous one that starts no later; None where it is no part."""
+    """Returns a memory as a window of a contiguous one that starts no later; None if it is none."""
     item_bytes = memory.item_bytes
     strides = memory.strides
     if strides is None:
@@ -178,7 +178,7 @@ def share_memory(one: Memory, other: Memory) -> bool:
         return False
     if one.strides is None and other.strides is None:
         return True
-    # NumPy's own stub knows only two of the numbers that its documentation allows.
+    # NumPy's own stub allows only two of the documented numbers.
     work: Any = _SOLVER_WORK_MAX
     try:
         return np.shares_memory(_elements(one), _elements(other), max_work=work)
@@ -187,7 +187,7 @@ def share_memory(one: Memory, other: Memory) -> bool:
 
 
 class _Addresses:
-    """Tells NumPy where elements are, so that its solver can compare; they are never read."""
+    """Presents addresses of elements to NumPy's overlap solver; the elements are never read."""
 
     def __init__(self, memory: Memory) -> None:
         self.__array_interface__ = {

@@ -1,7 +1,7 @@
-"""Names that stand elsewhere in the oldest PyTorch that Penstock runs with, 2.4, or are missing.
+"""Names that the oldest supported PyTorch, 2.4, has elsewhere or lacks.
 
-Everybody else imports them from here. Names that are newer than 2.4 and have no older place are
-looked up where they are used, with a way to do without them.
+Other modules import them from here. Names that are newer than 2.4 and have no older place are
+looked up where they are used, with a substitute.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The tree: a state's structure and plain leaves as typed JSON, straight from a file.
+"""The tree: a state's structure and plain leaves as typed JSON, directly from a file.
 
-A *node* is what `json.loads` gives. Containers are arrays, objects without a member ``"$"``, and
-the tagged objects named in `SEQUENCES` and `MAPPINGS`; everything else is a leaf. This module
-parses and names, `penstock.checkpoint.state.select` selects, and `penstock.checkpoint.state.build`
-turns nodes into Python values. Nothing here trusts the text: whatever is wrong with it is a
-`TreeError`.
+A *node* is a value returned by `json.loads`. Containers are arrays, objects without a member
+``"$"``, and the tagged objects named in `SEQUENCES` and `MAPPINGS`; everything else is a leaf. This
+module parses and names, `penstock.checkpoint.state.select` selects, and
+`penstock.checkpoint.state.build` converts nodes to Python values. No function trusts the text: any
+defect is a `TreeError`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ SEQUENCES = frozenset({"tuple", "deque"})
 MAPPINGS = frozenset({"dict", "odict", "counter", "defaultdict"})
 
 LEVELS_MAX = 128
-"""Containers inside one another; bounds the stack of every function that walks a state."""
+"""Largest depth of containers; bounds the stack of every function that walks a state."""
 
 ROOT = "value"
-"""Name of the only leaf of a state that is no container."""
+"""Name of the only leaf of a state that is not a container."""
 
 CLASS, CLASS_VALUE, CONTEXT = "(type)", "(value)", "(context)"
-"""Members beside those of a value of a class, in the names of its leaves and in plain loads."""
+"""Names of additional members of a class's value, in names of leaves and in plain loads."""
 
 AS_FIRST = '{"$":"first"}'
-"""The tree of a rank whose state is that of the first one."""
+"""The tree of a rank whose state equals that of the first rank."""
 
 
 class _Skipped:
-    """Stands where a leaf was that the caller did not ask for."""
+    """Marks the place of a leaf that the caller did not request."""
 
     def __repr__(self) -> str:
         return "SKIPPED"
@@ -58,7 +58,7 @@ def parse(text: str) -> Node:
     """Parses a tree.
 
     Raises:
-        TreeError: It is no JSON, repeats a key or nests without end.
+        TreeError: The text is not JSON, repeats a key or is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -71,10 +71,10 @@ def parse(text: str) -> Node:
 
 
 def parse_metadata(text: str) -> dict[str, Any]:
-    """Parses the note that was saved with a checkpoint.
+    """Parses the note of a checkpoint.
 
     Raises:
-        TreeError: It is no JSON object, or nests without end.
+        TreeError: The text is not a JSON object, or is nested too deeply.
     """
     try:
         note = json.loads(text)
@@ -87,9 +87,9 @@ def parse_metadata(text: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: str, file: str | None) -> Iterator[None]:
-    """Turns what is wrong with a tree into the error a caller of the package expects.
+    """Converts errors in a tree to the public errors.
 
-    The digest of the tree was right: nothing here is a proof of damage.
+    The digest of the tree matched: such an error is no proof of damage.
     """
     where = f"{path}/{file}" if file else path
     remedy = "read it with the version of Penstock that wrote it, or load another checkpoint"
@@ -115,11 +115,7 @@ def reading(path: str, file: str | None) -> Iterator[None]:
 
 
 def branches(node: Node) -> list[tuple[Any, Node]] | None:
-    """The children of a container with their keys or indices; None for a leaf.
-
-    Raises:
-        TreeError: The node is malformed.
-    """
+    """Returns a container's children with their keys or indices; None for a leaf."""
     if type(node) is list:
         return list(enumerate(node))
     if type(node) is not dict:
@@ -137,7 +133,7 @@ def branches(node: Node) -> list[tuple[Any, Node]] | None:
 
 
 def pairs(node: dict[str, Node]) -> list[list[Node]]:
-    """The ``[key, value]`` pairs of a tagged mapping, checked to be pairs."""
+    """Returns the ``[key, value]`` pairs of a tagged mapping, checked to be pairs."""
     entries: list[list[Node]] = member(node, "v", list)
     if not all(type(entry) is list and len(entry) == 2 for entry in entries):
         raise TreeError(f"{node['$']!r} needs pairs of key and value")
@@ -145,7 +141,7 @@ def pairs(node: dict[str, Node]) -> list[list[Node]]:
 
 
 def leaves(node: Node) -> Iterator[tuple[str, Node]]:
-    """Every leaf with its name, in order; an empty container is a leaf. No name is there twice."""
+    """Yields every leaf with its unique name, in order; an empty container is a leaf."""
     yield from _leaves(node, "", 0)
 
 
@@ -164,16 +160,16 @@ def _leaves(node: Node, prefix: str, level: int) -> Iterator[tuple[str, Node]]:
 
 
 def _names(node: Node, children: list[tuple[Any, Node]]) -> Iterable[str]:
-    """The part of each child of a container in the names below it."""
+    """Returns the part of the name that each child of a container contributes."""
     if type(node) is list or node.get("$") in SEQUENCES:
         return map(str, range(len(children)))
     return labels([key for key, _ in children], lambda index: bool(branches(children[index][1])))
 
 
 def named(node: Node, name_chars_max: int) -> list[tuple[str, Node]]:
-    """The leaves with their names, as long as these take no more than that many characters.
+    """Returns the leaves with their names, if the names do not exceed a length.
 
-    Every leaf's name repeats the keys around it, so a short text may have names without end.
+    Every leaf's name repeats the keys around it, so a short tree may have endlessly long names.
 
     Raises:
         TreeError: The names are longer, or the tree is malformed.
@@ -189,10 +185,10 @@ def named(node: Node, name_chars_max: int) -> list[tuple[str, Node]]:
 
 
 def unique_names(names: Sequence[str]) -> Sequence[str]:
-    """Names for the format: never empty, never twice, no lone surrogates."""
+    """Makes names valid for the format: not empty, unique, no lone surrogates."""
     taken = {"", "__metadata__"}
     if len(taken.union(names)) == len(names) + len(taken) and "".join(names).isascii():
-        # Nearly always, and then no name needs a look of its own.
+        # The usual case, which needs no check of single names.
         return names
     counts: dict[str, int] = {}
     unique = []
@@ -223,9 +219,9 @@ FACTORIES: dict[str, type | None] = {"none": None} | {
     kind.__name__: kind
     for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 }
-"""What a `defaultdict` may make; any other factory is code, which is never stored."""
+"""Allowed factories of a `defaultdict`; any other is code, which is never stored."""
 
 
 def part_name(files: Iterable[tuple[str, int]]) -> str | None:
-    """The file that holds the state's tree."""
+    """Returns the file that holds the state's tree."""
     return next((name for name, _ in files if _native.is_part_file(name)), None)

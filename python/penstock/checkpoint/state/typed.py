@@ -1,7 +1,7 @@
-"""Values of the standard library that are one leaf of the tree: ranges, times, paths, UUIDs.
+"""Standard-library values that are one leaf of the tree: ranges, times, paths, UUIDs.
 
-As in `penstock.checkpoint.state.scalars`, each kind has its two directions side by side, and only
-exact types are taken: a `pandas.Timestamp` is a `datetime` that has more to it.
+As in `penstock.checkpoint.state.scalars`, both directions of each kind are adjacent, and only exact
+types are accepted: a `pandas.Timestamp` is a `datetime` with more properties.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def encode_time(value: Any, name: str) -> Node:
-    """A `datetime` or a `time`: text without the zone, the fold where it is 1, and the zone.
-
-    Raises:
-        UnsupportedStateError: The zone is of a class that has no place in the tree.
-    """
+    """Encodes a `datetime` or `time`: text without the zone, the fold if it is 1, and the zone."""
     node: dict[str, Any] = {
         "$": type(value).__name__,
         "v": value.replace(tzinfo=None).isoformat(),
@@ -48,13 +44,9 @@ def encode_time(value: Any, name: str) -> Node:
 
 
 def encode_zone(value: Any, name: str) -> Node:
-    """A `timezone` as its offset and name, a `ZoneInfo` as its key.
-
-    Raises:
-        UnsupportedStateError: It is of another class, or a `ZoneInfo` without a key.
-    """
+    """Encodes a `timezone` as its offset and name, a `ZoneInfo` as its key."""
     if type(value) is dt.timezone:
-        # As `pickle` stores it: the offset, and the name where it was given one.
+        # As `pickle` stores it: the offset, and the name if one was given.
         arguments: Any = value.__reduce__()[1]
         offset, *names = arguments
         named = {"name": encode_str(names[0])} if names else {}
@@ -65,7 +57,7 @@ def encode_zone(value: Any, name: str) -> Node:
 
 
 def encode_timedelta(value: dt.timedelta, name: str) -> Node:
-    """Days, seconds and microseconds."""
+    """Encodes days, seconds and microseconds."""
     return {"$": "timedelta", "v": [value.days, value.seconds, value.microseconds]}
 
 
@@ -120,10 +112,10 @@ TYPED: dict[type, Callable[[Any, str], Node]] = {
     decimal.Decimal: _encode_decimal,
     uuid.UUID: _encode_uuid,
 }
-"""The encoder of each exact type, which gets the value and the leaf's name."""
+"""The encoder of each exact type, called with the value and the leaf's name."""
 
 
-# Decoding. Texts have to be those that a writer makes: one value has one form.
+# Decoding. Texts must be those that a writer produces: each value has one form.
 
 
 def _decode_time(node: dict[str, Node]) -> Any:
@@ -174,7 +166,7 @@ def _decode_timezone(node: dict[str, Node]) -> dt.timezone:
 def _decode_zone(node: dict[str, Node]) -> zoneinfo.ZoneInfo:
     key = member(node, "v", str)
     try:
-        # It takes no key that leads out of the data base, and reads nothing but that.
+        # `ZoneInfo` accepts no key that leads out of its database, and reads nothing else.
         return zoneinfo.ZoneInfo(key)
     except zoneinfo.ZoneInfoNotFoundError:
         raise MissingDependencyError(
@@ -222,7 +214,7 @@ def _parsed(node: dict[str, Node], parse: Callable[[str], Any]) -> Any:
 
 
 def _text(node: Node) -> str:
-    """A text in either of its forms."""
+    """Decodes a text in either of its forms."""
     value = decode(node) if type(node) is dict and node.get("$") == "str" else node
     if type(value) is not str:
         raise TreeError(f"{node!r:.80} is no text")
@@ -244,4 +236,4 @@ DECODERS: dict[str, Callable[[dict[str, Node]], Any]] = {
     "uuid": _decode_uuid,
     **_ZONES,
 }
-"""The decoder of each tag; what does not fit is a `TreeError`."""
+"""The decoder of each tag; an invalid node raises `TreeError`."""

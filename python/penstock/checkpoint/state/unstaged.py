@@ -1,4 +1,4 @@
-"""Lazy saves whose state is not copied yet, for whoever is about to change it."""
+"""Lazy saves whose state is not copied yet, for code that is about to change it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ class Unstaged(Protocol):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process saves, and not the one that it is a fork of."""
+        """Whether this process runs the save, and is not a fork of the one that does."""
 
     is_on_device: bool
-    """Whether a device had some of it to copy at first."""
+    """Whether a device initially had some of the state to copy."""
 
     def hold(self) -> None:
-        """Has it copied before anything that this thread does or queues from now on."""
+        """Orders the copy before anything that this thread does or queues from now on."""
 
 
 unstaged: set[Unstaged] = set()
-"""All of them."""
+"""All lazy saves whose state is not copied yet."""
 
 
 def hold_all() -> None:
-    """Has copied what any lazy save of this process has not, before it is changed."""
+    """Orders the copies of all lazy saves of this process before later changes."""
     for pending in list(unstaged):
         if pending.is_ours:
             pending.hold()
 
 
 def hold_devices() -> None:
-    """The same of saves whose state a device has some of."""
+    """Orders the copies of those lazy saves that have device tensors before later changes."""
     for pending in list(unstaged):
         if pending.is_ours and pending.is_on_device:
             pending.hold()

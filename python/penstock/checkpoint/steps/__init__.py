@@ -1,1 +1,1 @@
-"""The steps of a store: which one is loaded, which are kept, which are set aside."""
+"""The steps of a store: found, loaded, retained, set aside."""

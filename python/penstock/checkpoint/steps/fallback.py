@@ -1,4 +1,4 @@
-"""`Descent`: how a load with ``fallback=True`` finds a step that is good."""
+"""`Descent`: finds a good step for a load with ``fallback=True``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Descent:
-    """Goes down from the newest step to one that turns out to be good.
+    """Tries steps from the newest down to the first that proves good.
 
     Args:
-        reader: Who reads.
+        reader: Reads the steps.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -36,20 +36,15 @@ class Descent:
         self._ranks = reader.ranks
         self._skipped: list[tuple[int, str]] = []
         self._damaged: dict[int, int] = {}
-        """Steps that are damaged, with the number of the warning that says so."""
+        """Damaged steps, with the index of the warning about each."""
         self._refused: StorageError | None = None
         self._unfinished: list[int] = []
-        """Steps without a manifest, the newest first."""
+        """Steps without a manifest, newest first."""
 
     def run(self, last: int | None, wanted: Wanted) -> Loaded:
-        """Loads the newest step that turns out to be good, or the newest such up to ``last``.
+        """Loads the newest step that proves good, not above ``last`` if given.
 
-        What is good is told by the digests, whatever the options say.
-
-        Raises:
-            CheckpointNotFoundError: There is none.
-            CorruptCheckpointError: All there are turn out to be damaged.
-            StorageError: The system does not let any be read.
+        Digests are always checked, whatever the options say.
         """
         reader = self._reader
         for step, state, reason in self._rows(last):
@@ -65,7 +60,7 @@ class Descent:
                 reader.tell_unfinished(self._unfinished, step)
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
-        # Not "not found", on any rank: who catches that starts from scratch.
+        # Not "not found", on any rank: callers take that error as a reason to start from scratch.
         aside = reader.native.aside()
         is_nothing = not (self._damaged or self._refused or aside)
         is_nothing_for_all = reader.is_true_for_all(is_nothing)
@@ -79,7 +74,7 @@ class Descent:
         raise told("load", nothing, 0)
 
     def _rows(self, last: int | None) -> Iterator[tuple[int, str, str | None]]:
-        """The steps with their states from the top, no further down than they are asked for."""
+        """Yields the steps and their states from the top, listing no more of them than needed."""
         reader = self._reader
         top: int | None = last
         while top is None or top >= 0:
@@ -89,12 +84,12 @@ class Descent:
                 self._skip(top, "there is no such step")
             yield from rows
             if not rows or rows[-1][1] in ("incomplete", "damaged", "partial"):
-                # It is the last of all.
+                # This is the lowest step.
                 return
             top = rows[-1][0] - 1
 
     def _try(self, step: int, wanted: Wanted) -> Loaded | None:
-        """Loads a step, if it is good for all ranks."""
+        """Loads a step, if it is good on all ranks."""
         loaded = self._read(step, wanted)
         if self._reader.is_true_for_all(loaded is not None):
             return loaded
@@ -112,11 +107,11 @@ class Descent:
         except StorageError as error:
             if not reader.is_about(step, error):
                 raise
-            # Whatever this host cannot read may be good for another one.
+            # A step that is unreadable on this host may be good on another.
             self._refused = self._refused or error
             self._skip(step, str(error))
         except (CheckpointNotFoundError, IncompleteCheckpointError):
-            # A rank that lags behind the directory has the others pass over it as well.
+            # A rank with an outdated view of the directory makes the others skip the step too.
             self._skip(step, "it was removed meanwhile, or is not to be seen from here yet")
         return None
 
@@ -126,17 +121,17 @@ class Descent:
         except StorageError as error:
             if not is_lost(error):
                 raise
-        # The device may have failed this once.
+        # The device error may have been transient.
         return self._reader.read(step, wanted, verifies=True)
 
     def _set_aside(self) -> None:
-        """Has what is damaged give way, now that a good step is found."""
+        """Sets damaged steps aside, now that a good step is found."""
         if self._ranks is not None and self._ranks.rank != 0:
             return
         reader = self._reader
-        # The newest last: the last few are kept.
+        # The newest is set aside last, as the last few are kept.
         for step, number in sorted(self._damaged.items()):
-            # What cannot be read may be good for somebody else.
+            # A step that is unreadable here may be good elsewhere.
             if reader.is_unreadable(step):
                 continue
             try:

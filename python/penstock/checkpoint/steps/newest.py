@@ -1,4 +1,4 @@
-"""The checkpoint at a path, open: that, or the newest complete step of a store."""
+"""Opens the checkpoint at a path, or the newest complete step of a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.checkpoint.steps.reader import Reader
 from penstock.errors import CheckpointNotFoundError, PenstockWarning
 
 _VANISHED_MAX = 8
-"""How often the newest step may be gone when it is opened: somebody saves newer ones meanwhile."""
+"""Number of times that the newest step may disappear before opening, while newer ones are saved."""
 
 
 def is_penstock(path: str) -> bool:
@@ -20,16 +20,11 @@ def is_penstock(path: str) -> bool:
 
 
 def open_newest(path: str, *, stacklevel: int) -> OpenCheckpoint:
-    """Opens a checkpoint, which whoever calls this releases.
+    """Opens a checkpoint; the caller releases it.
 
     Args:
-        path: The directory of a checkpoint, or of a store, whose newest complete step is taken.
-        stacklevel: Whom warnings of steps that were passed over are of, as `warnings.warn` counts
-            from whoever calls this.
-
-    Raises:
-        CheckpointNotFoundError: There is none.
-        CorruptCheckpointError: It is damaged.
+        path: The directory of a checkpoint, or of a store, whose newest complete step is used.
+        stacklevel: The stack level of warnings about skipped steps, relative to the caller.
     """
     if is_checkpoint(path) or not steps_in(path):
         return OpenCheckpoint(path)

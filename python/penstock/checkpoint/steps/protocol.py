@@ -1,4 +1,4 @@
-"""`Steps`: what a load asks of a store, whatever that is made of."""
+"""`Steps`: the interface of stores that a load uses."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ if TYPE_CHECKING:
 
 
 class Steps(Protocol):
-    """What a load asks of a store."""
+    """The interface of a store that a load uses."""
 
     def newest(
         self, *, last: int | None = None
     ) -> tuple[list[tuple[int, str, str | None]], _native.Checkpoint | None]:
-        """The steps up to one down to the first that can be loaded, with states and reasons.
+        """Returns the steps from a limit down to the first loadable one, with states and reasons.
 
-        That first one comes opened where it was on the way to find it, and nobody is kept from
-        removing its files by that: what was asked of a bucket need not be asked again.
+        That step is also returned open if it was opened on the way. Its files may still be removed;
+        this only saves repeated requests to a bucket.
         """
 
     def state(self, step: int) -> str | None:
-        """What is at a step."""
+        """Returns the state of a step."""
 
     def step_path(self, step: int) -> str:
-        """Where a step is or would be."""
+        """Returns the path of a step, whether it exists or not."""
 
     def identity(self, step: int) -> str | None:
-        """Identity of what is at a step."""
+        """Returns the id of the checkpoint at a step."""
 
     def newest_complete(self, *, below: int | None = None) -> int | None:
-        """The newest complete step that is not known to be damaged."""
+        """Returns the newest complete step that is not known to be damaged."""
 
     def is_left_behind(self, step: int) -> bool | None:
-        """Whether a step without a manifest has files that no save is at work on."""
+        """Whether a step without a manifest has files that no running save owns."""
 
     def mark_verified(self, step: int, checkpoint_id: str) -> None:
-        """Remembers that a checkpoint was found good."""
+        """Records that a checkpoint was found good."""
 
     def mark_damaged(self, step: int, checkpoint_id: str) -> None:
-        """Remembers that a checkpoint was found damaged."""
+        """Records that a checkpoint was found damaged."""
 
     def set_aside(self, step: int) -> str | None:
-        """Sets a damaged step aside; tells where it is then."""
+        """Sets a damaged step aside; returns its new path."""
 
     def aside(self) -> list[tuple[int, str]]:
-        """What was set aside."""
+        """Returns the steps that were set aside."""

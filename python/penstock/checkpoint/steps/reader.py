@@ -1,4 +1,4 @@
-"""`Reader`: which step of a store is loaded, and what is said about one that is bad."""
+"""`Reader`: chooses and loads a step of a store, and reports bad ones."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _VANISHED_MAX = 8
-"""How often a step may disappear while it is read before its error is passed on."""
+"""Number of times that a step may disappear during a read before the error is raised."""
 
 _LOST = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EREMOTEIO})
-"""What systems answer where the device cannot give the bytes back; and `EUCLEAN`, 117."""
+"""Errors of devices that cannot return the bytes; `EUCLEAN`, 117, is another."""
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.ESTALE})
-"""What they answer where this process may not read, or not by this name any more."""
+"""Errors of steps that this process may not read, or not by this name any more."""
 
 _OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What says nothing of what is stored: the next step would fail as well."""
+"""Errors that do not concern the stored bytes: the next step would fail as well."""
 
 
 class Reader:
@@ -51,14 +51,14 @@ class Reader:
         native: The store.
         root: Its directory.
         options: How bytes move.
-        ranks: Who else loads the same; None for this process alone.
+        ranks: The ranks that load the same step; None for this process alone.
 
     Attributes:
         native: The store.
         root: Its directory.
-        ranks: Who else loads the same.
-        warnings: What the user should know about the steps that were passed over.
-        is_awaited: Whether the other ranks come to a further round of this load.
+        ranks: The ranks that load the same step.
+        warnings: Warnings about skipped steps, for the user.
+        is_awaited: Whether the other ranks take part in a further round of this load.
     """
 
     def __init__(
@@ -73,18 +73,13 @@ class Reader:
         self._opened: tuple[int, _native.Checkpoint] | None = None
 
     def path(self, step: int) -> str:
-        """The directory of a step, whether it exists or not."""
+        """Returns the directory of a step, whether it exists or not."""
         path = self.native.step_path(step)
-        # The native module gives paths for display; ours also holds what is no UTF-8.
+        # The native module's paths are for display; the root may contain bytes that are not UTF-8.
         return os.path.join(self.root, os.path.basename(path))
 
     def newest(self, wanted: Wanted) -> loading.Loaded:
-        """Loads the newest step whose files are there.
-
-        Raises:
-            CheckpointNotFoundError: There is none.
-            CorruptCheckpointError: Its data is damaged.
-        """
+        """Loads the newest step whose files are present."""
         chosen = self.found("the newest step", self.newest_step)
         self.is_awaited = isinstance(wanted.into, LiveState)
         if self.ranks is not None:
@@ -93,7 +88,7 @@ class Reader:
             try:
                 return self.step(chosen, wanted)
             except PenstockError:
-                # A save elsewhere may commit a newer step and retire this one under our hands.
+                # Another process may commit a newer step and delete this one meanwhile.
                 newest = self.found("the newest step", self.newest_step)
                 if newest == chosen:
                     raise
@@ -101,12 +96,7 @@ class Reader:
         return self.step(chosen, wanted)
 
     def step(self, step: int, wanted: Wanted) -> loading.Loaded:
-        """Loads a step.
-
-        Raises:
-            CorruptCheckpointError: It is damaged; the message names the step before.
-            StorageError: The system does not let it be read; likewise.
-        """
+        """Loads a step; errors name the step before it."""
         try:
             return self.read(step, wanted)
         except CorruptCheckpointError as error:
@@ -123,59 +113,55 @@ class Reader:
             ) from error
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the other ranks, if they wait for this one, of an error that ends the load."""
+        """Reports an error that ends the load to the other ranks, if they wait."""
         if self.ranks is not None and self.is_awaited and not self.ranks.has_failed:
             self.ranks.refuse(*self._question(), error)
 
     @observed("load", ends=False)
     def found(self, what: str, find: Callable[[], _T]) -> _T:
-        """What is found, by the coordinator where there are ranks."""
+        """Returns the result of a search, which the coordinator makes if there are ranks."""
         ranks = self.ranks
         if ranks is None:
             return find()
         label, timeout_seconds = self._question()
         if not self.is_awaited:
-            # The first round of a load, which tells it from others.
+            # The first round of a load, whose label distinguishes it from other loads.
             label = f"{what} of {os.path.basename(absolute(self.root))}"
             self.is_awaited = True
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found
 
     def is_true_for_all(self, is_true: bool) -> bool:
-        """Whether all ranks that load this say so."""
+        """Whether the answer is True on all ranks that load this step."""
         ranks = self.ranks
         return is_true if ranks is None else ranks.is_true_for_all(*self._question(), is_true)
 
     def _question(self) -> tuple[str, float]:
-        """What ranks ask each other about a step, and for how long they wait for the answer.
+        """Returns the label and the timeout of the rounds about a step.
 
-        One for all rounds but the first, and without a number: who has to refuse need not know
-        what the others are about to ask.
+        All rounds but the first share a label without a number: a rank that fails need not know the
+        next question of the others.
         """
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         return f"loading of a step of {os.path.basename(self.root)}", timeout_seconds
 
     def tell_damage(self, step: int, state: str, reason: str | None) -> None:
-        """Has a step counted that is seen to be damaged before it is read."""
+        """Reports a step that is found damaged without reading its data."""
         if state == "damaged":
             told("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
 
     def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
-        """Loads a step, and remembers what came of that.
+        """Loads a step, and records whether it is good.
 
         Args:
             step: The step.
-            wanted: What of it.
+            wanted: The request.
             verifies: Whether digests are checked whatever the options say.
-
-        Raises:
-            CorruptCheckpointError: It is damaged.
-            StorageError: The system does not let it be read.
         """
         options = self._options
         if verifies:
             options = dataclasses.replace(options or Options(), verify=True)
-        # Another checkpoint may take its place meanwhile, which is not the damaged one.
+        # Another checkpoint may replace the damaged one meanwhile, and must not be marked.
         opened = self.take_opened(step)
         if opened is None:
             checkpoint_id = observed("load", ends=False)(self.native.identity)(step)
@@ -184,7 +170,8 @@ class Reader:
         try:
             loaded = loading.read(self.path(step), wanted, options, opened)
         except CorruptCheckpointError as error:
-            # What makes no sense behind right digests does so for other versions perhaps.
+            # A checkpoint with correct digests that makes no sense may make sense to other
+            # versions.
             if checkpoint_id is not None and error.is_proven:
                 self.mark(step, checkpoint_id, is_good=False)
             raise
@@ -194,34 +181,29 @@ class Reader:
         return loaded
 
     def mark(self, step: int, checkpoint_id: str, *, is_good: bool) -> None:
-        """Remembers what came of reading a step whole."""
+        """Records the outcome of reading a whole step."""
         mark = self.native.mark_verified if is_good else self.native.mark_damaged
-        # A store may be read-only, and a mark is only for the benefit of whoever deletes.
+        # A store may be read-only, and a mark only helps whoever deletes steps.
         with contextlib.suppress(StorageError):
             mark(step, checkpoint_id)
 
     def rows(self, last: int | None = None) -> list[tuple[int, str, str | None]]:
-        """The steps up to one with states and reasons, down to the first that can be loaded."""
+        """Returns the steps from a limit down to the first loadable one, with their states."""
         rows, opened = self.native.newest(last=last)
         self._opened = None if opened is None else (rows[-1][0], opened)
         return rows
 
     def take_opened(self, step: int) -> _native.Checkpoint | None:
-        """A step that was opened when it was looked for, if it was; once."""
+        """Returns a step that was opened during the search, once; None if it was not."""
         found, self._opened = self._opened, None
         return None if found is None or found[0] != step else found[1]
 
     def newest_step(self) -> int:
-        """The newest step that is complete, or may well be.
-
-        Raises:
-            CheckpointNotFoundError: There is none.
-        """
+        """Returns the newest step that is complete, or may be."""
         passed_over = []
         unfinished: list[int] = []
         for step, state, reason in self.rows():
-            # One that cannot be read here may be good, so it is not passed over: reading it says
-            # why.
+            # An unreadable step may be good, so it is not skipped: reading it raises the reason.
             if state in ("complete", "newer", "unreadable"):
                 self.tell_unfinished(unfinished, step)
                 return step
@@ -237,15 +219,15 @@ class Reader:
         raise self.nothing(detail if passed_over else None)
 
     def tell_unfinished(self, steps: list[int], loaded: int) -> None:
-        """Says of the newest step without a manifest above the one that is loaded what it may be.
+        """Warns of the newest step without a manifest above the loaded one.
 
-        That a save is interrupted is no damage, and looks like a manifest that was lost. Where one
-        is at work, or there is no file, there is nothing to lose.
+        An interrupted save is no damage, but looks like a lost manifest. A step that is being
+        saved, or has no files, causes no warning.
         """
         ranks = self.ranks
         if ranks is not None and ranks.rank != 0:
             return
-        # Who may not look into it has a warning of another kind, or an error.
+        # An unreadable directory causes another warning or error.
         with contextlib.suppress(PenstockError):
             for step in steps:
                 is_left_behind = self.native.is_left_behind(step)
@@ -260,7 +242,7 @@ class Reader:
                 return
 
     def nothing(self, detail: str | None) -> CheckpointNotFoundError:
-        """The error where there is no step to load."""
+        """Returns the error for a store without a step to load."""
         return CheckpointNotFoundError(
             f"no checkpoint to load in {self.root}: {detail or 'nothing was saved to it yet'}; "
             "check the path, or save a state with store.save(step, state)",
@@ -268,7 +250,7 @@ class Reader:
         )
 
     def _way_back(self, step: int) -> str:
-        """The step before, in words."""
+        """Describes the step before a bad one."""
         before = self.native.newest_complete(below=step)
         if before is None:
             return "no earlier step is complete"
@@ -278,18 +260,18 @@ class Reader:
         )
 
     def is_about(self, step: int, error: StorageError) -> bool:
-        """Whether the system refuses this step, and may well let another one be read."""
+        """Whether the system cannot read this step, but may well be able to read another."""
         if is_lost(error) or error.errno in _REFUSED:
-            # An engine that is refused has no path in a step.
+            # The error of an unavailable engine has no path in a step.
             return error.path.startswith(self.path(step))
         return error.errno not in _OF_PROCESS and self.is_unreadable(step)
 
     def is_unreadable(self, step: int) -> bool:
-        """Whether this process may not read the step, which says nothing of what is stored."""
+        """Whether this process may not read the step; its contents may be good."""
         return self.native.state(step) == "unreadable"
 
     def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
-        """The same error, naming the step before."""
+        """Returns the same error, extended by the step before."""
         return CorruptCheckpointError(
             f"{error}; {self._way_back(step)}",
             path=error.path,
@@ -301,5 +283,5 @@ class Reader:
 
 
 def is_lost(error: StorageError) -> bool:
-    """Whether the device cannot give the bytes back, to this host and for now."""
+    """Whether the device cannot return the bytes, to this host and for now."""
     return error.errno in _LOST or error.errno == 117

@@ -1,4 +1,4 @@
-"""What a caller of a store's load gets: the step that was found, restored by all ranks or none."""
+"""Returns a loaded step to the caller of a store; all ranks restore it, or none."""
 
 from __future__ import annotations
 
@@ -31,20 +31,17 @@ def load(
     report: Callable[[LoadReport], object] | None,
     stacklevel: int,
 ) -> Any:
-    """Loads a step of a store, and tells what there is to know of it.
+    """Loads a step of a store and issues its warnings.
 
     Args:
-        reader: Who finds and reads steps, for these ranks.
-        ranks: Who loads; None for this process alone.
+        reader: Finds and reads steps, for these ranks.
+        ranks: The ranks that load; None for this process alone.
         last: The step; None for the newest.
-        wanted: What of it.
-        where: The path that a trace has for it.
-        fallback: Whether to go back from that step to the newest good one.
+        wanted: The request.
+        where: The path for traces.
+        fallback: Whether to return to the newest good step at or below ``last``.
         report: Called with the report at the end.
-        stacklevel: Of warnings, for the caller of this.
-
-    Raises:
-        PenstockError: Whatever `penstock.CheckpointStore.load` raises.
+        stacklevel: The stack level of warnings, relative to this function's caller.
     """
     try:
         with call("stall", "load", where):
@@ -72,12 +69,7 @@ def _read(reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> L
 
 
 def _deliver(loaded: Loaded, wanted: Wanted, ranks: Ranks | None, reader: Reader) -> Any:
-    """What a caller gets; of a `Training`, all ranks restore theirs or all raise.
-
-    Raises:
-        RankError: Another rank could not.
-        StateMismatchError: This one could not.
-    """
+    """Returns the state to the caller; all ranks restore their `Training`, or all raise."""
     if ranks is None or not reader.is_awaited:
         return deliver(loaded, wanted, None if ranks is None else ranks.size)
     try:

@@ -1,4 +1,4 @@
-"""Which steps of a store are kept, and the deletion of the others."""
+"""Retention: the steps of a store that are kept, and the deletion of the others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ if TYPE_CHECKING:
     from penstock import _native
 
 Keep: TypeAlias = Callable[[int, dict[str, Any]], bool]
-"""Told a step and its metadata, says whether to keep it."""
+"""A function of a step and its metadata that returns whether to keep the step."""
 
 
 class Retention:
-    """The rules of a store.
+    """The retention rules of a store.
 
     Args:
-        keep_last: So many of the newest complete steps are kept; None keeps all.
+        keep_last: Number of newest complete steps to keep; None keeps all.
         keep_every: Multiples of this are kept as well.
-        keep: Asked about each step that would go otherwise.
-
-    Raises:
-        TypeError: An argument is of another type.
-        ValueError: An argument is out of range, or of no use without ``keep_last``.
+        keep: Called for each step that would be deleted.
     """
 
     def __init__(self, keep_last: int | None, keep_every: int | None, keep: Keep | None) -> None:
@@ -43,24 +39,19 @@ class Retention:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is ever deleted."""
+        """Whether no step is ever deleted."""
         return self._keep_last is None
 
     def apply(self, store: _native.Store, saved: int | None, *, dry_run: bool) -> RetentionReport:
-        """Deletes what is not kept, or only tells.
+        """Deletes the steps that are not kept, or only reports them.
 
-        Everything is decided, the function of the user asked about every step, before the first
-        deletion.
+        All decisions, including the user's function, come before the first deletion.
 
         Args:
             store: The store.
-            saved: The step just saved; those above it neither count nor go. None counts all.
-            dry_run: Only tell.
-
-        Raises:
-            CorruptCheckpointError: The metadata of a step makes no sense; nothing was deleted.
-            StorageError: The operating system failed an operation.
-            Exception: Whatever the user's function raises; nothing was deleted then.
+            saved: The step just saved; steps above it neither count nor are deleted. None counts
+                all.
+            dry_run: Whether to delete nothing.
         """
         rows = store.plan_retention(self._keep_last, self._keep_every, saved)
         kept, doomed = {}, []
@@ -76,7 +67,7 @@ class Retention:
             try:
                 deleted = store.retire(doomed)
             finally:
-                # Also of those that went before one failed.
+                # Also for steps deleted before an error.
                 for step, _ in doomed:
                     drop_mark(store.step_path(step))
             passed_over = {step for step, _ in doomed}.difference(deleted)
@@ -91,7 +82,7 @@ class Retention:
             note = tree.parse_metadata(metadata or "{}")
         answer: Any = self._keep(step, note)
         if not isinstance(answer, bool | np.bool_):
-            # A function without a return would delete everything.
+            # A function without a return statement would delete everything.
             raise TypeError(f"keep({step}, …) returned {answer!r}: must be True or False")
         return bool(answer)
 

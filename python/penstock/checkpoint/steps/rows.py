@@ -1,4 +1,4 @@
-"""What a store says of its steps, a row each."""
+"""Rows of a store's listings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class StepInfo(NamedTuple):
-    """One step of a store, whatever its state.
+    """One step of a store, in any state.
 
     Attributes:
         step: The training step.
         state: ``"complete"``, ``"incomplete"`` (its save never finished, or is still running),
-            ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size),
-            ``"partial"`` (it holds what was salvaged from a damaged one), ``"newer"`` (it takes
-            a newer Penstock to read) or ``"unreadable"`` (the system does not let it be read, so
-            nobody knows).
+            ``"damaged"`` (its manifest is unreadable, or files are missing or have the wrong size),
+            ``"partial"`` (it was salvaged from a damaged step), ``"newer"`` (it requires a newer
+            Penstock) or ``"unreadable"`` (the operating system cannot read it, so its state is
+            unknown).
         reason: Why it is not complete, where known.
     """
 
@@ -24,11 +24,11 @@ class StepInfo(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What came of reading a step back.
+    """The outcome of verifying a step.
 
     Attributes:
-        read_at_seconds: When, in seconds since 1970; 0 where that is not known.
-        is_good: Whether every byte had its digest.
+        read_at_seconds: The time of the read, in seconds since 1970; 0 if unknown.
+        is_good: Whether all digests matched.
     """
 
     read_at_seconds: int
@@ -36,11 +36,11 @@ class Mark(NamedTuple):
 
 
 class Orphan(NamedTuple):
-    """Something that a save left behind and a sweep removed.
+    """Files that a dead save left behind and a sweep removed.
 
     Attributes:
-        path: The directory that something was removed from.
-        bytes: How much space that freed.
+        path: The directory of the removed files.
+        bytes: Bytes freed.
     """
 
     path: str
@@ -48,15 +48,15 @@ class Orphan(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """A damaged step that was set aside: in nobody's way, and kept for salvage.
+    """A damaged step that was set aside and kept for salvage.
 
     A step that is known to be damaged is renamed within its store, to ``damaged-N-M``, when a load
-    has gone back to an older one, or when the step is saved again. `penstock.explain`,
-    `penstock.salvage` and `penstock.verify` take its new path.
+    falls back to an older step, or when the step is saved again. `penstock.explain`,
+    `penstock.salvage` and `penstock.verify` accept its new path.
 
     Attributes:
-        step: The training step that it was.
-        path: Where it is now.
+        step: The training step.
+        path: The new path.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Reading the steps of a store back before somebody needs them."""
+"""Verifies the steps of a store before they are needed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def marks(store: _native.Store) -> dict[int, Mark]:
-    """What is remembered of the steps that were read back whole.
-
-    Raises:
-        CorruptCheckpointError: That cannot be made out.
-        StorageError: The operating system failed an operation.
-    """
+    """Returns the recorded outcomes of steps that were verified."""
     return {
         step: Mark(at_seconds, not is_damaged) for step, _, at_seconds, is_damaged in store.marks()
     }
@@ -39,7 +34,7 @@ def scrub(
     options: dict[str, Any],
     update: Progress | None,
 ) -> ScrubReport:
-    """`penstock.CheckpointStore.scrub`, with its arguments checked."""
+    """Implements `penstock.CheckpointStore.scrub`, with checked arguments."""
     began_seconds = int(time.time())
 
     def path(step: int) -> str:
@@ -63,7 +58,7 @@ def scrub(
 
 
 def _since(store: _native.Store, root: str, began_seconds: int) -> ScrubReport:
-    """What a scrub that was broken off had read by then; its marks are all that is left."""
+    """Reconstructs the report of an interrupted scrub from its marks."""
     steps = tuple(
         ScrubbedStep(
             step=step,
@@ -81,12 +76,7 @@ def _since(store: _native.Store, root: str, began_seconds: int) -> ScrubReport:
 
 
 def check_scrub(bytes_per_second: Any, max_age_seconds: Any) -> None:
-    """Checks the arguments of a scrub.
-
-    Raises:
-        TypeError: One is of another type.
-        ValueError: One is out of range.
-    """
+    """Checks the arguments of a scrub."""
     if bytes_per_second is not None:
         if type(bytes_per_second) is not int:
             raise TypeError(f"bytes_per_second={bytes_per_second!r}: must be an int or None")

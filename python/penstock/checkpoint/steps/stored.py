@@ -1,4 +1,4 @@
-"""`StoredSteps`: what a store has, whoever saved it."""
+"""`StoredSteps`: the stored steps of a store, whoever saved them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _AGE = Number(0, 1 << 40, "seconds")
 
 
 class StoredSteps:
-    """The steps of a store, as they are: listed, read back, protected, deleted.
+    """Lists, verifies, protects and deletes the steps of a store.
 
     Args:
         root: The store's directory.
-        retention: What is kept of them.
+        retention: The retention rules.
         options: How bytes move; None for ``Options()``.
     """
 
@@ -46,54 +46,52 @@ class StoredSteps:
         return self._root
 
     def path(self, step: int) -> str:
-        """The directory of a step, whether it exists or not."""
+        """Returns the directory of a step, whether it exists or not."""
         return self._reader().path(check_step(step))
 
     def scan(self) -> list[StepInfo]:
-        """Every step by number, whether complete or not.
+        """Returns every step by number, complete or not.
 
-        Looks for all files of all steps; `steps` and `latest` ask for less.
+        Checks all files of all steps for existence; `steps` and `latest` check less.
         """
         return sorted(StepInfo(*entry) for entry in self._native.steps())
 
     def steps(self) -> list[int]:
-        """The complete steps, oldest first.
+        """Returns the complete steps, oldest first.
 
-        Of each, only the manifest is read, which is written last. `scan` looks whether every file
-        of every step is there, `verify` what is in them.
+        Reads only the manifest of each step, which is written last. `scan` checks that every file
+        of every step exists, and `verify` checks their contents.
         """
         return self._native.committed()
 
     def latest(self) -> int | None:
-        """The newest complete step that is not known to be damaged; None if there is none.
+        """Returns the newest complete step that is not known to be damaged; None if there is none.
 
-        Known is what `load`, `verify` and `scrub` found and nobody has verified since. A `load`
-        without a step does not go by that: it reads the newest complete step, and its damage is
-        an error each time, until ``fallback=True`` or a new save has it set aside.
+        Damage is known if `load`, `verify` or `scrub` found it and no later verification succeeded.
+        A `load` without a step ignores this knowledge: it reads the newest complete step, and its
+        damage is an error each time, until ``fallback=True`` or a new save sets the step aside.
         """
         return self._native.newest_complete()
 
     def set_aside(self, step: int) -> str:
-        """Sets a damaged step aside: renames it within the store, so that it is in nobody's way.
+        """Sets a damaged step aside: renames it within the store, so that it is no step any more.
 
-        `save` does so with a damaged step that it is to take the place of, and ``load`` with
-        ``fallback=True`` with those that it went back over. What is set aside is no step any more:
-        no `load`, `steps` or `sweep` looks at it. With ``keep_last``, each save removes all but
-        the last three, and those that are protected.
+        `save` does this with a damaged step that it replaces, and ``load`` with ``fallback=True``
+        with those that it skipped. `load`, `steps` and `sweep` ignore a step that was set aside.
+        With ``keep_last``, each save removes all of them but the last three and the protected ones.
 
         Args:
             step: The training step.
 
         Returns:
-            Where it is now: a path for `penstock.explain`, `penstock.salvage` and
-            `penstock.verify`.
+            The new path, for `penstock.explain`, `penstock.salvage` and `penstock.verify`.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
-            PenstockError: It is not known to be damaged.
-            StorageError: The operating system failed an operation, somebody reads the step, or
-                the file system has no locks that all hosts see: there a step stays until it is
-                saved again with ``overwrite=True``, or deleted.
+            PenstockError: The step is not known to be damaged.
+            StorageError: The operating system failed an operation, the step is being read, or the
+                file system has no locks that all hosts see: there a step stays until it is saved
+                again with ``overwrite=True``, or deleted.
 
         Example:
             >>> import numpy as np, os, penstock, tempfile
@@ -115,7 +113,7 @@ class StoredSteps:
         return aside
 
     def aside(self) -> list[SetAside]:
-        """The damaged steps that were set aside, in that order.
+        """Returns the damaged steps that were set aside, in that order.
 
         Raises:
             StorageError: The operating system failed an operation.
@@ -123,11 +121,11 @@ class StoredSteps:
         return [SetAside(*entry) for entry in self._native.aside()]
 
     def marks(self) -> dict[int, Mark]:
-        """What `load`, `verify` and `scrub` remember of the steps that were read back whole.
+        """Returns the recorded outcomes of `load`, `verify` and `scrub` for each step read whole.
 
         Raises:
-            CorruptCheckpointError: What they remember cannot be made out. As long as that is so,
-                `keep_last` deletes nothing; the next `verify` or `scrub` mends it.
+            CorruptCheckpointError: The records are unreadable. Until the next `verify` or `scrub`
+                repairs them, `keep_last` deletes nothing.
             StorageError: The operating system failed an operation.
         """
         return marks(self._native)
@@ -139,23 +137,23 @@ class StoredSteps:
         max_age_seconds: float | None = 7 * 86_400,
         progress: bool | Progress = False,
     ) -> ScrubReport:
-        """Reads steps back before somebody needs them, and remembers what it found.
+        """Verifies steps before they are needed, and records the outcomes.
 
-        Steps that were never read back come first, newest first, then those that were read back
-        longest ago. Every step is remembered as soon as it was read, by `load` and `verify` as
-        well: a scrub that is stopped (Ctrl-C) goes on where it was when it is called again.
-        Retention keeps the newest good step, and does not count those found damaged.
+        Steps that were never verified come first, newest first, then those verified longest ago.
+        The outcome of every step is recorded as soon as it was read, as by `load` and `verify`: a
+        scrub that is stopped (Ctrl-C) continues there when it is called again. Retention keeps the
+        newest good step, and does not count damaged ones.
 
         Args:
-            bytes_per_second: Read no faster than this, so that training does not feel it. Bytes
-                come in requests of 1 MiB: slower than that is right on average only.
-            max_age_seconds: Leave alone what was read back more recently; 0 reads everything,
-                None nothing twice.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
+            bytes_per_second: Upper bound of the read rate, so that training is not slowed down.
+                Reads have 1 MiB: lower rates hold on average only.
+            max_age_seconds: Skip steps that were verified more recently than this; 0 reads every
+                step, None reads no step twice.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
 
         Raises:
-            StorageError: The operating system failed an operation; a step that it does not let
-                read is in the report instead.
+            StorageError: The operating system failed an operation; a step that it cannot read is
+                listed in the report instead.
             ValueError: An argument is out of range.
 
         Example:
@@ -183,32 +181,32 @@ class StoredSteps:
 
         Args:
             step: The training step.
-            force: Also if it is protected.
+            force: Whether to delete a protected step as well.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
             ProtectedCheckpointError: The step is protected and ``force`` is False.
-            StorageError: The operating system failed an operation, or a save or a load is at work
-                in the step. Also where the file system has no locks that every host sees (NFS,
-                Lustre, FUSE) and the step no manifest that can be read: nothing tells its files
-                from those of a save under way then, and all stay.
+            StorageError: The operating system failed an operation, or a save or a load uses the
+                step. Also raised if the file system has no locks that every host sees (NFS, Lustre,
+                FUSE) and the step has no readable manifest: its files cannot be told from those of
+                a running save, and all stay.
         """
         freed_bytes = self._native.delete(check_step(step), force=bool(force))
         drop_mark(self.path(step))
         return freed_bytes
 
     def retain(self, *, dry_run: bool = False) -> RetentionReport:
-        """Deletes what the store does not keep, and says why the rest stays.
+        """Deletes the steps that retention does not keep, and reports why it keeps the others.
 
-        Unlike after a save, all steps count: where a run went back to an earlier step and saved
-        from there on, the steps above it are the newest, and what it saved may be what goes.
+        Unlike after a save, all steps count: if a run returned to an earlier step and saved from
+        there, the old steps above it are the newest, and its own steps may be deleted.
 
         Args:
-            dry_run: Delete nothing; only tell.
+            dry_run: Whether to delete nothing.
 
         Raises:
             StorageError: The operating system failed an operation.
-            Exception: Whatever ``keep`` raises; nothing was deleted then.
+            Exception: Any error of ``keep``; nothing was deleted then.
 
         Example:
             >>> import penstock, tempfile
@@ -224,20 +222,20 @@ class StoredSteps:
         return self._retention.apply(self._native, None, dry_run=bool(dry_run))
 
     def protect(self, step: int) -> None:
-        """Protects a step from retention and from `delete`, durably, until `unprotect`.
+        """Protects a step from retention and `delete`, durably, until `unprotect`.
 
-        The mark is a file `protected` in the step's directory: it stays when the step is saved
-        again with ``overwrite=True``, and goes with a copy.
+        The mark is a file `protected` in the step's directory: it stays if the step is saved again
+        with ``overwrite=True``, and is part of any copy of the directory.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
-            IncompleteCheckpointError: Its save never finished.
+            IncompleteCheckpointError: The save of the step never finished.
             StorageError: The operating system failed an operation.
         """
         self._native.protect(check_step(step))
 
     def unprotect(self, step: int) -> None:
-        """Takes the protection of a step away; one that has none stays as it is.
+        """Removes the protection of a step; does nothing for an unprotected step.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
@@ -246,29 +244,29 @@ class StoredSteps:
         self._native.unprotect(check_step(step))
 
     def protected(self) -> list[int]:
-        """The protected steps, oldest first."""
+        """Returns the protected steps, oldest first."""
         return self._native.protected()
 
     def sweep(self, *, dry_run: bool = False, min_age_seconds: int | None = None) -> list[Orphan]:
-        """Removes what dead saves left behind; a save that is running is left alone.
+        """Removes the files that dead saves left behind, but none of a running save.
 
         Args:
-            dry_run: Remove nothing; only tell what would go.
-            min_age_seconds: In a bucket, where no lock tells a dead save from a live one, what is
-                younger stays, by the clock of the store: a day where it is not given, and 15
-                minutes at least.
+            dry_run: Whether to remove nothing and only report.
+            min_age_seconds: In a bucket, where no lock distinguishes a dead save from a live one:
+                files younger than this, by the service's clock, stay. A day by default, and at
+                least 15 minutes.
 
         Raises:
-            StorageError: The operating system or the store failed an operation.
-            TypeError: ``min_age_seconds`` is no int.
-            ValueError: It is negative.
+            StorageError: The operating system or the object store failed an operation.
+            TypeError: ``min_age_seconds`` is not an int.
+            ValueError: ``min_age_seconds`` is negative.
         """
         _AGE.check("min_age_seconds", min_age_seconds)
         swept = self._native.sweep(dry_run=bool(dry_run), min_age_seconds=min_age_seconds)
         return [Orphan(*entry) for entry in swept]
 
     def _retire(self, step: int, stacklevel: int) -> None:
-        """Deletes what the store no longer keeps, now that a step is saved."""
+        """Deletes steps by the retention rules, after a step was saved."""
         if self._retention.keeps_all:
             return
         try:

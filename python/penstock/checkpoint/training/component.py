@@ -1,9 +1,8 @@
-"""`Component`: what a `Training` consists of, each with its own way to be captured and restored.
+"""`Component`: a part of a `Training`, with its own way to be captured and restored.
 
-A `Component` is what a user calls a part of the training; the stored part is another thing. To
-restore, it is asked what it has to be filled with (`Component.targets`): only the `DTensor`s that
-it holds, of which a rank reads its boxes. All else is read beside and handed over at the end, so
-that nothing is changed before everything was read and compared.
+To restore a part, it is asked for the `DTensor`s that it holds (`Component.targets`), of which a
+rank reads its own boxes. All other values are loaded separately and passed to the part at the end,
+so that nothing is changed before everything was read and compared.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Component:
-    """One part of a training: whatever has ``state_dict`` and ``load_state_dict``.
+    """A part of a training: any object with ``state_dict`` and ``load_state_dict``.
 
     Attributes:
-        value: What the user gave; of a model, without what it is wrapped in.
-        is_model: Whether it is one, of which some names can be restored and others left.
-        is_optimizer: Whether it is one, which a lazy save has guarded.
-        inner: The parts in it, of a group.
+        value: The user's object; a model without its outer wrappers.
+        is_model: Whether the part is a model, whose names can be restored selectively.
+        is_optimizer: Whether the part is an optimizer, which a lazy save guards.
+        inner: The parts of a group.
     """
 
     is_model = False
@@ -38,25 +37,25 @@ class Component:
         self.inner: dict[Any, Component] = {}
 
     def capture(self) -> Any:
-        """What is stored of it: tensors as they are, not copied."""
+        """Returns the state to store; tensors are not copied."""
         return self.value.state_dict()
 
     def wanted(self) -> Any:
-        """What of a checkpoint it takes, as far as it can tell: names, and None for anything."""
+        """Returns the names that the part takes from a checkpoint, if known; None for any."""
         return None
 
     def targets(self, node: Node, seen: View) -> Any:
-        """What is filled in place, in a structure like the node's; `NEW` for what is built."""
-        # Some begin to work when they are asked for their state, such as loaders with workers.
+        """Returns the tensors to fill in place, in the node's structure; `NEW` for other values."""
+        # Some objects start working when asked for their state, such as loaders with workers.
         return like(self.capture(), node) if has_wholes(node, seen) else NEW
 
     def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
-        """Why it cannot take over a state; nothing is changed."""
+        """Yields the reasons why the part cannot take over a state; changes nothing."""
         if state is None:
             yield "None in the checkpoint"
 
     def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Tensors that are filled in place out of a state that fits: name, tensor, stored one."""
+        """Yields name, live tensor and stored tensor of each tensor filled in place."""
         return iter(())
 
     def restore(self, state: Any, *, is_partial: bool) -> None:
@@ -64,7 +63,7 @@ class Component:
         self.value.load_state_dict(state)
 
     def all(self) -> Iterator[Component]:
-        """It, and all that are inside."""
+        """Yields the part and all parts in it."""
         yield self
         for part in self.inner.values():
             yield from part.all()

@@ -1,11 +1,11 @@
-"""What a `Training` consists of: how each kind of part is captured, and restored.
+"""The parts of a `Training`: each kind of value, captured and restored.
 
-Whatever is stored is an ordinary state. Names in it do not depend on how a model is wrapped or on
-how many processes train it: `DistributedDataParallel`, `torch.compile` and checkpointed layers add
-words to the names of parameters, which are left out, and an optimizer's moments go by the names
-of their parameters. So do those of `torch.distributed.checkpoint.state_dict`, whose functions are
-not used here: they take a step with a fresh optimizer to have its moments, also when it is only
-saved, know no optimizer that needs a closure, and lose the versions of a wrapped model's modules.
+The stored state is an ordinary one. Its names do not depend on how a model is wrapped or on how
+many processes train it: `DistributedDataParallel`, `torch.compile` and activation checkpointing add
+words to the names of parameters, which are removed, and an optimizer's moments are named by their
+parameters. The functions of `torch.distributed.checkpoint.state_dict` use the same names but are
+not used here: with a fresh optimizer they take a step to create its moments, even for a save, they
+support no optimizer that needs a closure, and they lose the versions of a wrapped model's modules.
 """
 
 from __future__ import annotations
@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 
 def make(value: Any, name: str, names: Names) -> Component | None:
-    """The part that a value is; None for a plain one.
+    """Returns the part for a value; None for a plain value.
 
     Args:
-        value: What the user gave.
-        name: What it is called.
-        names: Of the parameters of all models; those of this one come to them.
-
-    Raises:
-        TypeError: It mixes parts with plain values.
-        UnsupportedStateError: Its state depends on the number of ranks, or cannot be had.
+        value: The user's value.
+        name: Its name.
+        names: The names of all models' parameters; those of this model are added.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
@@ -53,13 +49,13 @@ def make(value: Any, name: str, names: Names) -> Component | None:
     if Loader.is_one(value):
         return Loader(value)
     methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
-    # A class has the two as well, and no state.
+    # A class has the two methods as well, but no state.
     if all(map(callable, methods)) and not isinstance(value, type):
         return Component(value)
     if type(value) in (list, tuple, dict):
         entries = value if isinstance(value, dict) else dict(enumerate(value))
         if set(map(type, entries.values())) <= ATOMS:
-            # A history of thousands of numbers, most of all.
+            # Mostly a history of thousands of numbers.
             return None
         found = {key: make(one, f"{name}.{key}", names) for key, one in entries.items()}
         parts = {key: part for key, part in found.items() if part is not None}

@@ -1,4 +1,4 @@
-"""What of a state is filled in place, how it differs from what is there, and how it comes there."""
+"""Fills the live values of a state in place, and compares them with the stored ones."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 ATOMS = frozenset({type(None), bool, int, float, str})
-"""Values of which no look inside is needed."""
+"""Types of values that need no traversal."""
 
 
 def differences(value: Any, state: Any) -> Iterator[str]:
-    """Why a tensor or an array cannot be filled with a state; other values take anything."""
+    """Yields the reasons why a tensor or array cannot be filled; other values take anything."""
     value = value.value if isinstance(value, PerRank) else value
     if is_array(value):
         yield from differences_of(state, value)
 
 
 def refilled(value: Any, state: Any) -> Any:
-    """What comes into the place of a value.
+    """Returns the new value in place of a live one.
 
-    Tensors and arrays are filled in place and lists, dictionaries and sets stay the objects that
-    they are: whoever holds one has the new contents.
+    Tensors and arrays are filled in place, and lists, dictionaries and sets keep their identity:
+    every reference to one sees the new contents.
     """
     if isinstance(value, PerRank):
         state = state.value if isinstance(state, PerRank) else state
@@ -75,7 +75,7 @@ def refilled(value: Any, state: Any) -> Any:
 
 
 def filled(value: Any, state: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Tensors and arrays that `refilled` fills in place: name, tensor, stored one."""
+    """Yields name, live and stored value of each tensor or array that `refilled` fills."""
     value = value.value if isinstance(value, PerRank) else value
     state = state.value if isinstance(state, PerRank) else state
     if is_array(value):
@@ -94,7 +94,7 @@ def filled(value: Any, state: Any, name: str = "") -> Iterator[tuple[str, Any, A
 
 
 def like(live: Any, node: Node) -> Any:
-    """What is filled in place of a state: the `DTensor`s that are where they are in the node."""
+    """Returns the targets filled in place: the state's `DTensor`s at the positions of the node."""
     live = live.value if isinstance(live, PerRank) else live
     if is_sharded(live):
         return target_like(live)
@@ -113,7 +113,7 @@ def like(live: Any, node: Node) -> Any:
 
 
 def holds_sharded(value: Any) -> bool:
-    """Whether there are `DTensor`s in a plain value, which one rank alone cannot store."""
+    """Whether a plain value contains `DTensor`s, which a single rank cannot store."""
     value = value.value if isinstance(value, PerRank) else value
     if isinstance(value, dict | list | tuple):
         return any(map(holds_sharded, value.values() if isinstance(value, dict) else value))
@@ -121,10 +121,10 @@ def holds_sharded(value: Any) -> bool:
 
 
 def target_like(value: Any) -> Any:
-    """A `DTensor` to fill that lies on the ranks as another does, but on the host.
+    """Returns a host `DTensor` to fill, with the layout of another.
 
-    What is in use is written when all is compared, and all ranks have agreed: by the part, which
-    copies to where that lies. What has no memory is given back, to be refused by name.
+    The tensor in use is written only after all ranks have compared everything and agreed: its part
+    copies the elements there. A tensor without memory is returned itself, to be refused by name.
     """
     torch = sys.modules["torch"]
     value = value.detach()
@@ -132,7 +132,7 @@ def target_like(value: Any) -> Any:
 
 
 def has_wholes(node: Node, seen: View) -> bool:
-    """Whether there are tensors in it that several ranks hold."""
+    """Whether a node contains tensors that several ranks hold."""
     rest = [node]
     while rest:
         one = rest.pop()
@@ -147,7 +147,7 @@ def has_wholes(node: Node, seen: View) -> bool:
 
 
 def stored_type(leaf: Node, seen: View) -> tuple[str, tuple[int, ...]] | None:
-    """Type and shape of a stored tensor; None for anything else."""
+    """Returns type and shape of a stored tensor; None for anything else."""
     if not is_data(leaf) or leaf["$"] != "tensor":
         return None
     index, view = reference(leaf, seen.tensors, seen.aliases)
@@ -156,13 +156,13 @@ def stored_type(leaf: Node, seen: View) -> tuple[str, tuple[int, ...]] | None:
 
 
 def has_gaps(node: Node) -> bool:
-    """Whether parts of it were not asked for, or are not there."""
+    """Whether parts of a node were not requested or are missing."""
     children = branches(node) or ()
     return any(child is SKIPPED or has_gaps(child) for _, child in children)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a tensor or an array, which can be filled."""
+    """Whether a value is a tensor or an array, which can be filled."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return True
@@ -170,7 +170,7 @@ def is_array(value: Any) -> bool:
 
 
 def differences_of(state: Any, live: Any) -> Iterator[str]:
-    """How a stored tensor or array differs from the one that it is for."""
+    """Yields the differences between a stored tensor or array and its live counterpart."""
     if is_array(state) != is_array(live) or isinstance(state, np.ndarray) != isinstance(
         live, np.ndarray
     ):
@@ -184,10 +184,10 @@ def differences_of(state: Any, live: Any) -> Iterator[str]:
 
 
 def unfillable(live: Any) -> Iterator[str]:
-    """Why nothing can be copied into a tensor of a model, whatever is stored of it.
+    """Yields the reasons why a model's tensor cannot be filled at all.
 
-    PyTorch finds the second and the third when it has filled those before, and of the first it
-    warns, and leaves it without the values.
+    PyTorch finds the second and the third only after it has filled the tensors before; for the
+    first it warns, and leaves the tensor without values.
     """
     torch = sys.modules["torch"]
     if not isinstance(live, torch.Tensor):
@@ -201,7 +201,7 @@ def unfillable(live: Any) -> Iterator[str]:
 
 
 def _is_expanded(value: Any) -> bool:
-    """Whether it is a tensor of which several elements are in one place, by a stride of 0."""
+    """Whether several elements of a tensor share a place, by a stride of 0."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
@@ -212,6 +212,6 @@ def _is_expanded(value: Any) -> bool:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether it takes its shape from what it is filled with."""
+    """Whether a tensor takes its shape from the value that fills it."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.nn.parameter.is_lazy(value)

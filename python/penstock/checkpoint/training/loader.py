@@ -1,4 +1,4 @@
-"""`Loader`: torchdata's `StatefulDataLoader`, the place of which is where its iterator is."""
+"""`Loader`: torchdata's `StatefulDataLoader`, whose position is that of its iterator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Loader(Component):
-    """A loader that goes to its place when it is restored, not when it is first iterated over.
+    """A loader that moves to its position when restored, not at its first iteration.
 
-    To begin an iterator draws a number from PyTorch's generator. The run that was saved had drawn
-    it by then, so a resumed one may not draw it after the random states are restored.
+    Starting an iterator draws a number from PyTorch's generator. The saved run had already drawn
+    it, so a resumed run must not draw it after the random states are restored.
     """
 
     @staticmethod
@@ -25,7 +25,7 @@ class Loader(Component):
         return module is not None and isinstance(value, module.StatefulDataLoader)
 
     def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
-        """Why it cannot go to a place; nothing is changed."""
+        """Yields the reasons why the loader cannot move to a position; changes nothing."""
         yield from super().mismatches(state, is_partial=is_partial)
         saved, here = _workers(state), self.value.num_workers
         if saved is not None and saved != here:
@@ -35,14 +35,14 @@ class Loader(Component):
             )
 
     def restore(self, state: Any, *, is_partial: bool) -> None:
-        """Goes to its place."""
+        """Moves to the stored position."""
         super().restore(state, is_partial=is_partial)
-        # This begins the iterator, which ``iter(loader)`` then gives out.
+        # This starts the iterator, which ``iter(loader)`` then returns.
         self.value.state_dict()
 
 
 def _workers(state: Any) -> int | None:
-    """How many workers a loader had; None where its state does not say."""
+    """Returns the number of workers of the saved loader; None if its state does not contain it."""
     try:
         if "_snapshot" in state:
             return int(state["_snapshot"]["_main_snapshot"]["_num_workers"])

@@ -1,4 +1,4 @@
-"""`Model`: how a model is captured and restored, whatever it is wrapped in."""
+"""`Model`: a model, captured and restored independently of its wrappers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Model(Component):
             )
 
     def capture(self) -> Any:
-        """What is stored of it: tensors as they are, not copied."""
+        """Returns the state to store; tensors are not copied."""
         state = self.value.state_dict()
         names = {key: canonical(self.value, key) for key in state}
         versions = getattr(state, "_metadata", None)
-        # Those of what is wrapped come after those of the wrapper, and stay.
+        # The wrapped module's versions come after the wrapper's, and replace them.
         inner = {canonical(self.value, key): value for key, value in (versions or {}).items()}
         is_bare = all(key == name for key, name in names.items())
         if is_bare and inner.keys() == (versions or {}).keys():
@@ -54,12 +54,12 @@ class Model(Component):
         return found
 
     def wanted(self) -> Any:
-        """What of a checkpoint it takes, as far as it can tell: names, and None for anything."""
-        # Any of a further state is taken, whatever structure it has.
+        """Returns the names that the model takes from a checkpoint; None for any."""
+        # An extra state may have any structure.
         return {key: None if _is_further(key) else value for key, value in self.capture().items()}
 
     def targets(self, node: Node, seen: View) -> Any:
-        """What is filled in place, in a structure like the node's; `NEW` for what is built."""
+        """Returns the tensors to fill in place, in the node's structure; `NEW` for other values."""
         live = self.capture()
         if not any(map(is_sharded, live.values())):
             return NEW
@@ -72,7 +72,7 @@ class Model(Component):
         )
 
     def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
-        """Why it cannot take over a state; nothing is changed."""
+        """Yields the reasons why the model cannot take over a state; changes nothing."""
         if not isinstance(state, dict):
             yield "no state of a model in the checkpoint"
             return
@@ -89,7 +89,7 @@ class Model(Component):
             )
 
     def filled(self, state: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Tensors that are filled in place out of a state that fits: name, tensor, stored one."""
+        """Yields name, live tensor and stored tensor of each tensor filled in place."""
         live = self.capture()
         return (
             (key, live[key], state[key])
@@ -116,5 +116,5 @@ class Model(Component):
 
 
 def _is_further(key: str) -> bool:
-    """Whether it is what a module's ``get_extra_state`` returns, of any type and any shape."""
+    """Whether a key is that of a module's ``get_extra_state``, of any type and any shape."""
     return key.rpartition(".")[2] == "_extra_state"

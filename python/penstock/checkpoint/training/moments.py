@@ -1,6 +1,7 @@
-"""How the state of an optimizer tells that it is of another one: its settings and its moments.
+"""Recognizes the state of another optimizer by its settings and moments.
 
-`torch.optim.Optimizer.load_state_dict` takes anything over: what is missing, the next step finds.
+`torch.optim.Optimizer.load_state_dict` accepts any state: missing values are noticed only by the
+next step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _OF_SCHEDULERS = frozenset(
     ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 )
-"""What the schedulers of PyTorch leave in the groups of an optimizer."""
+"""Keys that PyTorch's schedulers add to the groups of an optimizer."""
 
 _OF_OPTIMIZERS = frozenset(
     [
@@ -43,7 +44,7 @@ _OF_OPTIMIZERS = frozenset(
         "weight_decay",
     ]
 )
-"""What the optimizers of PyTorch call their numbers; all of a class are in its fresh groups."""
+"""Names of numeric settings of PyTorch's optimizers; a class's fresh groups contain all of its."""
 
 _MOMENTS = frozenset(
     [
@@ -61,14 +62,14 @@ _MOMENTS = frozenset(
         "variance",
     ]
 )
-"""What the optimizers of PyTorch keep in the shape of a parameter."""
+"""Names of moments that PyTorch's optimizers keep in the shape of a parameter."""
 
 
 def settings_differences(optimizer: Any, index: int, group: Any, own: Any) -> Iterator[str]:
-    """How the settings of a stored group tell that an optimizer of another class saved it.
+    """Yields the settings that show that an optimizer of another class saved a group.
 
-    A switch, or None, is what versions of PyTorch add. Schedulers, loops and steps leave numbers of
-    their own in the groups, which are in no fresh one.
+    New PyTorch versions add switches and None values only. Schedulers, training loops and steps add
+    numbers of their own to groups, which fresh groups do not have.
     """
     missing = [
         key
@@ -90,9 +91,9 @@ def settings_differences(optimizer: Any, index: int, group: Any, own: Any) -> It
 def moments_differences(
     optimizer: Any, state: Any, named: Callable[[], dict[str, Any]]
 ) -> Iterator[str]:
-    """Which moments have another shape than their parameter, where that cannot be.
+    """Yields the moments whose shape differs from their parameter's, if this is invalid.
 
-    An optimizer of others may keep projections of them under the same names.
+    Optimizers of other packages may keep projections under the same names.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         return
@@ -113,7 +114,7 @@ def moments_differences(
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a setting is a number or several, and no switch."""
+    """Whether a setting is a number or several, and not a switch."""
     if isinstance(value, tuple | list):
         return bool(value) and all(map(_is_number, value))
     torch = sys.modules["torch"]

@@ -1,8 +1,8 @@
-"""Names of the parameters of models, however the models are wrapped.
+"""Names of model parameters, independent of wrappers.
 
-A wrapper is known by its type, never by the word that it adds to names: a model may have a child
-called ``module`` or ``_orig_mod`` that wraps nothing. Names that fall together are an error, as one
-of two tensors would be lost.
+A wrapper is recognized by its type, never by its word in a name: a model may have a child called
+``module`` or ``_orig_mod`` that wraps nothing. Colliding names are an error, as one of two tensors
+would be lost.
 """
 
 from __future__ import annotations
@@ -25,28 +25,24 @@ _WRAPPERS = (
         "_checkpoint_wrapped_module",
     ),
 )
-"""Modules that wrap another one: where the type is, and what it calls the module in it."""
+"""Modules that wrap another: module path and name of the type, and the wrapped child's name."""
 
 _WORDS = frozenset(word for *_, word in _WRAPPERS)
 
 
 class Names:
-    """What the parameters of all models of a training are called."""
+    """Names of the parameters of all models of a training."""
 
     def __init__(self) -> None:
         self._modules: list[tuple[str, Any]] = []
         self._found: dict[int, tuple[int, str, str]] | None = None
 
     def add(self, owner: str, module: Any) -> None:
-        """Adds those of a model; the first that has a parameter names it."""
+        """Adds the parameters of a model; the first model with a parameter names it."""
         self._modules.append((owner, module))
 
     def of(self, groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
-        """The names of the parameters of an optimizer's groups; None unless all have one.
-
-        Raises:
-            UnsupportedStateError: Two parameters have one name.
-        """
+        """Returns the parameter names of an optimizer's groups; None unless all have one."""
         if self._found is None:
             self._found = {}
             for number, (owner, module) in enumerate(self._modules):
@@ -69,7 +65,7 @@ class Names:
 
 
 def _put_in_order(module: Any) -> None:
-    """Has modules that are sharded show their shards: after a forward, they may show all."""
+    """Reshards sharded modules, which may be unsharded after a forward pass."""
     for one in module.modules():
         reshard = getattr(one, "reshard", None)
         if reshard is not None and hasattr(one, "unshard"):
@@ -77,14 +73,11 @@ def _put_in_order(module: Any) -> None:
 
 
 def bare(module: Any, name: str) -> Any:
-    """A model without what it is wrapped in as a whole.
+    """Returns a model without its outer wrappers.
 
     Args:
         module: The model.
-        name: What it is called, for messages.
-
-    Raises:
-        UnsupportedStateError: A wrapper holds tensors or modules of its own.
+        name: Its name, for messages.
     """
     while (word := wrapping_word(module)) is not None:
         further = [
@@ -103,13 +96,13 @@ def bare(module: Any, name: str) -> Any:
 
 
 def canonical(module: Any, name: str) -> str:
-    """The name of a parameter, buffer or module without the words that wrappers add."""
+    """Returns the name of a parameter, buffer or module without the words of wrappers."""
     if not any(word in name for word in _WORDS):
         return name
     kept = []
     for word in name.split("."):
         wrapping = wrapping_word(module)
-        # Wrappers of checkpointed layers take their word out of a state's names themselves.
+        # Activation checkpointing removes its word from a state's names itself.
         while wrapping is not None and wrapping != word and word not in module._modules:
             module = module._modules[wrapping]
             wrapping = wrapping_word(module)
@@ -120,11 +113,7 @@ def canonical(module: Any, name: str) -> str:
 
 
 def check_one_to_one(names: Iterable[str], what: str) -> None:
-    """Refuses names that fall together without the words of wrappers.
-
-    Raises:
-        UnsupportedStateError: Two are the same.
-    """
+    """Refuses names that collide without the words of wrappers."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -137,12 +126,12 @@ def check_one_to_one(names: Iterable[str], what: str) -> None:
 
 
 def wrapping_word(module: Any) -> str | None:
-    """The name of the module in a wrapper; None for a module that wraps none."""
+    """Returns a wrapper's name for the wrapped module; None for a module that wraps none."""
     return next((word for kind, word in _kinds() if isinstance(module, kind)), None)
 
 
 def _kinds() -> Iterator[tuple[type, str]]:
-    """The types of wrappers that there can be: one whose module nobody imported has no instance."""
+    """Yields the types of wrappers whose modules are imported; others have no instances."""
     for where, name, word in _WRAPPERS:
         kind = getattr(sys.modules.get(where), name, None)
         if kind is not None:

@@ -1,4 +1,4 @@
-"""`Optimizer`: how an optimizer is captured and restored, by the names of its parameters."""
+"""`Optimizer`: an optimizer, captured and restored by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Component):
-    """An optimizer: its groups with all that they say, and what it keeps for each parameter."""
+    """An optimizer: its groups with all settings, and its state for each parameter."""
 
     is_optimizer = True
 
@@ -29,7 +29,7 @@ class Optimizer(Component):
         self._names_of_all = names
 
     def capture(self) -> Any:
-        """What is stored of it: tensors as they are, not copied."""
+        """Returns the state to store; tensors are not copied."""
         state = self.value.state_dict()
         names = self._names()
         if names is None or not _is_standard(state):
@@ -47,14 +47,14 @@ class Optimizer(Component):
         return {**state, "state": moments, "param_groups": groups}
 
     def wanted(self) -> Any:
-        """What of a checkpoint it takes, as far as it can tell: names, and None for anything."""
+        """Returns the names that the optimizer takes from a checkpoint; None for any."""
         names = self._names()
         if names is None:
             return None
         return {"state": {name: None for group in names for name in group}, "param_groups": None}
 
     def targets(self, node: Node, seen: View) -> Any:
-        """What is filled in place, in a structure like the node's; `NEW` for what is built."""
+        """Returns the tensors to fill in place, in the node's structure; `NEW` for other values."""
         children = branches(node)
         filled = self._filled()
         if not filled or not children:
@@ -75,16 +75,16 @@ class Optimizer(Component):
         return found
 
     def _filled(self) -> dict[Any, Any]:
-        """Parameters whose moments may be filled in place, by what a checkpoint calls them."""
+        """Returns the parameters whose moments may be filled in place, by their stored names."""
         parameters = self._parameters()
         if not hasattr(self.value, "_file_target"):
             return {name: one for name, one in parameters.items() if is_sharded(one)}
-        # Numbers are as `optimizer.state_dict()` has them: by their order.
+        # Numbers follow the order in `optimizer.state_dict()`.
         every = (one for group in self.value.param_groups for one in group["params"])
         return {**dict(enumerate(every)), **parameters}
 
     def _moment(self, name: str, parameter: Any, key: Any, leaf: Node, seen: View) -> Any:
-        """What a moment is filled into: a file, or what lies on the ranks as its `DTensor` does."""
+        """Returns the target of a moment: a file, or a tensor with the layout of its `DTensor`."""
         stored = stored_type(leaf, seen)
         in_file = getattr(self.value, "_file_target", None)
         if stored is not None and in_file is not None:
@@ -110,7 +110,7 @@ class Optimizer(Component):
         )
 
     def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
-        """Why it cannot take over a state; nothing is changed."""
+        """Yields the reasons why the optimizer cannot take over a state; changes nothing."""
         live = self.capture()
         if not _is_standard(live):
             return
@@ -128,7 +128,7 @@ class Optimizer(Component):
                     f"group {index} has {len(given)} parameters in the checkpoint, {len(names)} in "
                     "the training"
                 )
-            # Numbers are as `optimizer.state_dict()` has them: by their order.
+            # Numbers follow the order in `optimizer.state_dict()`.
             elif not all(type(one) is int for one in given):
                 odd = [one for one in given if one not in set(names)]
                 if odd:
@@ -164,9 +164,10 @@ class Optimizer(Component):
             self._keep_types(state, packed)
 
     def _keep_types(self, state: Any, packed: Any) -> None:
-        """Gives moments the types that were stored.
+        """Restores the stored types of moments.
 
-        PyTorch casts them to that of their parameter: 32-bit moments of a 16-bit parameter too.
+        PyTorch casts moments to the type of their parameter, even 32-bit moments of a 16-bit
+        parameter.
         """
         for group, own in zip(packed["param_groups"], self.value.param_groups, strict=True):
             for number, parameter in zip(group["params"], own["params"], strict=True):
@@ -201,7 +202,7 @@ class Optimizer(Component):
 
 
 def _is_standard(state: Any) -> bool:
-    """Whether the state of an optimizer has the form that PyTorch gives it."""
+    """Whether an optimizer's state has the form that PyTorch gives it."""
     return (
         isinstance(state, dict)
         and isinstance(state.get("state"), dict)
@@ -211,7 +212,7 @@ def _is_standard(state: Any) -> bool:
 
 
 def _beside(value: Any, live: Any) -> Any:
-    """A stored setting of a group, where the one in use is: a rate may be a tensor of a device."""
+    """Returns a stored setting on the live one's device: a rate may be a device tensor."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor) and isinstance(live, torch.Tensor):
         return value.to(live.device)
@@ -219,7 +220,7 @@ def _beside(value: Any, live: Any) -> Any:
 
 
 def _typed(found: Any, stored: Any) -> Any:
-    """A moment as it was stored, where the optimizer has put it."""
+    """Returns a moment with its stored type, on the device that the optimizer chose."""
     torch = sys.modules["torch"]
     if isinstance(found, torch.Tensor) and isinstance(stored, torch.Tensor):
         return found if found.dtype == stored.dtype else stored.to(found.device)

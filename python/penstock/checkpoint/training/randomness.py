@@ -1,4 +1,4 @@
-"""States of random generators: those that a process has, and those of a user."""
+"""States of random generators: those shared by the process, and those of a user."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEVICES = ("cuda", "xpu", "mtia", "hpu", "npu")
-"""Modules of PyTorch that have generators of their own, one for each device."""
+"""Modules of PyTorch with generators of their own, one per device."""
 
 
 def capture() -> dict[str, Any]:
-    """States of the generators that whole processes share: of Python, NumPy, PyTorch, devices.
+    """Captures the generators that a whole process shares: Python, NumPy, PyTorch, devices.
 
-    Those of devices only where this process has used one: asking wakes no driver.
+    Devices are included only if this process has used one: the query wakes no driver.
     """
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -36,10 +36,10 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> list[str]:
-    """Sets the generators as they were.
+    """Restores the generators.
 
     Returns:
-        What the user should know: states without a device, devices without a state.
+        Warnings for the user: states without a device, devices without a state.
     """
     if "python" in state:
         random.setstate(state["python"])
@@ -72,14 +72,14 @@ def _is_used(module: Any) -> bool:
 
 
 class Generator:
-    """A generator of a user, of Python, NumPy or PyTorch."""
+    """A generator of a user, from Python, NumPy or PyTorch."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     @staticmethod
     def is_one(value: Any) -> bool:
-        """Whether a value is a generator whose state can be had."""
+        """Whether a value is a generator with a readable state."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Generator):
             return True
@@ -88,7 +88,7 @@ class Generator:
         return isinstance(value, random.Random | np.random.Generator | np.random.RandomState)
 
     def capture(self) -> Any:
-        """Its state."""
+        """Returns the generator's state."""
         value = self._value
         if isinstance(value, random.Random):
             return value.getstate()
@@ -99,7 +99,7 @@ class Generator:
         return value.get_state()
 
     def mismatches(self, state: Any) -> Iterator[str]:
-        """Why it cannot take over a state, if so."""
+        """Yields the reason why the generator cannot take over a state, if any."""
         kind = "bit_generator"
         if isinstance(self._value, np.random.Generator | np.random.RandomState):
             own, other = self.capture()[kind], state.get(kind) if type(state) is dict else None
@@ -109,14 +109,14 @@ class Generator:
             yield "no state of such a generator in the checkpoint"
 
     def restore(self, state: Any) -> None:
-        """Sets its state."""
+        """Sets the generator's state."""
         value = self._value
         if isinstance(value, random.Random):
             value.setstate(state)
         elif isinstance(value, np.random.Generator):
             value.bit_generator.state = state
         else:
-            # NumPy and PyTorch call it the same.
+            # NumPy and PyTorch use the same name.
             getattr(value, "set_state")(state)  # noqa: B009
 
 

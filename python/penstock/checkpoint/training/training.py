@@ -1,4 +1,4 @@
-"""`Training`: everything that has to survive a crash, saved and restored as a whole."""
+"""`Training`: saves and restores everything that has to survive a crash as a whole."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
     from penstock.checkpoint.view.view import View
 
 _RANDOM = "rng"
-"""What the states of random generators are called."""
+"""Name of the random generators' states."""
 
 _NAMED_MAX = 8
 
 
 class Training(LiveState):
-    """All of a training run that a resumed one needs, in one object to save and to restore.
+    """Everything that a resumed training run needs, in one object to save and restore.
 
-    Whatever has ``state_dict`` and ``load_state_dict`` is a part: models, optimizers, schedulers,
-    gradient scalers, loaders that know their place, averages of weights; also lists and
-    dictionaries of these, and random generators of Python, NumPy and PyTorch. Everything else is a
-    plain value, which is an attribute: ``training.epoch += 1``.
+    Any object with ``state_dict`` and ``load_state_dict`` is a part: models, optimizers,
+    schedulers, gradient scalers, loaders that know their position, averages of weights; also lists
+    and dictionaries of these, and random generators of Python, NumPy and PyTorch. Everything else
+    is a plain value, which is an attribute: ``training.epoch += 1``.
 
-    `CheckpointStore.save`, `CheckpointStore.save_async` and `penstock.save` take it for a state,
-    and `CheckpointStore.resume` brings it to where the newest good step was. What is stored is an
+    `CheckpointStore.save`, `CheckpointStore.save_async` and `penstock.save` accept it as a state,
+    and `CheckpointStore.resume` restores it from the newest good step. The stored form is an
     ordinary state, ``{"model": …, "optimizer": …, "epoch": …}``, which `penstock.load` reads
     without this class.
 
-    Parameters have the same names however the model is wrapped (`DistributedDataParallel`,
-    `torch.compile`), and the moments of an optimizer go by these names, so that what one process
-    saved goes on under DDP or FSDP2, on any number of ranks, and the other way round. Models that
-    `torch.distributed.fsdp.fully_shard` has sharded are saved and restored in parts: each rank
-    reads what it holds.
+    Parameters have the same names with any wrappers (`DistributedDataParallel`, `torch.compile`),
+    and the moments of an optimizer are stored under these names. A run saved by one process
+    therefore continues under DDP or FSDP2, on any number of ranks, and vice versa. Models sharded
+    by `torch.distributed.fsdp.fully_shard` are saved and restored in parts: each rank reads the
+    part that it holds.
 
-    A loader of PyTorch does not know its place: a run that goes on in the middle of an epoch needs
-    one that does, such as torchdata's ``StatefulDataLoader``, or a sampler with the two methods.
+    A PyTorch loader does not know its position: to resume in the middle of an epoch, use one that
+    does, such as torchdata's ``StatefulDataLoader``, or a sampler with the two methods.
 
     Args:
         rng: Whether the random states of the process are saved and restored: those of Python,
-            NumPy, PyTorch and its devices, of each rank its own.
-        given: The parts and values, by the names that they are stored under.
+            NumPy, PyTorch and its devices, separately for each rank.
+        given: The parts and values, by the names under which they are stored.
 
     Raises:
-        TypeError: A name cannot be used.
-        UnsupportedStateError: A value, or something in the state of a part, cannot be stored; the
-            message names it. A loader, and a part that cannot give its state yet, are not asked.
+        TypeError: A name is not allowed.
+        UnsupportedStateError: A value, or a value in the state of a part, cannot be stored; the
+            message names it. Loaders, and parts without a state so far, are not checked.
 
     Example:
         >>> import penstock, tempfile, torch
@@ -115,7 +115,7 @@ class Training(LiveState):
         return f"<Training of {', '.join(names) or 'nothing'}>"
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as it is now; tensors are not copied."""
+        """Returns the current state; tensors are not copied."""
         found = self._parts()
         state = {}
         for name, value in self._given.items():
@@ -124,18 +124,18 @@ class Training(LiveState):
         return state | ({_RANDOM: randomness.capture()} if self._rng else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state, as `penstock.load` gives it.
+        """Takes over a state returned by `penstock.load`.
 
-        All of it is compared before anything is changed.
+        All of the state is compared before anything is changed.
 
         Raises:
-            StateMismatchError: It does not fit; or a part refused it all the same, and the message
-                says what was restored by then.
+            StateMismatchError: The state does not fit; or a part refused it nevertheless, and the
+                message lists the parts already restored.
         """
         for message in self._restore(state):
             warnings.warn(message, PenstockWarning, stacklevel=2)
 
-    # What loads and stores ask, see `LiveState`.
+    # Methods for loads and stores, see `LiveState`.
 
     def _wanted(self) -> dict[str, Any]:
         found = self._parts()
@@ -178,7 +178,7 @@ class Training(LiveState):
         self._check_parts(state, path, is_strict=is_strict and not is_partial)
         found = self._parts()
         self._check_fit(found, state, path, is_partial=is_partial)
-        # Random states last: what restores another part may draw numbers.
+        # Random states come last: restoring another part may draw numbers.
         names = [name for name in self._names if name in state]
         messages: list[str] = []
         for index, name in enumerate(names):
@@ -205,14 +205,14 @@ class Training(LiveState):
         found = [part for part in self._parts().values() if part is not None]
         return [one.value for part in found for one in part.all() if one.is_optimizer]
 
-    # Inside.
+    # Internals.
 
     @property
     def _names(self) -> list[str]:
         return [*self._given, *([_RANDOM] if self._rng else [])]
 
     def _parts(self) -> dict[str, Component | None]:
-        """The part that each name stands for, None for a value; anew, as users wrap models."""
+        """Returns the part of each name, None for a value; built anew, as users may wrap models."""
         names = Names()
         return {name: components.make(value, name, names) for name, value in self._given.items()}
 
@@ -226,14 +226,10 @@ class Training(LiveState):
                 _check_part(name, part)
 
     def _check_parts(self, state: Mapping[Any, Any], path: str | None, *, is_strict: bool) -> None:
-        """Compares the names of parts with those of a state.
-
-        Raises:
-            StateMismatchError: One side lacks some.
-        """
+        """Compares the names of parts with those of a state."""
         names = self._names
         missing = [name for name in names if name not in state]
-        # Random states that are not asked for are left on purpose.
+        # Random states that were not requested are deliberately left.
         further = [name for name in state if name not in names and name != _RANDOM]
         if not is_strict or not (missing or further):
             return
@@ -250,7 +246,7 @@ class Training(LiveState):
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
     def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[Filled]:
-        """The tensors that are filled in place, in the order in which `_restore` fills them."""
+        """Yields the tensors that are filled in place, in the order of `_restore`."""
         for name in self._names:
             if name in state and name in found:
                 part = found[name]
@@ -261,11 +257,7 @@ class Training(LiveState):
     def _check_fit(
         self, found: dict[str, Component | None], state: Any, path: str | None, *, is_partial: bool
     ) -> None:
-        """Compares each part with its state.
-
-        Raises:
-            StateMismatchError: One does not fit.
-        """
+        """Compares each part with its state."""
         texts = []
         for name, part in found.items():
             if name not in state:
@@ -296,11 +288,7 @@ def _mismatch(texts: Sequence[str], remedy: str, key: str, path: str | None) -> 
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Refuses early what a save would refuse in any case.
-
-    Raises:
-        UnsupportedStateError: The value cannot be stored.
-    """
+    """Refuses early a value that a save would refuse."""
     if hasattr(value, "dataset") and hasattr(value, "batch_sampler"):
         raise UnsupportedStateError(
             f"{name}: a {type(value).__name__} does not know its place: use torchdata's "
@@ -313,18 +301,14 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def _check_part(name: str, part: Component) -> None:
-    """Refuses a part whose state, as it is now, a save would refuse.
-
-    Raises:
-        UnsupportedStateError: A leaf of it cannot be stored; the message names it.
-    """
+    """Refuses a part whose current state a save would refuse."""
     ends = [one for one in part.all() if not (one.is_model or one.inner)]
     if any(hasattr(one.value, "__iter__") for one in ends):
-        # Loaders may begin to work when they are asked for their state.
+        # Loaders may start working when asked for their state.
         return
     try:
         state = part.capture()
     except Exception:
-        # A part without a state may have one by the first save, which fails if not.
+        # A part without a state may have one by the first save, which fails otherwise.
         return
     check_storable({name: state})

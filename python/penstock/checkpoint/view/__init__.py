@@ -1,1 +1,1 @@
-"""One view of a checkpoint that many ranks wrote, and objects that take a loaded state over."""
+"""One rank's view of a checkpoint, and objects that take over a loaded state."""

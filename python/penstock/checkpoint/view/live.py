@@ -1,4 +1,4 @@
-"""`LiveState`: an object that has a state, and takes one over when it was loaded."""
+"""`LiveState`: an object that has a state and can take over a loaded one."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ if TYPE_CHECKING:
 
 
 class LiveState:
-    """What saves and loads ask of a `penstock.Training`, which they know nothing else of.
+    """The interface of `penstock.Training` that saves and loads use.
 
-    Names begin with an underscore, as those without are its users'; no `abc.ABC`, whose metaclass
-    has names of its own.
+    Its names begin with an underscore, because users own all others. It is no `abc.ABC`, whose
+    metaclass adds names.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as it is now; tensors are not copied."""
+        """Returns the current state; tensors are not copied."""
         raise NotImplementedError
 
     def _wanted(self) -> dict[str, Any]:
-        """What of a checkpoint it takes: names, and None for anything."""
+        """Returns the names to take from a checkpoint; None for any."""
         raise NotImplementedError
 
     def _targets(
         self, node: Node, seen: View, path: str, *, is_partial: bool, is_strict: bool
     ) -> tuple[Node, Any]:
-        """What of a checkpoint's tree is loaded, and the state that is filled; `NEW` for none.
+        """Returns the part of the tree to load, and the state to fill; `NEW` for none.
 
         Args:
-            node: The tree, `SKIPPED` where nothing was asked for.
-            seen: The view that it belongs to.
+            node: The tree, `SKIPPED` where nothing was requested.
+            seen: The view to which the tree belongs.
             path: The checkpoint.
-            is_partial: Whether parts may be missing in it.
-            is_strict: Whether else every part has to be in both.
-
-        Raises:
-            StateMismatchError: Parts are missing on either side.
+            is_partial: Whether parts may be missing in the checkpoint.
+            is_strict: Whether otherwise every part must be in both.
         """
         raise NotImplementedError
 
@@ -51,23 +48,20 @@ class LiveState:
         is_partial: bool = False,
         is_strict: bool = True,
     ) -> list[str]:
-        """Takes over a state that was loaded.
+        """Takes over a loaded state.
 
         Returns:
-            What the user should know.
-
-        Raises:
-            StateMismatchError: It does not fit.
+            Warnings for the user.
         """
         raise NotImplementedError
 
     def _optimizers(self) -> list[Any]:
-        """All of its optimizers, for guards."""
+        """Returns all optimizers, for guards."""
         raise NotImplementedError
 
 
 def captured(state: Any) -> Any:
-    """A state to save: what a live one has now, or what was given."""
+    """Returns the state to save: a live object's current state, or the given one."""
     if isinstance(state, Frozen):
         return state.value
     return state.state_dict() if isinstance(state, LiveState) else state

@@ -1,4 +1,4 @@
-"""What other ranks reach of a checkpoint, added to the tree of one."""
+"""Merges tensors that only other ranks' trees reach into the tree of one rank."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Merging:
-    """Adds to the tree of one rank what only those of others reach.
+    """Adds to the tree of one rank the tensors that only the trees of other ranks reach.
 
-    Dictionaries at one path may be two of a kind rather than one: the layers of pipeline stages
-    that count their own from 0, the moments of their optimizers. So nothing is added to one whose
-    members are other tensors than those of the same keys on the other rank, nor below it. And a
-    rank keeps its own values for itself: what is added holds a tensor that ranks share.
+    Dictionaries at one path may be different objects rather than one: the layers of pipeline stages
+    that number their own from 0, or the moments of their optimizers. Nothing is therefore added to
+    a dictionary, nor below it, if the same keys hold other tensors on the other rank. A rank's own
+    values are not added either: only tensors that ranks share are.
 
     Args:
-        numbering: Of the tree and of what is added.
-        node: The tree, numbered; changed in place.
-        state: What is to be filled: nothing else is added then.
+        numbering: The numbering of the tree and of added nodes.
+        node: The numbered tree; changed in place.
+        state: The state to fill; only its members are added. None to add all.
     """
 
     def __init__(self, numbering: Numbering, node: Node, state: Any) -> None:
@@ -38,11 +38,11 @@ class Merging:
 
     @property
     def is_wanting(self) -> bool:
-        """Whether there is use for more."""
+        """Whether more tensors may be added."""
         return self._state is None or _lacks(self._node, self._state)
 
     def add(self, further: Node, rank: int) -> set[str]:
-        """Adds from the tree of another rank; returns all names of wholes in that."""
+        """Adds tensors from another rank's tree; returns all names of wholes in that tree."""
         names = set(_names(further))
         self._merge(self._node, further, rank, self._state, 0)
         return names
@@ -68,9 +68,9 @@ class Merging:
                 _insert(node, key, self._numbering.number(child, rank))
 
     def _contradict(self, own: dict[Any, Node], others: dict[Any, Node]) -> bool:
-        """Whether two dictionaries hold different wholes under one key, or one number.
+        """Whether two dictionaries hold different wholes under one key.
 
-        A name says what is below it; a number only how many came before.
+        A name identifies the value below it; a number only its position.
         """
         for key, child in others.items():
             if type(key) is int or (type(key) is str and key.isdecimal()):
@@ -86,17 +86,17 @@ class Merging:
 
 
 def _name(node: Node) -> str | None:
-    """The whole that a leaf without a number names."""
+    """Returns the name of the whole that an unnumbered leaf refers to."""
     return member(node, "g", str) if is_data(node) and "g" in node else None
 
 
 def _names(node: Node) -> Iterator[str]:
-    """The wholes that a tree without numbers names."""
+    """Yields the names of the wholes in an unnumbered tree."""
     return (member(leaf, "g", str) for leaf in references(node) if "g" in leaf)
 
 
 def _lacks(node: Node, state: Any) -> bool:
-    """Whether a state holds members that the dictionaries of a tree do not."""
+    """Whether a state has members that the dictionaries of a tree lack."""
     own = _members(node)
     if own is None or not isinstance(state, dict):
         return False
@@ -104,7 +104,7 @@ def _lacks(node: Node, state: Any) -> bool:
 
 
 def _within(node: Node, state: Any) -> Node:
-    """A node without those members of dictionaries that a state does not hold."""
+    """Returns a node without the dictionary members that a state lacks."""
     if not isinstance(state, dict) or _members(node) is None:
         return node
     if "$" not in node:
@@ -117,7 +117,7 @@ def _within(node: Node, state: Any) -> Node:
 
 
 def _members(node: Node) -> dict[Any, Node] | None:
-    """The members that a dictionary has now; None for anything else."""
+    """Returns the current members of a dictionary; None for anything else."""
     if type(node) is not dict:
         return None
     if "$" not in node:
@@ -128,7 +128,7 @@ def _members(node: Node) -> dict[Any, Node] | None:
 
 
 def _insert(node: dict[str, Node], key: Any, child: Node) -> None:
-    """Adds a member to a dictionary, which takes the form for any keys where this one asks so."""
+    """Adds a member to a dictionary, converting it to the form for any keys if necessary."""
     if "$" not in node:
         if type(key) is str and key != "$":
             node[key] = child

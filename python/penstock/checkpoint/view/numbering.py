@@ -1,4 +1,4 @@
-"""One list of numbers for the tensors of all ranks' trees."""
+"""Numbers the tensors of all ranks' trees in one list."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 NO_FILE = ""
-"""Stands for the file of a tensor that lies in several."""
+"""Represents the file of a tensor that is stored in several files."""
 
 
 class Stored(NamedTuple):
-    """What there is of a whole.
+    """The stored boxes of a whole.
 
     Attributes:
-        dtype: Its element type.
-        shape: Its dimensions.
-        items: Elements in all of its boxes, which do not overlap.
+        dtype: The element type.
+        shape: The dimensions.
+        items: Number of elements in all boxes, which do not overlap.
     """
 
     dtype: str
@@ -40,11 +40,11 @@ class Stored(NamedTuple):
 
 
 _NOWHERE = -1
-"""In place of the index of a whole that is missing."""
+"""Index of a missing whole."""
 
 
 class Numbering:
-    """Gives the tensors of all trees numbers in one list."""
+    """Assigns numbers in one list to the tensors of all trees."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Numbering:
 
     @property
     def names(self) -> KeysView[str]:
-        """Names of all wholes met so far, and from now on."""
+        """Names of all wholes encountered so far; a live view."""
         return self._whole_of.keys()
 
     def number(self, node: Node, rank: int) -> Node:
-        """A node of a rank's tree with numbers of this list; changes it in place."""
+        """Renumbers a node of a rank's tree to this list; changes it in place."""
         tensor, alias = self._offsets[rank]
         for leaf in references(node):
             if "g" in leaf:
@@ -81,7 +81,7 @@ class Numbering:
         return node
 
     def name_of(self, node: Node) -> str | None:
-        """The whole that a numbered leaf stands for, or is a window over, if it is one."""
+        """Returns the name of the whole that a numbered leaf or its window refers to; else None."""
         if not is_data(node):
             return None
         return self.wholes.get(reference(node, self.tensors, self.aliases)[0])
@@ -117,7 +117,7 @@ class Numbering:
             known = self._whole_of[name] = len(self.tensors)
             items = math.prod(shape)
             nbytes = items * _item_bytes(dtype, name)
-            # Before anybody takes memory for it.
+            # Checked before memory is allocated.
             if items and self._stored.get(name) != Stored(dtype, shape, items):
                 raise TreeError(
                     f"tensor {name!r:.80}: the parts do not hold all of a {dtype} tensor of shape "
@@ -139,7 +139,7 @@ def _item_bytes(dtype: str, name: str) -> int:
 
 
 def _window(value: Node) -> Window:
-    """A view as the tree has it: shape, strides and offset."""
+    """Parses a window in a tree: shape, strides and offset."""
     if type(value) is not list or len(value) != 3:
         raise TreeError(f"no view: {value!r:.80}")
     shape, strides, offset = value

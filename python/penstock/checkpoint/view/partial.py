@@ -1,4 +1,4 @@
-"""Loading a partial checkpoint: what of it is there, and what was asked for and is not."""
+"""Loads a partial checkpoint: its available leaves, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED_MAX = 8
 
 
 def is_missing(node: Node) -> bool:
-    """Whether a leaf stands for a tensor that could not be salvaged, or is made of such."""
+    """Whether a leaf is a tensor that could not be salvaged, or contains one."""
     if type(node) is not dict:
         return False
     if node.get("$") == "object" or is_composite(node):
@@ -36,18 +36,18 @@ def loadable(
     allow_partial: bool,
     lost: Sequence[str] = (),
 ) -> tuple[Node, bool]:
-    """The tree as it can be loaded, and whether something is left out.
+    """Returns the loadable part of the tree, and whether leaves are left out.
 
     Args:
-        node: The tree, `SKIPPED` where nothing was asked for.
-        checkpoint: The checkpoint that it belongs to.
-        path: Where that is.
-        allow_partial: Leave out what is missing.
-        lost: What is missing and was asked for, beside what the tree says is.
+        node: The tree, `SKIPPED` where nothing was requested.
+        checkpoint: The checkpoint of the tree.
+        path: The path of the checkpoint.
+        allow_partial: Whether missing leaves are left out.
+        lost: Requested leaves that are missing without a mark in the tree.
 
     Raises:
-        PartialCheckpointError: Something that was asked for is missing, or was never checked, and
-            ``allow_partial`` is False; or nothing is left.
+        PartialCheckpointError: A requested leaf is missing, or was never checked, and
+            ``allow_partial`` is False; or no leaf is left.
         TreeError: The tree is malformed.
     """
     partial = checkpoint.partial
@@ -81,11 +81,11 @@ def loadable(
 
 
 class Gone(NamedTuple):
-    """What could not be salvaged, beside what ranks had for themselves and their trees tell of.
+    """Losses of a salvage, except ranks' own tensors, which their trees mark as missing.
 
     Attributes:
-        shared: Names of tensors that ranks share, which trees refer to all the same.
-        states: Ranks whose structure and plain values are lost -> what to call that.
+        shared: Names of shared tensors, to which trees still refer.
+        states: For each rank whose structure and plain values are lost, the name of that loss.
     """
 
     shared: frozenset[str]
@@ -93,7 +93,7 @@ class Gone(NamedTuple):
 
     @classmethod
     def of(cls, checkpoint: _native.Checkpoint) -> Gone:
-        """What a checkpoint lacks; nothing unless it is partial."""
+        """Returns the losses of a checkpoint; none unless it is partial."""
         rows = [] if checkpoint.partial is None else checkpoint.missing()
         shared = frozenset(name for name, _, _, _, kind, _ in rows if kind == "shared")
         states = {
@@ -102,25 +102,21 @@ class Gone(NamedTuple):
         return cls(shared, states)
 
     def of_rank(self, rank: int) -> tuple[str, ...]:
-        """What is gone of one rank alone."""
+        """Returns the losses of one rank."""
         return (self.states[rank],) if rank in self.states else ()
 
     def beside(self, names: Container[str]) -> tuple[str, ...]:
-        """What is gone of any rank, without the shared tensors of these names."""
+        """Returns all losses, without the shared tensors of these names."""
         rest = sorted(name for name in self.shared if name not in names)
         return (*self.states.values(), *rest)
 
 
 MISSING = {"$": "missing", "i": 0}
-"""Stands for a leaf that is missing; nobody looks at its number."""
+"""Represents a missing leaf; its number is never used."""
 
 
 def shared_only(node: Node, level: int = 0) -> Node:
-    """A tree in which everything is missing but the tensors that its rank shares with others.
-
-    Raises:
-        TreeError: The tree is malformed.
-    """
+    """Returns a tree in which everything is missing except tensors that ranks share."""
     if level > tree.LEVELS_MAX:
         raise TreeError(f"nested deeper than {tree.LEVELS_MAX} levels")
     if type(node) is list:

@@ -1,8 +1,8 @@
 """`View`: a checkpoint of one or many ranks, as one rank sees it.
 
-The tree of every rank refers to its own tensors by number, and by name to those that many hold,
-whose boxes are in the parts of several. A view has one tree again, in which every tensor has a
-number: first all stored entries, then the *wholes*, tensors that are put together from boxes.
+The tree of each rank refers to its own tensors by number, and to shared tensors by name; their
+boxes are in the parts of several ranks. A view has a single tree in which every tensor has a
+number: first all stored entries, then the *wholes*, which are tensors assembled from boxes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 _OWN_SHARE_MAX = 0.1
-"""Of what one rank sees, what another may have instead."""
+"""Largest fraction of one rank's view that may be another rank's own values."""
 
 
 class View(NamedTuple):
-    """What one rank sees of a checkpoint.
+    """A checkpoint as one rank sees it.
 
     Attributes:
         node: The tree; leaves refer to ``tensors`` and ``aliases`` by index.
         tensors: Stored entries, then wholes: ``(name, dtype, shape, file, begin, end)``.
         aliases: Further names, and windows.
         wholes: Index of each whole -> its name in the parts.
-        unreached: Wholes that are stored and not in the tree, by name.
-        lost: What could not be salvaged, and is not in the tree as missing either.
-        is_shared: Whether there may be more in the checkpoint than this rank sees.
+        unreached: Wholes that are stored but not in the tree, by name.
+        lost: Losses of a salvage that the tree does not mark as missing.
+        is_shared: Whether the checkpoint may hold more than this rank sees.
         tree_chars: Length of all trees that were parsed.
     """
 
@@ -57,46 +57,42 @@ class View(NamedTuple):
 
     @property
     def are_few_unreached(self) -> bool:
-        """Whether what is not reached may be values that each rank has of its own.
+        """Whether the unreached tensors may be values that each rank has of its own.
 
-        Such as the statistics of a normalization, beside weights that all have. What pipeline
-        stages call the same is as much on one rank as on the next.
+        An example are the statistics of a normalization, beside weights that all ranks have. Layers
+        of pipeline stages with equal names are as large on one rank as on the next.
         """
         reached_bytes = sum(self.tensors[index][5] for index in self.wholes)
         own_bytes: Counter[str] = Counter()
         for name, stored in self.unreached.items():
-            # By the lowest rank that has it, which its name ends with.
+            # Grouped by the lowest rank that holds it, which is the suffix of its name.
             own_bytes[name.rpartition("@")[2]] += stored.items * dtypes.ITEM_BYTES[stored.dtype]
         return max(own_bytes.values()) <= _OWN_SHARE_MAX * reached_bytes
 
 
 def may_share(checkpoint: _native.Checkpoint, *, has_boxes: bool) -> bool:
-    """Whether a tree may name tensors that ranks share, or a rank may have others than the next."""
-    # One rank may have such without elements, which have no boxes. A member whose name is written
-    # with escapes is passed over here, and its leaf refused, as it has no index.
+    """Whether a tree may name shared tensors, or ranks may hold different ones."""
+    # A single rank may have shared tensors without elements, which have no boxes. A member whose
+    # name is written with escapes is missed here, but its leaf is refused, as it has no index.
     return checkpoint.world_size > 1 or has_boxes or '"g"' in checkpoint.tree
 
 
 def view(
     checkpoint: _native.Checkpoint, rank: int, state: Any = None, *, is_alone: bool = False
 ) -> View:
-    """The view of a rank.
+    """Builds the view of a rank.
 
-    A rank beyond those that saved sees what the rank modulo their number saw, and one that saved
-    nothing what the first one saw. What that rank did not have, such as the layers of another
-    pipeline stage, is added from the others where it has one place; trees of others are parsed
-    only for that. Where the state of that rank is lost, the tree of another tells where shared
-    tensors belong, and all else is missing.
+    A rank beyond the number that saved sees the checkpoint like the rank modulo that number, and a
+    rank that saved nothing like the first one. Tensors that the rank did not have, such as the
+    layers of another pipeline stage, are added from the other ranks if their place is unique; other
+    trees are parsed only for that. If the rank's state is lost, the tree of another rank gives the
+    places of shared tensors, and all other leaves are missing.
 
     Args:
         checkpoint: An open checkpoint.
-        rank: Who looks.
-        state: What is to be filled, if anything: of what the saving rank did not have, only what
-            this holds is added.
-        is_alone: Have exactly what that rank saved.
-
-    Raises:
-        TreeError: A tree is malformed.
+        rank: The rank.
+        state: The state to fill, if any: only its members are added from other ranks.
+        is_alone: Whether the view has exactly the tensors that the rank saved.
     """
     tensors, aliases, boxes = checkpoint.tensors(), checkpoint.aliases(), checkpoint.boxes()
     saved_rank = rank % checkpoint.world_size
@@ -124,7 +120,7 @@ def view(
                 break
             text = checkpoint.rank_tree(other)
             tree_chars += len(text)
-            # What it names without a place for it has none in the trees of others either.
+            # A tensor without a place in this tree has none in the others either.
             unseen -= merging.add(tree.parse(text), other)
     return View(
         node,
@@ -139,9 +135,9 @@ def view(
 
 
 def _in_place_of_lost(checkpoint: _native.Checkpoint, gone: Gone) -> tuple[str, Node] | None:
-    """A tree that tells where shared tensors belong, in place of one that is lost.
+    """Returns a tree with the places of shared tensors, as a substitute for a lost tree.
 
-    All else in it is another rank's, and missing here.
+    All its other leaves belong to another rank, and are missing here.
     """
     for rank in range(checkpoint.world_size):
         text = checkpoint.rank_tree(rank)
@@ -151,21 +147,21 @@ def _in_place_of_lost(checkpoint: _native.Checkpoint, gone: Gone) -> tuple[str, 
 
 
 _NOTHING = "{}"
-"""The tree of a rank that has no state of its own."""
+"""The tree of a rank without a state of its own."""
 
 
 def _storing_first(
     checkpoint: _native.Checkpoint, boxes: Sequence[_BoxRow], unseen: set[str], own: int
 ) -> Iterator[int]:
-    """The ranks whose trees may name what is unseen, while anything is.
+    """Yields the ranks whose trees may name unseen tensors, as long as any are unseen.
 
-    Whoever stores a part of a tensor names it, so those come first; the others only for tensors
-    that none of those has named.
+    A rank that stores a part of a tensor names it, so these ranks come first; the others follow
+    only for tensors that none of those has named.
 
     Args:
         checkpoint: The checkpoint.
-        boxes: Of all tensors.
-        unseen: Names that are looked for; whoever asks takes away what a tree has named.
+        boxes: The boxes of all tensors.
+        unseen: The names that are searched; the caller removes those that a tree has named.
         own: The rank whose tree is known.
     """
     firsts = [first for first, _ in checkpoint.offsets()]
@@ -188,7 +184,7 @@ def _storing_first(
 def _stored(
     boxes: Sequence[_BoxRow], tensors: Sequence[Row], missing: frozenset[str]
 ) -> dict[str, Stored]:
-    """What the boxes of each whole that is not missing come to, by name."""
+    """Sums the boxes of each whole that is not missing, by name."""
     found: dict[str, Stored] = {}
     for index, name, shape, _ in boxes:
         if name in missing:

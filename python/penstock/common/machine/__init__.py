@@ -1,1 +1,1 @@
-"""What benchmarks and the doctor ask of the machine that they run on."""
+"""Facts about the machine, for benchmarks and the doctor."""

@@ -1,4 +1,4 @@
-"""The control groups of a process, which bound its memory and its I/O."""
+"""The control groups of this process, which limit its memory and I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.common.machine.kernel import read
 
 
 def cgroup_directories() -> list[Path]:
-    """The control groups of this process, innermost first (version 2)."""
+    """Returns the control groups of this process, innermost first (version 2)."""
     text = read("/proc/self/cgroup") or ""
     own = next((line[3:] for line in text.splitlines() if line.startswith("0::")), None)
     if own is None:

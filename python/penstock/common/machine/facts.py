@@ -1,4 +1,4 @@
-"""What figures belong to: the machine, its software, and the file system of a directory."""
+"""Describes the machine, its software and the file system of a directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIABLES = ("PENSTOCK_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, kernel and versions."""
+    """Returns processor, memory, kernel and versions."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def disk(directory: Path) -> dict[str, Any]:
-    """File system and device of a directory."""
+    """Returns the file system and device of a directory."""
     usage = shutil.disk_usage(directory)
     mount = mount_of(directory)
     return {
@@ -57,7 +57,7 @@ def _processor() -> str:
 
 
 def mount_of(directory: Path) -> dict[str, Any]:
-    """What mountinfo (proc(5)) says of the file system that a directory is on."""
+    """Returns the file system of a directory from mountinfo (proc(5))."""
     device = directory.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     found: dict[str, Any] = {"file_system": None, "device": None, "mount_options": None}
@@ -67,7 +67,7 @@ def mount_of(directory: Path) -> dict[str, Any]:
         fields, _, rest = line.partition(" - ")
         _, _, number, _, point, options, *_ = fields.split(" ")
         kind, source, more = rest.split(" ", 2)
-        # Btrfs gives its files a device that is in no list.
+        # Btrfs reports a device number for its files that mountinfo does not list.
         is_above = directory.is_relative_to(point.encode().decode("unicode_escape"))
         if (number == wanted or is_above) and len(point) > longest and is_above:
             longest = len(point)
@@ -81,7 +81,7 @@ def mount_of(directory: Path) -> dict[str, Any]:
 
 
 def queue_of(directory: Path) -> dict[str, str]:
-    """The settings of the request queue; of a partition, those of its disk."""
+    """Returns the settings of the block device's request queue; for a partition, its disk's."""
     device = directory.stat().st_dev
     place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     queue = place / "queue"
@@ -103,7 +103,7 @@ def queue_of(directory: Path) -> dict[str, str]:
 
 
 def transport(device: Path) -> str:
-    """How a disk is attached: nvme, virtio and so on."""
+    """Returns how a disk is attached: nvme, virtio and so on."""
     path = str(device.resolve())
     for word, name in (
         ("/nvme", "nvme"),
@@ -126,10 +126,10 @@ _VIRTUAL_VENDORS = frozenset({"QEMU", "Msft", "VMware", "VBOX", "Google"})
 
 
 def rotates(disk: Path) -> bool:
-    """Whether a disk rotates, as saves and loads take it.
+    """Whether saves and loads treat a disk as rotating.
 
-    A virtual one says so unless its host says otherwise, whatever it stands on: that is not
-    believed (`crates/io/src/device.rs` has the same rule).
+    A virtual disk reports itself as rotating unless its host says otherwise, whatever its storage,
+    so its report is ignored (`crates/io/src/device.rs` has the same rule).
     """
     if transport(disk) in _VIRTUAL or _line(disk / "device/vendor") in _VIRTUAL_VENDORS:
         return False
@@ -141,7 +141,7 @@ def _line(path: Path) -> str:
 
 
 def output(*command: str) -> str | None:
-    """What a program prints; None where it is not installed."""
+    """Returns the output of a program; None if it is not installed."""
     if not shutil.which(command[0]):
         return None
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

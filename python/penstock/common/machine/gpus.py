@@ -1,4 +1,4 @@
-"""GPUs, as the driver that Penstock uses has them: without PyTorch."""
+"""GPUs as reported by the driver that Penstock uses, without PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Way = Literal["to_device", "to_host", "both"]
 LANE_GB_PER_SECOND = {
     "2.5": 0.25, "5.0": 0.5, "8.0": 0.985, "16.0": 1.969, "32.0": 3.938, "64.0": 7.563,
 }  # fmt: skip
-"""Of a PCIe lane by its transfers, after the encoding (PCI Express Base Specification)."""
+"""Throughput of a PCIe lane, GB/s, by transfer rate in GT/s, after the encoding (PCI Express Base
+Specification).
+"""
 
 _CUFILE = "libcufile.so.0"
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -28,12 +30,12 @@ class Gpu(NamedTuple):
     """One device of the driver.
 
     Attributes:
-        ordinal: Its number in this process.
-        name: What its maker calls it.
-        pci_bus_id: Where on the bus it is.
-        free_bytes: Memory that is free.
-        total_bytes: All of its memory.
-        problem: Why it cannot be used, if so; the rest is not known then.
+        ordinal: The device's number in this process.
+        name: The vendor's name of the device.
+        pci_bus_id: The address on the PCI bus.
+        free_bytes: Free memory.
+        total_bytes: Total memory.
+        problem: Why the device cannot be used; other fields are then unknown. None if it is usable.
     """
 
     ordinal: int
@@ -46,15 +48,15 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver, found or not, usable or not.
+    """A CUDA driver and its state.
 
     Attributes:
-        path: Where it is looked for: a path, or a name that the loader knows.
-        is_found: Whether there is one.
-        version: The version of CUDA that it is made for.
-        problem: Why it cannot be used, if so.
-        device_count: How many devices it has.
-        gpus: Those of them that were looked at.
+        path: A path, or a name that the loader resolves.
+        is_found: Whether the library exists.
+        version: The CUDA version of the driver.
+        problem: Why the driver cannot be used; None if it is usable.
+        device_count: Number of its devices.
+        gpus: The devices that were examined.
     """
 
     path: str
@@ -66,10 +68,10 @@ class Driver:
 
 
 def look(only: int | None = None) -> Driver:
-    """The driver of this process, or the one that ``PENSTOCK_CUDA_DRIVER`` names.
+    """Examines the driver of this process, or the one that ``PENSTOCK_CUDA_DRIVER`` names.
 
     Args:
-        only: The one device to look at; all without, which takes half a second each.
+        only: The device to examine; None for all, which takes half a second each.
     """
     found = json.loads(_native.probe_gpus(only))
     gpus = [Gpu(**one) for one in found.pop("devices")]
@@ -77,7 +79,7 @@ def look(only: int | None = None) -> Driver:
 
 
 def usable(ordinal: int) -> str | None:
-    """Why a device cannot be used here, in words for whoever asked for it; else None."""
+    """Returns why a device cannot be used here, in words for the user; None if it can."""
     driver = look(ordinal)
     if driver.problem is not None:
         return driver.problem
@@ -88,9 +90,10 @@ def usable(ordinal: int) -> str | None:
 
 
 def cufile() -> str | None:
-    """Where cuFile is: a path, or a name that the loader knows; None where it is nowhere.
+    """Returns the path of cuFile, or a name that the loader resolves; None if it is missing.
 
-    What ``PENSTOCK_CUFILE`` names comes first, NVIDIA's package, which PyTorch brings, last.
+    ``PENSTOCK_CUFILE`` comes first, then the system's library, then NVIDIA's package that PyTorch
+    installs.
     """
     given = os.environ.get("PENSTOCK_CUFILE")
     if given:
@@ -106,9 +109,9 @@ def cufile() -> str | None:
 
 
 def bus_gb_per_second(pci_bus_id: str) -> float | None:
-    """What the bus gives a device at most in one direction, GB/s; None where that is not told."""
+    """Returns the bus's peak throughput of a device in one direction, GB/s; None if unknown."""
     place = _PCI_DEVICES / pci_bus_id
-    # What it has at the moment is less: a device that does nothing saves power.
+    # The current link speed may be lower: an idle device saves power.
     speed, lanes = read(place / "max_link_speed"), read(place / "max_link_width")
     if not speed or not lanes or not lanes.isdecimal():
         return None
@@ -117,13 +120,13 @@ def bus_gb_per_second(pci_bus_id: str) -> float | None:
 
 
 class Rate(NamedTuple):
-    """What a link gives to copies of one kind.
+    """Measured throughput of one kind of copy.
 
     Attributes:
-        way: Which way: both count together.
-        block_bytes: Of a copy.
-        is_batched: Whether they are queued many by one call, or by a call for each.
-        gb_per_second: Of each round.
+        way: The direction; for ``"both"``, the sum of both directions.
+        block_bytes: Size of one copy.
+        is_batched: Whether one call queues many copies, or one call each.
+        gb_per_second: The throughput of each round.
     """
 
     way: Way
@@ -133,18 +136,19 @@ class Rate(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What was measured of a link.
+    """Measured throughput between host and device.
 
     Attributes:
-        rates: In each round each was measured once.
-        unpinned: Why memory of the host was not pinned, if so: the rates are of pageable memory.
+        rates: One entry per kind of copy; each was measured once per round.
+        unpinned: Why host memory could not be pinned, in which case the rates are of pageable
+            memory; None if it was pinned.
     """
 
     rates: list[Rate]
     unpinned: str | None
 
     def of(self, way: Way) -> Rate:
-        """The first of a way."""
+        """Returns the first rate in a direction."""
         return next(rate for rate in self.rates if rate.way == way)
 
 
@@ -158,19 +162,17 @@ def link(
     ways: tuple[Way, ...] = ("to_device", "to_host", "both"),
     is_batched: tuple[bool, ...] = (False,),
 ) -> Link:
-    """Measures how fast the copy engines of a device are, with pinned memory.
+    """Measures the throughput of a device's copy engines with pinned memory.
 
     Args:
         ordinal: The device.
         block_bytes: Sizes of copies.
-        window_bytes: Memory on either side that is copied over and over, for each way.
-        seconds: How long a figure is measured for.
-        rounds: How often.
-        ways: Which ways.
-        is_batched: Queued by a call for each copy, by one for many, or first one, then the other.
-
-    Raises:
-        DeviceError: The device cannot be used, or fails.
+        window_bytes: Memory on either side that is copied repeatedly, per direction.
+        seconds: Duration of each measurement.
+        rounds: Number of rounds.
+        ways: The directions.
+        is_batched: Whether one call queues many copies, or one call each; several values are
+            measured in turn.
     """
     job = {
         "block_bytes": block_bytes,
@@ -185,14 +187,14 @@ def link(
 
 
 class Pinning(NamedTuple):
-    """Seconds that pinning memory took.
+    """Seconds spent to pin and unpin memory.
 
     Attributes:
-        bytes: Of how much.
-        ours_seconds: As saves and loads do: mapped, touched by threads, registered.
-        ours_release_seconds: Giving it back.
-        driver_seconds: By the driver alone (``cudaHostAlloc``).
-        driver_release_seconds: Giving that back.
+        bytes: Size of the memory.
+        ours_seconds: Pinning as saves and loads do: mapped, touched by threads, registered.
+        ours_release_seconds: Releasing that memory.
+        driver_seconds: Pinning by the driver alone (``cudaHostAlloc``).
+        driver_release_seconds: Releasing that memory.
     """
 
     bytes: int
@@ -203,22 +205,18 @@ class Pinning(NamedTuple):
 
 
 def pinning(ordinal: int, nbytes: int) -> Pinning:
-    """Measures what pinning costs, once each way.
-
-    Raises:
-        DeviceError: The device cannot be used, or no memory can be pinned.
-    """
+    """Measures the time to pin memory, once for each method."""
     return Pinning(**json.loads(_native.measure_pinning(ordinal, nbytes)))
 
 
 class Copies(NamedTuple):
-    """Whether a device copies what it is given.
+    """The result of copying bytes to a device and back.
 
     Attributes:
-        wrong: ``offset`` and ``is_batched`` of the first byte that came back as another; None where
-            all is right.
-        pinned_bytes: Memory that was pinned at once.
-        unpinned: Why it was not, if so: nothing is said of pinned memory then.
+        wrong: ``offset`` and ``is_batched`` of the first byte that changed; None if all are right.
+        pinned_bytes: Amount of memory that was pinned at once.
+        unpinned: Why memory could not be pinned, in which case pinned memory was not tested; None
+            if it was pinned.
     """
 
     wrong: dict[str, Any] | None
@@ -227,44 +225,34 @@ class Copies(NamedTuple):
 
 
 def copies(ordinal: int) -> Copies:
-    """Sends bytes to a device and back.
-
-    Raises:
-        DeviceError: The device cannot be used, or fails.
-    """
+    """Copies bytes to a device and back, and compares them."""
     return Copies(**json.loads(_native.probe_copies(ordinal)))
 
 
 def posts(ordinal: int, *, warps: int, posts: int) -> float:
-    """Has kernels post ids that are answered at once, without rows.
+    """Measures kernels that post ids to the host, which answers at once without rows.
 
     Args:
-        ordinal: Which device.
-        warps: That post beside each other, each one post after the other.
-        posts: Of all of them.
+        ordinal: The device.
+        warps: Number of warps that post concurrently, each one post after another.
+        posts: Number of posts in all.
 
     Returns:
-        Seconds that it takes, with the launch.
-
-    Raises:
-        DeviceError: The device cannot be used, or no memory can be pinned.
+        Seconds, including the launch.
     """
     return _native.measure_posts(ordinal, warps, posts)
 
 
 def packing(ordinal: int, *, rows: int, row_bytes: int, count: int) -> float:
-    """Has a kernel gather rows of a table in pinned memory of the host.
+    """Measures a kernel that gathers rows of a table in pinned host memory.
 
     Args:
-        ordinal: Which device.
-        rows: Of the table.
-        row_bytes: Of each.
-        count: How many are gathered, anyhow.
+        ordinal: The device.
+        rows: Number of rows of the table.
+        row_bytes: Size of one row.
+        count: Number of rows gathered, in arbitrary order.
 
     Returns:
-        Seconds that it takes, with the launch.
-
-    Raises:
-        DeviceError: The device cannot be used, or there is not so much memory to pin.
+        Seconds, including the launch.
     """
     return _native.measure_packing(ordinal, rows, row_bytes, count)

@@ -1,4 +1,4 @@
-"""What the kernel says in its files."""
+"""Reads files of the kernel (procfs, sysfs)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read(path: str | Path) -> str | None:
-    """The text of a file of the kernel's; None where there is none for us."""
+    """Returns the text of a kernel's file; None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError):

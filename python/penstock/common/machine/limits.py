@@ -1,4 +1,4 @@
-"""A control group of one's own, with a limit of memory."""
+"""Limits the memory of processes by a control group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMOVALS_MAX, _AGAIN_SECONDS = 100, 0.05
 
 
 class LimitError(PenstockError):
-    """Memory cannot be limited here."""
+    """The memory of processes cannot be limited here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Limit:
     """A control group.
 
     Attributes:
-        processes: The file that a process writes its number to, or 0, to join.
-        peak_file: What the group had at most, by the kernel.
+        processes: The file to which a process writes its id, or 0, to join.
+        peak_file: The kernel's file with the group's peak memory.
     """
 
     processes: Path
@@ -39,21 +39,21 @@ class Limit:
 
     @property
     def peak_bytes(self) -> int | None:
-        """What its processes had at most, the page cache included; None where nobody counts."""
+        """Peak memory of the group, page cache included; None if the kernel does not count it."""
         text = read(self.peak_file)
         return int(text) if text and text.isdecimal() else None
 
 
 @contextlib.contextmanager
 def limited(nbytes: int) -> Iterator[Limit]:
-    """A control group whose processes have so much memory, page cache included, and no swap.
+    """Creates a control group that limits its processes' memory, page cache included, without swap.
 
-    Of version 2 below the group of this process, else of version 1. It is removed in the end, for
-    which its processes have to be gone.
+    The group is of version 2 below the group of this process, else of version 1. It is removed at
+    the end, when its processes must have ended.
 
     Raises:
-        LimitError: It cannot be made: it takes root, or a group that was handed over, and a kernel
-            that counts memory.
+        LimitError: The group cannot be created: this needs root, or a delegated group, and a kernel
+            that accounts memory.
     """
     directory, names = _made()
     try:
@@ -61,7 +61,7 @@ def limited(nbytes: int) -> Iterator[Limit]:
             (directory / names["limit"]).write_text(str(nbytes))
         except OSError as error:
             raise LimitError(f"{directory}: no limit of memory: {error.strerror}") from error
-        # Where there is none to limit, there is none to use.
+        # Without a limit for swap there is no swap to use.
         with contextlib.suppress(OSError):
             (directory / names["swap"]).write_text(names["no_swap"].format(nbytes))
         yield Limit(directory / "cgroup.procs", directory / names["peak"])
@@ -86,7 +86,7 @@ def _made() -> tuple[Path, dict[str, str]]:
 
 
 def _parents() -> list[tuple[Path, dict[str, str]]]:
-    """Where groups may be made, by version."""
+    """Returns the parents in which groups may be created, by version."""
     second = {
         "limit": "memory.max",
         "peak": "memory.peak",
@@ -99,7 +99,7 @@ def _parents() -> list[tuple[Path, dict[str, str]]]:
         "swap": "memory.memsw.limit_in_bytes",
         "no_swap": "{}",
     }
-    # A group with processes in it has none below that count memory, but for the root.
+    # Except for the root, a group with processes has no subgroups that account memory.
     found = [(place, second) for place in cgroup_directories() if (place / "cgroup.procs").exists()]
     if (_ROOT / "memory").is_dir():
         text = read("/proc/self/cgroup") or ""
@@ -110,7 +110,7 @@ def _parents() -> list[tuple[Path, dict[str, str]]]:
 
 
 def _remove(directory: Path) -> None:
-    """Removes a group, whose last process may take a moment to go."""
+    """Removes a group; its last process may take a moment to end."""
     for _ in range(_REMOVALS_MAX):
         with contextlib.suppress(OSError):
             os.rmdir(directory)

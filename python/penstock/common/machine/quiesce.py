@@ -1,4 +1,4 @@
-"""A device at rest: what one measurement leaves behind is nothing that the next one pays for."""
+"""Waits for idle devices, so that a measurement does not pay for the previous one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ _BYTES_PER_SECOND = 0.5e9
 
 
 def settle(directory: Path, *, seconds_max: float = 30.0) -> None:
-    """Waits until the device under a directory has nothing left to do from what came before.
+    """Waits until the device of a directory has finished earlier work.
 
-    Where a file system discards, the device goes on trimming deleted files for a while, which
-    whoever comes next would pay for.
+    If a file system discards blocks, the device continues to trim deleted files for a while, which
+    would slow down the next measurement.
 
     Args:
-        directory: A directory on it.
-        seconds_max: For how long to wait at most, besides the sync of everything that the system
-            has to write: others may keep the device busy.
+        directory: A directory on the device.
+        seconds_max: Longest wait after the sync of all dirty data: others may keep the device busy.
     """
     os.sync()
     device = directory.stat().st_dev
@@ -38,9 +37,8 @@ def settle(directory: Path, *, seconds_max: float = 30.0) -> None:
 
 
 def settle_after(directory: Path, nbytes: int) -> None:
-    """The same after so many bytes were written, or deleted: little leaves little to do.
+    """Waits like `settle` after this many bytes were written or deleted, in proportion to them.
 
-    A device that others use never comes to rest, so this waits three seconds at most, behind the
-    sync.
+    A device that others use never becomes idle, so this waits at most three seconds after the sync.
     """
     settle(directory, seconds_max=min(_SECONDS_MAX, nbytes / _BYTES_PER_SECOND))

@@ -1,8 +1,8 @@
-"""Traces: a timeline of what saves and loads do, for Perfetto and `penstock trace summary`.
+"""Traces: a timeline of saves and loads, for Perfetto and `penstock trace summary`.
 
-The native module records and writes (`crates/io/src/trace.rs`); here is how a trace begins and
-ends, and what Python has to say in it. The rows "stall" and "background" show what the caller
-waited for and what went on meanwhile, the others what each thread did.
+The native module records and writes a trace (`crates/io/src/trace.rs`); this module begins and ends
+it, and adds spans of Python code. The rows "stall" and "background" show the calls that their
+caller waited for and those in the background, the other rows the work of each thread.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 _LAST = -100
-"""Lower than what others want done at the exit, which may save."""
+"""Lower than the priorities of other exit work, which may save."""
 
 _running: str | None = None
-"""Where the trace of this process goes."""
+"""The path of this process's trace."""
 
 _changing = threading.Lock()
 """Held while a trace begins or ends."""
@@ -38,20 +38,20 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Records what Penstock does in a ``with`` block, all threads of the process included.
+    """Records Penstock's activity in a ``with`` block, in all threads of the process.
 
     The file is JSON that https://ui.perfetto.dev and chrome://tracing open, and that ``penstock
-    trace summary`` sums up. The environment variable ``PENSTOCK_TRACE=path`` does the same for a
-    whole process; there the file appears with the first thing that is recorded.
+    trace summary`` summarizes. The environment variable ``PENSTOCK_TRACE=path`` records a whole
+    process; the file is then created with the first recorded event.
 
     Args:
-        path: The file, which is replaced. Of several ranks, each writes a file of its own, with
-            ``rank3`` before the suffix. A directory gets a file for each process.
+        path: The file, which is replaced. Among several ranks, each writes a file of its own, with
+            ``rank3`` before the suffix. In a directory, each process writes a file.
 
     Raises:
-        PenstockError: Another trace of this process runs.
-        StorageError: The file cannot be written. What cannot be written later ends the trace, and
-            is raised at the end of the block, or noted on the error that ends it.
+        PenstockError: Another trace of this process is active.
+        StorageError: The file cannot be written. A later write failure ends the trace, and is
+            raised at the end of the block, or added as a note to the error that ends it.
 
     Example:
         >>> import json, numpy as np, penstock, tempfile
@@ -93,7 +93,7 @@ def _stop() -> None:
 
 
 class _Span:
-    """What a thread does from here to there."""
+    """A timed span of the current thread."""
 
     __slots__ = ("_began_ns", "_detail", "_name", "_role")
 
@@ -118,7 +118,7 @@ class _Span:
         detail = self._detail
         if kind is not None:
             detail = f"{detail or ''} ({kind.__name__})".strip()
-        # A trace observes: whatever is wrong with it is nothing that a save fails for.
+        # A trace only observes: an error in it must not fail a save.
         with contextlib.suppress(Exception):
             _native.trace_span(self._name, self._began_ns, detail)
             if self._role is not None:
@@ -126,7 +126,7 @@ class _Span:
 
 
 class _Nothing:
-    """A span that nobody records."""
+    """A span that is not recorded."""
 
     __slots__ = ()
 
@@ -141,7 +141,7 @@ _NOTHING = _Nothing()
 
 
 class _Calls(threading.local):
-    """Whether a thread is in a call already."""
+    """Whether the thread is already inside a call."""
 
     is_inside = False
 
@@ -150,16 +150,16 @@ _calls = _Calls()
 
 
 def span(name: str, detail: str | None = None) -> _Span | _Nothing:
-    """What the calling thread does in a ``with`` block, in its row."""
+    """Returns a span for a ``with`` block, shown in the row of the calling thread."""
     return _Span(name, detail, None) if _native.trace_is_on() else _NOTHING
 
 
 def call(
     role: Literal["stall", "background"], name: str, detail: str | None = None
 ) -> _Span | _Nothing:
-    """A whole operation: in the row of the thread, and in that of what stalls or goes on beside.
+    """Returns the span of a whole operation, also shown in the row "stall" or "background".
 
-    One that is part of another is not shown apart.
+    An operation inside another one is not shown separately.
     """
     if not _native.trace_is_on() or _calls.is_inside:
         return _NOTHING
@@ -174,20 +174,20 @@ def past(
     *,
     role: Literal["stall", "background"] | None = None,
 ) -> None:
-    """What is heard of when it is over: in the row of the calling thread, or in one beside.
+    """Records a span after its end, in the row of the calling thread or in a common row.
 
     Args:
-        name: What it was.
-        begun: When, by `time.perf_counter`.
-        ended: When it was over.
-        detail: What of.
-        role: Whose row, if not that of the thread.
+        name: The name of the span.
+        begun: Its begin, by `time.perf_counter`.
+        ended: Its end, by `time.perf_counter`.
+        detail: The object of the operation, such as a path.
+        role: The common row; None for that of the thread.
     """
     if not _native.trace_is_on():
         return
     now, now_ns = time.perf_counter(), _native.trace_now()
     begun_ns, ended_ns = (max(0, now_ns - round((now - at) * 1e9)) for at in (begun, ended))
-    # As above.
+    # A trace only observes: an error in it must not fail a save.
     with contextlib.suppress(Exception):
         if role is None:
             _native.trace_span(name, begun_ns, detail, ended_ns)
@@ -196,7 +196,7 @@ def past(
 
 
 def _file(path: str | os.PathLike[str]) -> str:
-    """Where this process writes, wherever it may go."""
+    """Returns the absolute path of this process's trace file."""
     where = os.path.abspath(local(os.fsdecode(path)))
     rank = _rank()
     if os.path.isdir(where):
@@ -234,7 +234,7 @@ def _version() -> str:
 
 
 def _rank() -> int | None:
-    """The number of this process among several; None for one alone."""
+    """Returns the rank of this process among several; None if it is alone."""
     from penstock.common.process import own_rank, placement
 
     rank = own_rank()
@@ -245,10 +245,10 @@ def _rank() -> int | None:
 
 
 def start_from_environment() -> None:
-    """Begins the trace that ``PENSTOCK_TRACE`` asks for, if it does.
+    """Begins the trace that ``PENSTOCK_TRACE`` requests, if any.
 
     Warns:
-        PenstockWarning: It cannot: no training run has to end over its trace.
+        PenstockWarning: The trace cannot begin; a training run must not end because of its trace.
     """
     global _running
     path = os.environ.get("PENSTOCK_TRACE", "").strip()
@@ -261,7 +261,7 @@ def start_from_environment() -> None:
         return
     directory = os.path.dirname(where)
     if not os.access(directory, os.W_OK):
-        # Said now, and not when the run is over.
+        # Reported now rather than at the end of the run.
         warnings.warn(
             f"PENSTOCK_TRACE: {directory} is no directory that can be written to: there will be "
             "no trace",
@@ -277,7 +277,8 @@ def start_from_environment() -> None:
     _running = where
     from multiprocessing.util import Finalize
 
-    # As `atexit`, and in children of multiprocessing as well, such as ranks that PyTorch spawned.
+    # Unlike `atexit`, this also runs in children of multiprocessing, such as ranks that PyTorch
+    # spawned.
     Finalize(None, _stop_at_exit, exitpriority=_LAST)
 
 

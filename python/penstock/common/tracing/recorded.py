@@ -1,4 +1,4 @@
-"""Reading traces back: the spans, requests and levels of one or several processes."""
+"""Reads traces: the spans, requests and counter levels of one or several processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ROWS_MAX = 10_000
-"""Above the number of any row."""
+"""An upper bound of row numbers."""
 
 _LINE_BYTES_MAX = 1 << 20
-"""More than any event takes."""
+"""An upper bound of an event's size."""
 
 _NUMBER_MAX = 2.0**63
 
 
 class TraceError(PenstockError, ValueError):
-    """A file is no trace of Penstock."""
+    """The file is not a trace of Penstock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that was done in one row. Times are seconds since the trace began."""
+    """A named interval of one row. Times are seconds since the trace began."""
 
     name: str
     row: str
@@ -40,7 +40,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration of the span."""
         return self.end - self.begin
 
 
@@ -60,23 +60,23 @@ class Request:
 
     @property
     def seconds(self) -> float:
-        """How long it was in flight."""
+        """The time in flight."""
         return self.end - self.begin
 
 
 @dataclass(slots=True)
 class Trace:
-    """What one process recorded.
+    """The trace of one process.
 
     Attributes:
-        name: Of the process, for people.
-        about: What it said of itself.
-        spans: In the order of their begin, the outer one first.
-        requests: In the order of their begin.
-        levels: Of each counter, times and values in order.
-        seconds: From the trace's begin to the last thing in it.
-        is_cut: Whether the process ended before its trace.
-        lost: How many things were not recorded, as the file could not be written fast enough.
+        name: The process's name, for people.
+        about: The process's description of itself.
+        spans: All spans by their begin, outer ones first.
+        requests: All requests by their begin.
+        levels: Times and values of each counter, in order.
+        seconds: Time from the trace's begin to its last event.
+        is_cut: Whether the process ended before its trace was complete.
+        lost: Number of events that were dropped because the file could not be written fast enough.
     """
 
     name: str
@@ -90,11 +90,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """Reads a trace; that of a process that was killed up to where it ends.
-
-    Raises:
-        TraceError: The file is none of Penstock's traces, or of a newer version.
-    """
+    """Reads a trace; for a killed process, up to the last complete event."""
     events = _events(path)
     first = next(events, None)
     about = _about(path, first)
@@ -116,7 +112,7 @@ def read(path: Path) -> Trace:
 
 
 def _about(path: Path, first: dict[str, Any] | None) -> dict[str, Any]:
-    """What a process says of itself, first of all."""
+    """Returns the process's description of itself, from the first event."""
     about = first.get("args") if first is not None and first.get("name") == _BEGIN else None
     if not isinstance(about, dict) or type(about.get("version")) is not int:
         raise TraceError(
@@ -166,10 +162,10 @@ def _take(trace: Trace, path: Path, events: Iterable[dict[str, Any]]) -> None:
 
 
 _BEGIN = "penstock"
-"""What the first event of a trace is called."""
+"""Name of the first event of a trace."""
 
 _END = "penstock end"
-"""What the last event of a whole trace is called."""
+"""Name of the last event of a complete trace."""
 
 
 def _request(event: dict[str, Any], end: float) -> Request:
@@ -188,7 +184,7 @@ def _request(event: dict[str, Any], end: float) -> Request:
 
 
 def _number(value: Any) -> float:
-    """A number that times, sizes and rates can have."""
+    """Checks a number that is a time, size or rate."""
     if type(value) not in (int, float) or not 0 <= value <= _NUMBER_MAX:
         raise ValueError(f"a number: {str(value)[:40]!r}")
     return float(value)
@@ -201,7 +197,7 @@ def _text(value: Any) -> str:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file, of which each has a line of its own."""
+    """Yields the events of a file, which has one per line."""
     with path.open("rb") as file:
         if file.readline(_LINE_BYTES_MAX).strip() != b"[":
             return
@@ -214,7 +210,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 if file.read(1):
                     raise TraceError(f"{path} is damaged: {text[:80]!r} is no event") from None
-                # The process was killed in the middle of it.
+                # The process was killed while writing this event.
                 return
             if not isinstance(event, dict):
                 raise TraceError(f"{path} is damaged: {text[:80]!r} is no event")
@@ -222,16 +218,16 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def merge(paths: list[Path], output: Path) -> None:
-    """Writes the traces of several processes as one, at the times of the wall clock.
+    """Writes the traces of several processes as one, aligned by the wall clock.
 
     Raises:
-        TraceError: A file is no trace of Penstock.
-        OSError: The output cannot be written; it is as it was.
+        TraceError: A file is not a trace of Penstock.
+        OSError: The output cannot be written; it is unchanged.
     """
     heads = [read(path).about for path in paths]
     origin_ns = min(head["began_at_unix_ns"] for head in heads)
     is_first = True
-    # Written apart: the output may be one of the traces by another name.
+    # Written to a temporary file: the output may be one of the traces under another name.
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=output.absolute().parent, suffix=".tmp", delete=False
     ) as file:
@@ -252,10 +248,10 @@ def merge(paths: list[Path], output: Path) -> None:
 
 
 def _moved(event: dict[str, Any], index: int, shift: float) -> dict[str, Any]:
-    """An event among those of other processes.
+    """Returns an event renumbered among those of other processes.
 
-    Processes of several machines may have one id, and viewers take threads of one number for the
-    same wherever they are.
+    Processes of several machines may have the same id, and viewers merge threads with the same
+    number.
     """
     event["pid"] = index + 1
     if "tid" in event:

@@ -1,4 +1,4 @@
-"""Where the time of a traced process went."""
+"""Summarizes where a traced process spent its time."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SIZES = (
     (4 * _MIB, "1M-4M"),
     (None, ">=4M"),
 )
-"""Kinds of requests: those below so many bytes."""
+"""Size classes of requests, each below its number of bytes."""
 
 START, COMPUTE, CHECKPOINT, LOAD = "start-up", "compute", "checkpoint", "load"
 
 
 class Call(NamedTuple):
-    """All calls of one kind that ran in rows of one kind.
+    """All calls of one kind in rows of one kind.
 
     Attributes:
-        name: What was called.
-        role: ``"stall"`` where the caller waited for it, else ``"background"``.
-        times: How often.
-        seconds: In all.
-        seconds_max: The longest.
-        phases: Seconds by phase, in the order in which they begin.
-        accounted: The part of its time that its phases make up, 0 to 1.
+        name: The name of the call.
+        role: ``"stall"`` if the caller waited for it, else ``"background"``.
+        times: Number of calls.
+        seconds: Total time.
+        seconds_max: Time of the longest call.
+        phases: Seconds by phase, in the order of their begin.
+        accounted: The fraction of the time that the phases cover, 0 to 1.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Call(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What threads of one kind did.
+    """The work of all threads of one kind.
 
     Attributes:
-        role: The kind.
-        seconds: From the beginning to the end of their work, of all threads.
-        parts: Seconds by what they did, without what is nested in it.
+        role: The kind of thread.
+        seconds: Working time, summed over all threads.
+        parts: Seconds by activity, excluding nested activities.
     """
 
     role: str
@@ -64,18 +64,18 @@ class Work(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests of one operation and size.
+    """Requests of one operation and size class.
 
     Attributes:
         operation: ``"read"``, ``"write"`` or ``"sync"``.
-        size: The sizes, in words.
-        requests: How many.
-        nbytes: In all.
-        aligned: The part whose offset, length and memory are multiples of 4096, 0 to 1.
-        direct: The part that passed the page cache by, 0 to 1.
+        size: The size class, in words.
+        requests: Number of requests.
+        nbytes: Total size.
+        aligned: The fraction whose offset, length and memory are multiples of 4096, 0 to 1.
+        direct: The fraction that bypassed the page cache, 0 to 1.
         p50_ms: Median time in flight.
-        p99_ms: The time that 99 of 100 stay within.
-        max_ms: The longest.
+        p99_ms: 99th percentile of the time in flight.
+        max_ms: Longest time in flight.
     """
 
     operation: str
@@ -94,9 +94,9 @@ class Phase(NamedTuple):
 
     Attributes:
         name: ``"start-up"``, ``"compute"``, ``"checkpoint"`` or ``"load"``.
-        seconds: How long it lasted, all of its parts together.
-        read_bytes: What the process read from storage in it.
-        written_bytes: What it wrote.
+        seconds: Total duration of all its parts.
+        read_bytes: Bytes that the process read from storage.
+        written_bytes: Bytes that the process wrote.
     """
 
     name: str
@@ -106,14 +106,14 @@ class Phase(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Some time in a run.
+    """An interval of a run.
 
     Attributes:
         begin: Seconds since the trace began.
-        end: As above.
-        phase: What most of it was.
-        read_bytes: What the process read from storage in it.
-        written_bytes: What it wrote.
+        end: Seconds since the trace began.
+        phase: The phase that takes most of the interval.
+        read_bytes: Bytes that the process read from storage.
+        written_bytes: Bytes that the process wrote.
     """
 
     begin: float
@@ -124,7 +124,7 @@ class Moment(NamedTuple):
 
 
 def calls(trace: Trace) -> list[Call]:
-    """What was called, and what it is made of."""
+    """Returns the calls of a trace with their phases."""
     found = []
     for role in ("stall", "background"):
         kinds: dict[str, list[Span]] = defaultdict(list)
@@ -157,13 +157,13 @@ def _call(name: str, role: str, shown: list[Span], spans: list[Span]) -> Call:
 
 
 def _is_same(own: Span, shown: Span) -> bool:
-    """Whether a span is that of the thread in whose call it is shown."""
+    """Whether a span is the calling thread's counterpart of a span in a common row."""
     is_call = own.name == shown.name and own.detail == shown.detail
     return is_call and _role(own) == "caller"
 
 
 def _outermost(spans: Iterable[Span]) -> list[Span]:
-    """Of spans in the order of their begin, those that are in no other."""
+    """Returns the spans that are inside no other; they must be ordered by their begin."""
     found: list[Span] = []
     for span in spans:
         if not found or span.begin >= found[-1].end:
@@ -172,7 +172,7 @@ def _outermost(spans: Iterable[Span]) -> list[Span]:
 
 
 def work(trace: Trace) -> list[Work]:
-    """What the threads that move bytes did."""
+    """Returns the work of the threads that move bytes."""
     found = []
     for role in ("stager", "writer", "reader"):
         rows: dict[str, list[Span]] = defaultdict(list)
@@ -189,7 +189,7 @@ def work(trace: Trace) -> list[Work]:
 
 
 def _own_seconds(spans: list[Span]) -> list[tuple[str, float]]:
-    """Of each span, its time less that of what is nested in it."""
+    """Returns the time of each span, excluding spans nested in it."""
     own: list[float] = []
     open_now: list[int] = []
     for index, span in enumerate(spans):
@@ -203,7 +203,7 @@ def _own_seconds(spans: list[Span]) -> list[tuple[str, float]]:
 
 
 def requests(trace: Trace) -> list[Requests]:
-    """Requests by operation and size."""
+    """Returns the requests by operation and size class."""
     kinds: dict[tuple[str, int], list[Request]] = defaultdict(list)
     for one in trace.requests:
         kinds[one.operation, _size(one.nbytes)].append(one)
@@ -227,7 +227,7 @@ def requests(trace: Trace) -> list[Requests]:
 
 
 def slowest(trace: Trace, count: int) -> list[Request]:
-    """The requests that were in flight longest, the longest first."""
+    """Returns the requests with the longest time in flight, longest first."""
     return sorted(trace.requests, key=lambda one: one.seconds, reverse=True)[:count]
 
 
@@ -236,10 +236,11 @@ def _size(nbytes: int) -> int:
 
 
 def phases(trace: Trace) -> list[Phase]:
-    """Start-up, compute, checkpoint and load, and what was read and written in each.
+    """Returns the phases start-up, compute, checkpoint and load, with their storage traffic.
 
-    Start-up ends with the last load before the first save. Checkpoint is while the process waits
-    for a save, load while it waits for anything else of Penstock. What is left is compute.
+    Start-up ends with the last load before the first save. Checkpoint is the time in which the
+    process waits for a save, load that in which it waits for another call of Penstock. The rest is
+    compute.
     """
     parts = _timeline(trace)
     reads, writes = _Rate(trace, "process reads GiB/s"), _Rate(trace, "process writes GiB/s")
@@ -253,7 +254,7 @@ def phases(trace: Trace) -> list[Phase]:
 
 
 def moments(trace: Trace, count: int) -> list[Moment]:
-    """The run cut into equal times, with what was read and written in each."""
+    """Divides the run into equal intervals, with the storage traffic of each."""
     length = trace.seconds / count
     if not length:
         return []
@@ -272,7 +273,7 @@ def moments(trace: Trace, count: int) -> list[Moment]:
 
 
 def _timeline(trace: Trace) -> list[tuple[float, float, str]]:
-    """The phases one after the other: begin, end, name."""
+    """Returns the phases in order: begin, end, name."""
     stalls = [span for span in trace.spans if _role(span) == "stall"]
     first_save = next((one.begin for one in stalls if _is_saving(one)), trace.seconds)
     loads = [one.end for one in stalls if one.name == "load" and one.end <= first_save]
@@ -294,7 +295,7 @@ def _is_saving(stall: Span) -> bool:
 
 
 class _Rate:
-    """A counter of GiB/s, of which each value holds until the next one."""
+    """A counter in GiB/s; each value holds until the next."""
 
     def __init__(self, trace: Trace, counter: str) -> None:
         levels = trace.levels.get(counter, [])
@@ -304,7 +305,7 @@ class _Rate:
         self._moved = np.concatenate([[0.0], moved])
 
     def moved(self, begin: float, end: float) -> float:
-        """Bytes between two moments."""
+        """Returns the bytes moved between two times."""
         before, after = np.interp([begin, end], self._at, self._moved)
         return float(after - before)
 

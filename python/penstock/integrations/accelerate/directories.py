@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
 from penstock.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
@@ -22,7 +20,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.integrations.directories import numbered, remove, renamed
-from penstock.io import durable
+from penstock.plugin import MANIFEST, durable, is_checkpoint, is_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock
 from penstock import Saver
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.saving.groups import Groups
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -23,13 +21,14 @@ from penstock.integrations.accelerate.loader import Loader, keep_place
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
+from penstock.plugin import Groups, is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock import Training
-    from penstock.checkpoint.saving.groups import Files
     from penstock.options import Options
+    from penstock.plugin import Files
 
 _Accelerator = TypeVar("_Accelerator")
 

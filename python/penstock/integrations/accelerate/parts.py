@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import Training
-from penstock.checkpoint.state.check import check_stateful
 from penstock.errors import UnsupportedStateError
 from penstock.integrations import raw
 from penstock.integrations.accelerate.loader import Loader
+from penstock.plugin import check_stateful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

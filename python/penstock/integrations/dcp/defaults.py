@@ -15,12 +15,12 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from penstock.checkpoint.loading.dcp_files import check_files, check_pieces
-from penstock.checkpoint.loading.opened import decode_path
 from penstock.errors import CheckpointExistsError
 from penstock.integrations.dcp import directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
+from penstock.plugin import decode_path
 
 if TYPE_CHECKING:
     import os

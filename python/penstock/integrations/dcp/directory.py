@@ -24,11 +24,9 @@ from penstock.checkpoint.loading.dcp_files import (
     is_marked,
     metadata_of_ranks,
 )
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.errors import StorageError
 from penstock.integrations.dcp.layout import NOTE
-from penstock.io import durable
+from penstock.plugin import OpenCheckpoint, durable, is_checkpoint
 
 REPLACED = "replaced"
 """The member of the note of `layout` that holds the digest of the replaced `.metadata`."""

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.references import is_composite
-from penstock.checkpoint.state.scalars import TreeError, label
-from penstock.checkpoint.state.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
+from penstock.checkpoint.state.scalars import label
 from penstock.errors import UnsupportedStateError
+from penstock.plugin import LEVELS_MAX, MAPPINGS, ROOT, Flattener, Node, TreeError, branches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,7 +63,7 @@ class _Encoder(Flattener):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
+        self.handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
 
 
 def arrange(

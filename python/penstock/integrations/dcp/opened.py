@@ -22,17 +22,15 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock.checkpoint.loading.opened import BoxRead, OpenCheckpoint
-from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_composite
-from penstock.checkpoint.state.scalars import TreeError, integers, member
+from penstock.checkpoint.state.scalars import integers, member
 from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.overlaps import Filled
+from penstock.plugin import CPU, BoxRead, OpenCheckpoint, TreeError, leaves, of_tensor
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions
-from penstock.tensors.memory import CPU, of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from penstock.checkpoint.loading.opened import StoredTensor
-    from penstock.checkpoint.state.tree import Node
-    from penstock.tensors.memory import Memory
+    from penstock.plugin import Memory, Node, StoredTensor
 
 BOUNCE_BYTES_MAX = 1 << 30
 """Memory for bounce buffers; a single tensor may take more."""
@@ -352,7 +348,7 @@ def _without_missing(found: layout.Layout) -> layout.Layout:
     nodes = {
         name: node
         for name, node in found.nodes.items()
-        if not any(is_missing(leaf) for _, leaf in tree.leaves(node))
+        if not any(is_missing(leaf) for _, leaf in leaves(node))
     }
     return found._replace(nodes=nodes)
 

@@ -14,13 +14,13 @@ import torch
 
 from penstock.checkpoint.state import ties
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.plugin import of_tensor
 from penstock.tensors.copying import byte_view
-from penstock.tensors.memory import of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.tensors.memory import Memory
+    from penstock.plugin import Memory
 
 
 class _Target(NamedTuple):

@@ -13,15 +13,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.checkpoint.state.composites import Parts, take_apart
-from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.refusals import refusal
-from penstock.checkpoint.state.tree import unique_names
 from penstock.errors import UnsupportedStateError
+from penstock.plugin import Flattener, PerRank, of_tensor, to_source, unique_names
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces
 from penstock.tensors.file_tensor import FileTensor
-from penstock.tensors.marks import PerRank
-from penstock.tensors.memory import of_tensor, to_source
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import (
@@ -31,8 +28,7 @@ if TYPE_CHECKING:
         WriteItem,
     )
 
-    from penstock.checkpoint.state.tree import Node
-    from penstock.tensors.memory import GlobalBox, Memory, TensorSource
+    from penstock.plugin import GlobalBox, Memory, Node, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,24 +237,24 @@ class _ValueEncoder(Flattener):
     def __init__(self) -> None:
         super().__init__()
         for kind in (np.memmap, torch.nn.Parameter, PerRank):
-            self._handlers.pop(kind, None)
+            self.handlers.pop(kind, None)
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
         if value.requires_grad or not value.is_cpu or vars(value):
             raise refusal(value, name)
-        return super()._tensor(value, name, level)
+        return super().encode_tensor(value, name, level)
 
-    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+    def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
         # DCP asks for values, and cannot refer to a file.
-        return self._tensor(value.read(), name, level)
+        return self.encode_tensor(value.read(), name, level)
 
-    def _unusual(self, value: Any, name: str) -> Node:
+    def encode_unusual(self, value: Any, name: str) -> Node:
         if not isinstance(value, np.dtype | np.generic):
             # Arrays of other libraries would be loaded as NumPy arrays.
             raise refusal(value, name)
-        return super()._unusual(value, name)
+        return super().encode_unusual(value, name)
 
-    def _composite(self, value: Any, name: str, level: int) -> Node:
+    def encode_composite(self, value: Any, name: str, level: int) -> Node:
         raise refusal(value, name)
 
     def data(self, *, needs_torch_type: bool) -> list[tuple[str, dict[str, Any], Memory]]:
@@ -267,7 +263,7 @@ class _ValueEncoder(Flattener):
         Raises:
             UnsupportedStateError: Leaves share memory, or have a type that no tensor has.
         """
-        found = [(name, node, self._memories[index]) for name, node, index in self._leaves]
+        found = [(name, node, self.memories[index]) for name, node, index in self.leaves]
         _, aliases = self.finish()
         for name, node, memory in found:
             is_known = memory.dtype in dtypes.ITEM_BYTES or not needs_torch_type
@@ -282,10 +278,10 @@ class _WholeEncoder(_ValueEncoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handlers[torch.nn.Parameter] = self._handlers[torch.Tensor]
+        self.handlers[torch.nn.Parameter] = self.handlers[torch.Tensor]
 
-    def _tensor(self, value: Any, name: str, level: int) -> Node:
-        return Flattener._tensor(self, value.detach(), name, level)
+    def encode_tensor(self, value: Any, name: str, level: int) -> Node:
+        return Flattener.encode_tensor(self, value.detach(), name, level)
 
-    def _composite(self, value: Any, name: str, level: int) -> Node:
-        return Flattener._composite(self, value, name, level)
+    def encode_composite(self, value: Any, name: str, level: int) -> Node:
+        return Flattener.encode_composite(self, value, name, level)

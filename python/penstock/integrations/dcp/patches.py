@@ -18,10 +18,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.saving.rank_save import to_native
 from penstock.integrations.dcp import defaults
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.versions import Probe, check_version, self_check
+from penstock.plugin import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

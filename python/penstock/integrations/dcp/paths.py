@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.loading.opened import decode_local_path, decode_path
+from penstock.plugin import decode_local_path, decode_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

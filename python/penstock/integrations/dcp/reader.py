@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.checkpoint.loading.opened import decode_path, to_native
 from penstock.errors import RankError
 from penstock.integrations.dcp.opened import Opened
 from penstock.integrations.dcp.paths import is_ours
+from penstock.plugin import decode_path, to_native
 
 if TYPE_CHECKING:
     import os

@@ -25,21 +25,21 @@ import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.checkpoint.loading.foreign import check_no_store
 from penstock.checkpoint.saving.destination import warn
-from penstock.checkpoint.saving.rank_save import (
-    Groups,
-    RankAttempt,
-    check_in_group,
-    decode_path,
-    read_files,
-    to_native,
-)
 from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.copying import copies_first
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_ours
+from penstock.plugin import (
+    Groups,
+    RankAttempt,
+    check_in_group,
+    check_no_store,
+    decode_path,
+    read_files,
+    to_native,
+)
 
 if TYPE_CHECKING:
     import os
@@ -50,11 +50,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
-    from penstock.checkpoint.saving.groups import Files
-    from penstock.checkpoint.saving.rank_save import PartVote
-    from penstock.checkpoint.state.tree import Node
     from penstock.options import Options
-    from penstock.tensors.memory import TensorSource
+    from penstock.plugin import Files, Node, PartVote, TensorSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 
 import penstock
 from penstock import Saver, Training
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import PenstockWarning, StateMismatchError, StorageError, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.files import Files
+from penstock.plugin import is_checkpoint
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.saving.pending import PendingSave
+    from penstock import PendingSave
     from penstock.options import Options
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import Training
-from penstock.checkpoint.view.live import LiveState
 from penstock.errors import PenstockError
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import tags, values
+from penstock.plugin import LiveState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

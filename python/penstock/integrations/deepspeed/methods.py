@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import deepspeed.runtime.engine as runtime
 
-from penstock.checkpoint.loading.tied import check_model
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
 from penstock.integrations.deepspeed.trial import try_out
 from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
 from penstock.integrations.versions import Probe
+from penstock.plugin import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -18,7 +17,7 @@ from penstock.errors import (
 )
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import values
-from penstock.io import durable
+from penstock.plugin import durable, is_checkpoint
 
 if TYPE_CHECKING:
     from penstock.options import Options

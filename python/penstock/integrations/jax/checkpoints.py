@@ -23,7 +23,7 @@ from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
 from penstock.integrations.jax.trees import to_state
-from penstock.tensors.marks import Frozen
+from penstock.plugin import Frozen
 
 if TYPE_CHECKING:
     import os

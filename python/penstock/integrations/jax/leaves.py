@@ -10,19 +10,16 @@ import numpy as np
 from jax._src.lax import lax
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.checkpoint.loading.opened import BoxRead
 from penstock.checkpoint.state.build import check_window
-from penstock.checkpoint.state.scalars import TreeError
+from penstock.plugin import BoxRead, TreeError, of_array
 from penstock.tensors import dtypes
-from penstock.tensors.memory import of_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jax.sharding import Sharding
 
-    from penstock.checkpoint.loading.opened import OpenCheckpoint, StoredTensor
-    from penstock.checkpoint.state.tree import Node
+    from penstock.plugin import Node, OpenCheckpoint, StoredTensor
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """Begin and end of a box of an array in every dimension."""

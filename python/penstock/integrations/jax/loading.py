@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.loading.opened import OpenCheckpoint, decode_path, to_native
 from penstock.checkpoint.state.select import select
 from penstock.integrations.jax.matching import Matching
 from penstock.integrations.jax.trees import with_keys
+from penstock.plugin import OpenCheckpoint, decode_path, to_native
 
 if TYPE_CHECKING:
     import os

@@ -10,8 +10,6 @@ from jax import tree_util
 from jax.sharding import Sharding
 
 from penstock.checkpoint.state.references import is_data
-from penstock.checkpoint.state.scalars import TreeError
-from penstock.checkpoint.state.tree import LEVELS_MAX, ROOT, SKIPPED, branches
 from penstock.errors import StateMismatchError
 from penstock.integrations.jax.leaves import ArrayLeaf, KeyLeaf, Leaf, NumpyLeaf, ValueLeaf
 from penstock.integrations.jax.trees import (
@@ -22,11 +20,11 @@ from penstock.integrations.jax.trees import (
     named,
     unknown_generator,
 )
+from penstock.plugin import LEVELS_MAX, ROOT, SKIPPED, TreeError, branches
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.loading.opened import OpenCheckpoint, StoredTensor
-    from penstock.checkpoint.state.tree import Node
+    from penstock.plugin import Node, OpenCheckpoint, StoredTensor
 
 _REPORTED_MAX = 10
 

@@ -26,27 +26,27 @@ import numpy as np
 from jax._src.distributed import global_state
 
 from penstock import SaveReport
-from penstock.checkpoint.loading.foreign import check_no_store
-from penstock.checkpoint.saving.rank_save import (
+from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
+from penstock.integrations.jax.trees import to_state
+from penstock.plugin import (
+    ROOT,
+    Flattener,
     PartVote,
     RankAttempt,
     absolute,
+    check_no_store,
     check_step,
     decode_path,
     encode_metadata,
     to_native,
 )
-from penstock.checkpoint.state.flatten import Flattener
-from penstock.checkpoint.state.tree import ROOT
-from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
-from penstock.integrations.jax.trees import to_state
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
     from penstock import Options
-    from penstock.tensors.memory import TensorSource
+    from penstock.plugin import TensorSource
 
 _ANSWER_SECONDS = 600
 """Seconds that processes wait for each other during a load."""

@@ -23,9 +23,8 @@ import numpy as np
 from jax import tree_util
 
 from penstock.checkpoint.state.scalars import label
-from penstock.checkpoint.state.tree import ROOT
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.tensors.marks import Boxes
+from penstock.plugin import ROOT, Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

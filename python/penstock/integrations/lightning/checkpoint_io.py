@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.fabric.plugins import CheckpointIO
 
 from penstock import Saver
-from penstock.checkpoint.state.check import check_storable
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations import raw
 from penstock.integrations.lightning import directories, fitting, loading
+from penstock.plugin import check_storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.checkpoint.saving.groups import Files
-    from penstock.checkpoint.saving.pending import PendingSave
+    from penstock import PendingSave
     from penstock.options import Options
+    from penstock.plugin import Files
 
 _REQUEUED = "hpc_ckpt"
 """Prefix of checkpoints after which a job is queued again at once."""

@@ -16,9 +16,9 @@ import lightning.pytorch.cli
 import torch
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.lightning import checkpoint_io, loading
+from penstock.plugin import is_checkpoint
 
 _PATTERN = "hyper_parameters*"
 """Their key in a checkpoint, and the keys that describe them."""

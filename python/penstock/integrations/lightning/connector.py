@@ -24,7 +24,6 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
-from penstock.checkpoint.loading.tied import check_model
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
@@ -34,6 +33,7 @@ from penstock.errors import (
 from penstock.integrations.lightning import loading, newest, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
+from penstock.plugin import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

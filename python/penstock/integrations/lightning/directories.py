@@ -12,11 +12,9 @@ import os
 import uuid
 from pathlib import Path
 
-from penstock.checkpoint.loading.foreign import describe, is_checkpoint
-from penstock.checkpoint.loading.opened import decode_local_path
 from penstock.errors import PenstockError
 from penstock.integrations import directories
-from penstock.io import durable
+from penstock.plugin import decode_local_path, describe, durable, is_checkpoint
 
 SUFFIX = ".ckpt"
 """Suffix of the names of Lightning's checkpoints."""

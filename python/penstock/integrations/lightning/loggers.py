@@ -17,10 +17,9 @@ import lightning.pytorch.loggers.utilities
 import lightning.pytorch.loggers.wandb
 from lightning.pytorch.loggers import WandbLogger
 
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.opened import MANIFEST
 from penstock.errors import PenstockWarning
 from penstock.integrations.lightning import checkpoint_io
+from penstock.plugin import MANIFEST, is_checkpoint
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Checkpoint

@@ -20,13 +20,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.tree import branches
-from penstock.checkpoint.view.live import LiveState
 from penstock.errors import PenstockWarning, StateMismatchError
 from penstock.integrations.lightning import directories, loading, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
+from penstock.plugin import NEW, LiveState, branches, is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +32,7 @@ if TYPE_CHECKING:
     from lightning.fabric.utilities.types import _PATH
     from torch.optim import Optimizer
 
-    from penstock.checkpoint.state.tree import Node
-    from penstock.checkpoint.view.view import View
+    from penstock.plugin import Node, View
 
 _MODEL = "state_dict"
 _OPTIMIZERS = "optimizer_states"

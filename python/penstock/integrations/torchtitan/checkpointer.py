@@ -24,16 +24,14 @@ from torchtitan.tools.logging import logger
 
 import penstock
 from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.opened import decode_local_path
-from penstock.checkpoint.state.check import check_stateful
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan import fitting
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
+from penstock.plugin import check_stateful, decode_local_path, is_checkpoint
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.saving.pending import PendingSave
+    from penstock import PendingSave
 
 _STEP = "step"
 _NAME = re.compile(rf"{_STEP}-(0|[1-9]\d*)")

@@ -15,8 +15,8 @@ from torchtitan.components.checkpointer import DATALOADER
 from torchtitan.components.dataloader import ParallelAwareDataloader
 
 import penstock
-from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.plugin import flatten
 
 _SIZE = "world_size"
 

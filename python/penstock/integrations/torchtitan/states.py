@@ -13,19 +13,16 @@ import torch
 from torchtitan.components.checkpointer import DATALOADER, MODEL, OPTIMIZER
 
 import penstock
-from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.state.references import reference
-from penstock.checkpoint.state.tree import SKIPPED, branches
-from penstock.checkpoint.view.live import LiveState
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.torchtitan import places
+from penstock.plugin import NEW, SKIPPED, LiveState, branches
 from penstock.tensors.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.checkpoint.state.tree import Node
-    from penstock.checkpoint.view.view import View
+    from penstock.plugin import Node, View
 
 RANDOM = "rng"
 """Name of the random states, as in a `penstock.Training`."""

@@ -63,6 +63,6 @@ def enable(
         # Keeps the name, which trainers write into model cards and logs.
         changed.__class__ = type(kind.__name__, (PenstockTrainerMixin, kind), names)
     changed.penstock_settings = settings
-    changed._penstock_saves = None
+    changed.penstock_saves = None
     changed.check_penstock()
     return trainer

@@ -163,13 +163,13 @@ def _tiny(trainer: Trainer, directory: str) -> Any:
     tiny.args.save_only_model = False
     tiny.args.save_total_limit = None
     tiny.processing_class = tiny.data_collator = None
-    tiny._penstock_saves = tiny._penstock_rng = None
+    tiny.penstock_saves = tiny._penstock_rng = None
     return tiny
 
 
 def _save_and_load(tiny: Any, directory: str) -> None:
     tiny._save_checkpoint(tiny.model, None)
-    tiny._penstock_saves.wait()
+    tiny.penstock_saves.wait()
     path = os.path.join(directory, "checkpoint-1")
     saved = [one.detach().clone() for one in tiny.model.parameters()]
     moment = tiny.optimizer.state_dict()["state"][0]["exp_avg"].clone()

@@ -16,13 +16,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.transformers import fitting, parts, run, uploads
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
 from penstock.integrations.versions import check_version
+from penstock.plugin import is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +42,11 @@ class PenstockTrainerMixin(_Base):
 
     Attributes:
         penstock_settings: How it saves; set it in the class, or on a trainer before it trains.
+        penstock_saves: Its saves; None before the first.
     """
 
     penstock_settings: Settings = Settings()
-    _penstock_saves: Saves | None = None
+    penstock_saves: Saves | None = None
     _penstock_rng: tuple[int, dict[str, Any]] | None = None
     _penstock_is_looked_at = False
 
@@ -339,9 +340,9 @@ class PenstockTrainerMixin(_Base):
 
     @property
     def _penstock(self) -> Saves:
-        if self._penstock_saves is None:
-            self._penstock_saves = Saves(self.penstock_settings)
-        return self._penstock_saves
+        if self.penstock_saves is None:
+            self.penstock_saves = Saves(self.penstock_settings)
+        return self.penstock_saves
 
 
 def _check_resumable(path: str) -> None:

@@ -13,10 +13,9 @@ import warnings
 from typing import NamedTuple
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
-from penstock.checkpoint.loading.opened import MANIFEST, is_of_rank
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
 from penstock.integrations import directories
+from penstock.plugin import MANIFEST, is_checkpoint, is_of_rank
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
-from penstock.checkpoint.loading.foreign import is_checkpoint
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
 from penstock.integrations.transformers.run import lacking, rotate
-from penstock.io import durable
+from penstock.plugin import durable, is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DeviceError, PenstockError
+from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
 from penstock.offload.streaming.use_order import Uses
 from penstock.offload.streaming.weight_files import WeightFiles
@@ -291,7 +292,7 @@ class ExpertCache:
             raise
         except BaseException:
             # The kernel may still write to its memory: wait for all reads.
-            self._io._settle()
+            wait_until_idle(self._io)
             raise
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot

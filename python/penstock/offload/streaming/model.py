@@ -13,7 +13,7 @@ from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.arguments import decode_local_path
 from penstock.io.extents import Stored
-from penstock.io.own_io import own_io
+from penstock.io.own_io import another, own_io
 from penstock.io.safetensors_header import weights_of
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
@@ -131,10 +131,10 @@ def stream(
     units = units_of(model, _checked(model, named), whole, is_on_device=is_on_device)
     held_bytes = _held_bytes(model, held)
     digests = found.digests
-    first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
+    first_reads = None if digests is None else FirstReads(digests, found.marks, another(io))
     experts = None
     if mixtures:
-        experts = ExpertCache(mixtures, io._another(), found.marks, first_reads, where)
+        experts = ExpertCache(mixtures, another(io), found.marks, first_reads, where)
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.common import tracing
 from penstock.errors import PenstockError, TransferError, UnsupportedStateError
+from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.bound_weights import (
     bind,
     check_untouched,
@@ -491,7 +492,7 @@ class Streamer:
             raise
         except BaseException:
             # The kernel may still write to its memory: wait for all reads.
-            self._io._settle()
+            wait_until_idle(self._io)
             raise
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
         self.reads.begun(transfer, unit.name)

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
+from penstock.io.own_io import another
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class FirstReads:
                 # versa.
                 again = [(piece, span.path, offset) for piece, offset in pieces]
                 _drop_cache(span.path)
-                with self._io._another(direct="auto") as past_cache:
+                with another(self._io, direct="auto") as past_cache:
                     again.append((inside, span.path, span.offset))
                     self._read(past_cache, again).result()
                 self._compare(span, pieces, inside)

@@ -71,13 +71,13 @@ class _InTurn(TrainerCallback):
         name, kind = ways[state.global_step % len(ways)]
         trainer: Any = self._trainer
         trainer.__class__ = kind
-        trainer._penstock_saves = self._kept.get(kind)
+        trainer.penstock_saves = self._kept.get(kind)
         began = time.perf_counter()
         trainer._save_checkpoint(trainer.model, None)
         seconds = time.perf_counter() - began
         if kind is not Trainer:
-            trainer._penstock.wait()
-            self._kept[kind] = trainer._penstock_saves
+            trainer.penstock_saves.wait()
+            self._kept[kind] = trainer.penstock_saves
         trainer.__class__ = Trainer
         path = os.path.join(self._directory, f"checkpoint-{state.global_step}")
         self.bytes = sum(entry.stat().st_size for entry in os.scandir(path))

@@ -120,7 +120,7 @@ class _Counted(Mailbox):
     sent_bytes = 0
 
     def put(self, name: str, text: str) -> None:
-        self.sent_bytes += len(self._key(name)) + len(text)
+        self.sent_bytes += len(self.key(name)) + len(text)
         super().put(name, text)
 
 

@@ -1,5 +1,5 @@
-//! Memory of a device that a caller lends to be filled: as a whole, box by box, or run by run of a file
-//! that holds such a box. The counterpart of `HostArrayMut`.
+//! Strided device memory that a caller lends for filling: as a whole, box by box, or from byte runs
+//! of a file that holds such a box. The counterpart of `HostArrayMut`.
 
 use std::any::Any;
 use std::fmt;
@@ -13,8 +13,8 @@ use crate::buffer::array::is_apart;
 use crate::buffer::bounds::{Bounds, Tangled, find_overlap};
 use crate::buffer::strided::{Rows, Strided, row_major};
 
-/// A borrowed array of a device to fill; its items share no memory. It gives out no address but to copies
-/// that have begun, and these hold its owner until they are done.
+/// A borrowed array of a device to fill; its items share no memory. Only copies that have begun get
+/// its address, and they hold its owner until they are done.
 pub struct DeviceArrayMut {
     lane: Arc<Lane>,
     address: u64,
@@ -25,14 +25,16 @@ pub struct DeviceArrayMut {
 }
 
 impl DeviceArrayMut {
-    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major
-    /// order without `strides_bytes`, which may be negative. `None` where two items share memory,
-    /// or lie too oddly to exclude it; slices and transposes of plain arrays do not.
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`. Without
+    /// `strides_bytes` the order is row-major; strides may be negative. Returns `None` where two
+    /// items share memory, or where the strides are too irregular to exclude it; slices and
+    /// transposes of plain arrays are accepted.
     ///
     /// # Safety
-    /// Every item is memory of the lane's device and stays so while `owner` lives. Nothing else reads or
-    /// writes it until this array and all that is made of it are dropped, but what is ordered before or
-    /// after the copies: by [`Lane::fill_after`] and [`Lane::hold_for_fills`], or by who waits.
+    /// Every item is memory of `lane`'s device and stays so while `owner` lives. Until this array
+    /// and everything made from it are dropped, all other reads and writes of the items are ordered
+    /// before or after the copies: by [`Lane::fill_after`] and [`Lane::hold_for_fills`], or by a
+    /// thread that waits for the copies.
     #[expect(unsafe_code, reason = "the memory is somebody else's")]
     pub unsafe fn new(
         lane: &Arc<Lane>,
@@ -56,7 +58,7 @@ impl DeviceArrayMut {
         })
     }
 
-    /// Its device's.
+    /// The streams of the array's device.
     pub fn lane(&self) -> &Arc<Lane> {
         &self.lane
     }
@@ -86,10 +88,10 @@ impl DeviceArrayMut {
         self.len() == 0
     }
 
-    /// Takes boxes out of it; what is in none is left alone.
+    /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    /// [`Tangled`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.
@@ -118,11 +120,11 @@ impl DeviceArrayMut {
         Ok(boxes.iter().map(part).collect())
     }
 
-    /// To be filled out of a run of bytes that holds its items at other strides.
+    /// Converts to a destination that is filled from a run of bytes, in which the items have other
+    /// strides.
     ///
     /// # Panics
-    /// If the array is empty, or the items do not come in row-major order in the run, one after the
-    /// other.
+    /// If the array is empty, or the items of the run are not in row-major order.
     pub fn into_scatter(self, source_strides_bytes: &[usize]) -> DeviceScatter {
         assert!(!self.is_empty(), "there is something to fill");
         let source: Vec<isize> = source_strides_bytes
@@ -144,7 +146,7 @@ impl DeviceArrayMut {
         }
     }
 
-    /// To be filled out of its content, in row-major order.
+    /// Converts to a destination that is filled from its content in row-major order.
     ///
     /// # Panics
     /// If the array is empty.
@@ -171,30 +173,31 @@ struct Destination {
     lane: Arc<Lane>,
     address: u64,
     strided: Strided,
-    /// Held to be dropped last.
+    /// Dropped last.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Items of a borrowed array of a device that a run of bytes holds, with others or gaps between them
-/// perhaps. Ranges of two never overlap, so copies to them may be under way side by side.
+/// Items of a borrowed device array that a run of bytes holds, possibly with other items or gaps
+/// between them. No two ranges overlap, so copies to several may be in flight at once.
 pub struct DeviceScatter {
-    /// The bytes of the run that are to come.
+    /// The bytes of the run that have not been copied yet.
     range: Range<u64>,
     to: Arc<Destination>,
 }
 
 impl DeviceScatter {
-    /// The bytes of the run that it takes, the first of the box being byte 0.
+    /// The range of bytes of the run that it takes; byte 0 is the first of the box.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Its device's.
+    /// The streams of the array's device.
     pub fn lane(&self) -> &Arc<Lane> {
         &self.to.lane
     }
 
-    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result the others.
+    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result those from `at`
+    /// on.
     ///
     /// # Panics
     /// If `at` lies outside the range.
@@ -212,8 +215,8 @@ impl DeviceScatter {
         }
     }
 
-    /// The copies that put the items in place which `bytes` bytes at `host` hold, those of the run from
-    /// byte `at` on; returns how many bytes they have.
+    /// Adds to `found` the copies that bring the items in `bytes` bytes at `host`, the run's bytes
+    /// from `at` on, to their places; returns how many bytes these copies have.
     pub(super) fn pieces(&self, at: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) -> u64 {
         let end = at + bytes as u64;
         assert!(
@@ -239,13 +242,14 @@ impl DeviceScatter {
                     device,
                     row_bytes: rows.row_bytes,
                     rows: rows.count,
-                    // Of a row by itself nothing is said.
+                    // A single row has no pitch of its own; the driver wants at least the row's
+                    // length.
                     host_pitch: host_pitch.max(rows.row_bytes),
                     device_pitch: device_pitch.max(rows.row_bytes),
                 });
                 return;
             }
-            // Rows that go backwards are none that a device knows.
+            // Device copies take no negative pitch, so rows in reverse order are copied one by one.
             for row in (0..rows.count).map(usize::cast_signed) {
                 let host = host.wrapping_add_signed(rows.src_stride * row);
                 let device = device.wrapping_add_signed((rows.dst_stride * row) as i64);

@@ -7,40 +7,42 @@ use super::{DeviceRegion, Snapshot};
 use crate::Result;
 use crate::buffer::IoBuf;
 
-/// Copies to one buffer, before they begin: so that whoever fills the rest of it on the host is done by then.
+/// Copies to one buffer that have not begun, so that the host can fill the rest of the buffer
+/// first.
 #[derive(Debug, Default)]
 pub struct DeviceCopies<'a> {
     copies: Vec<Copy<'a>>,
     late: Vec<Late>,
 }
 
-/// Content of a snapshot from some byte on, and where it belongs in a buffer.
+/// Bytes of a snapshot from an offset on, and their range in the buffer.
 type Late = (Snapshot, u64, Range<usize>);
 
 impl<'a> DeviceCopies<'a> {
-    /// Adds one: a region's content from byte `start` on, to a range of the buffer.
+    /// Adds a copy of a region's content from byte `start` on, to a range of the buffer.
     pub fn add(&mut self, region: &'a DeviceRegion, start: u64, into: Range<usize>) {
         self.copies.push((region, start, into));
     }
 
-    /// Adds what has been copied to another buffer, or is on its way there, in the same way.
+    /// Adds bytes of a snapshot, which a device has copied or is copying to another buffer, in the
+    /// same way.
     pub fn add_snapshot(&mut self, snapshot: &Snapshot, start: u64, into: Range<usize>) {
         self.late.push((snapshot.clone(), start, into));
     }
 
-    /// Begins them.
+    /// Begins the copies.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda). Nothing is copied any more then.
+    /// [`Error::Cuda`](crate::Error::Cuda). No copy is in flight then.
     ///
     /// # Panics
-    /// If one reaches beyond the buffer or its region.
+    /// If a copy reaches beyond the buffer or its region.
     pub fn begin(self, buf: IoBuf) -> Result<Arriving> {
         let mut begun = DeviceCopies::begin_all(vec![(self, buf)])?;
         Ok(begun.pop().expect("one for each buffer"))
     }
 
-    /// Begins copies to several buffers, those of one device by one call.
+    /// Begins copies to several buffers, those of each device by one call.
     ///
     /// # Errors
     /// As [`DeviceCopies::begin`].
@@ -59,16 +61,16 @@ impl<'a> DeviceCopies<'a> {
     }
 }
 
-/// A buffer that devices copy to, or have copied to. Dropped, it waits for them.
+/// A buffer that devices copy to, or have copied to. Dropping it waits for the copies.
 #[derive(Debug)]
 pub struct Arriving {
     flight: Flight,
-    /// What the host copies then.
+    /// Snapshots that the host copies into the buffer after the device's copies.
     late: Vec<Late>,
 }
 
 impl Arriving {
-    /// Whether all of it is there.
+    /// Whether all bytes have arrived.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -81,7 +83,7 @@ impl Arriving {
         self.flight.is_here()
     }
 
-    /// The buffer, once all of it is there.
+    /// Waits until all bytes have arrived, and returns the buffer.
     ///
     /// # Errors
     /// As [`Arriving::is_here`].

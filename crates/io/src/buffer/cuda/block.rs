@@ -1,4 +1,4 @@
-//! Memory of a device that is nobody's tensor: what measurements move bytes from and to.
+//! Device memory without a tensor, which measurements copy from and to.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use super::Lane;
 use crate::Result;
 use crate::buffer::IoBuf;
 
-/// In which pieces bytes are copied.
+/// How a transfer is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Of a piece; the last one may be shorter.
+    /// Bytes of a piece; the last one may be shorter.
     pub piece_bytes: usize,
-    /// Whether all are queued by one call, where the driver has it; else each by one of its own.
+    /// Whether one driver call queues all pieces, where the driver has such a call; otherwise one
+    /// call each.
     pub is_batched: bool,
 }
 
-/// Memory of a device that is used by copies alone. Two of them that meet in the same bytes mix what these
-/// hold, and nothing else comes of it.
+/// Device memory that only copies use. Copies that overlap leave mixed bytes, which is harmless.
 #[derive(Clone, Debug)]
 pub struct DeviceBlock {
     lane: Arc<Lane>,
@@ -27,7 +27,7 @@ pub struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// So many bytes; what they hold is not said.
+    /// Allocates `len` bytes with undefined content.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), notably where the device has no room.
@@ -41,28 +41,28 @@ impl DeviceBlock {
         })
     }
 
-    /// Its device's.
+    /// The streams of its device.
     pub fn lane(&self) -> &Arc<Lane> {
         &self.lane
     }
 
-    /// Its memory, for what moves bytes without a buffer.
+    /// Its memory, for transfers without a host buffer.
     pub fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 
-    /// Begins to copy a buffer to it, from byte `offset` on.
+    /// Begins to copy a buffer to the block, from byte `offset` on.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda). Nothing is copied any more then, and the buffer is dropped.
+    /// [`Error::Cuda`](crate::Error::Cuda). No copy is in flight then, and the buffer is dropped.
     ///
     /// # Panics
-    /// If it reaches beyond the block, or pieces are empty.
+    /// If the range reaches beyond the block, or pieces are empty.
     pub fn fill(&self, offset: usize, buf: IoBuf, cut: Cut) -> Result<Moving> {
         self.begin(Direction::ToDevice, offset, buf, cut)
     }
 
-    /// Begins to copy it to a buffer, from byte `offset` on.
+    /// Begins to copy the block from byte `offset` on to a buffer.
     ///
     /// # Errors
     /// As [`DeviceBlock::fill`].
@@ -103,7 +103,7 @@ impl DeviceBlock {
         match queue(stream, direction, &pieces, cut.is_batched) {
             Ok(event) => moving.event = Some(event),
             Err(error) => {
-                // Some may have been queued.
+                // Some copies may have been queued.
                 stream.settle();
                 return Err(error.into());
             }
@@ -120,25 +120,25 @@ fn queue(
 ) -> penstock_cuda::Result<Event> {
     let calls = if is_batched { pieces.len().max(1) } else { 1 };
     for pieces in pieces.chunks(calls) {
-        // SAFETY: the buffer is nobody else's, and both sides stay where they are, until `Moving` has waited,
-        // also where it is dropped. The block's bytes are only ever copied, by this type.
+        // SAFETY: nothing else reaches the buffer, and both sides stay in place, until `Moving` has
+        // waited, which its drop does too. Only this type's copies touch the block's bytes.
         unsafe { stream.copy(direction, pieces) }?;
     }
     stream.record()
 }
 
-/// A buffer that is copied to or from a block. Dropped, it waits for the copies.
+/// A buffer that is being copied to or from a block. Dropping it waits for the copies.
 #[derive(Debug)]
 pub struct Moving {
-    /// None once it is given back.
+    /// `None` once the buffer was given back.
     buf: Option<IoBuf>,
-    /// None where nothing was queued.
+    /// `None` where nothing was queued.
     event: Option<Event>,
     _memory: Arc<DeviceMemory>,
 }
 
 impl Moving {
-    /// Whether all of it is copied.
+    /// Whether all bytes are copied.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -149,7 +149,7 @@ impl Moving {
         })
     }
 
-    /// The buffer, once all of it is copied.
+    /// Waits until all bytes are copied, and returns the buffer.
     ///
     /// # Errors
     /// As [`Moving::is_done`].

@@ -1,4 +1,4 @@
-//! Rows that a kernel puts together: from slots in memory of the host, and from what was staged.
+//! Row gather by a kernel: from slots in host memory, and from staged rows.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,46 +14,47 @@ use crate::buffer::IoBuf;
 use crate::buffer::slots::Lent;
 use crate::kernels::{BLOCK_THREADS, LANES};
 
-/// So many blocks keep a link busy, and leave the device to others.
+/// Enough blocks to keep the link busy while other kernels still find room.
 const BLOCKS_MAX: usize = 256;
 
-/// Bytes of an address, and where one begins.
+/// Bytes of an address, and the alignment of the list of addresses.
 const WORD: usize = 8;
 
-/// What has a kernel of a lane's device put rows together, on the lane's stream for copies to the device.
+/// Gathers rows with a kernel, on a device's stream for copies to the device.
 #[derive(Debug)]
 pub struct Collector<'a> {
     lane: &'a Arc<Lane>,
     telling: &'a Telling,
 }
 
-/// Where rows go: the first one, and how far the next one is.
+/// Destination of the rows: the first address, and the distance between two.
 struct Places {
     first: u64,
     stride_bytes: u64,
 }
 
 impl<'a> Collector<'a> {
-    /// Bytes of a piece's memory, at most.
+    /// The most bytes of parameter memory that one piece uses.
     pub const MEMORY_BYTES_MAX: usize = TELLING_BYTES;
 
-    /// That of a lane; none where the device has no room, or is too old for the kernel.
+    /// The gather kernel of a device; `None` where the device has no memory left, or is too old for
+    /// the kernel.
     pub fn of(lane: &'a Arc<Lane>) -> Option<Collector<'a>> {
         let telling = lane.telling()?;
         Some(Collector { lane, telling })
     }
 
-    /// Bytes of memory that so many rows take, if all of them are staged.
+    /// Bytes of parameter memory for `rows` rows that are all staged.
     pub fn memory_bytes(rows: usize, row_bytes: usize) -> usize {
         rows * (row_bytes + WORD) + WORD
     }
 
-    /// For how many rows so much memory will do.
+    /// How many rows fit into `memory_bytes` of parameter memory.
     pub fn rows(memory_bytes: usize, row_bytes: usize) -> usize {
         memory_bytes.saturating_sub(WORD) / (row_bytes + WORD)
     }
 
-    /// Whether it can put rows of so many bytes there.
+    /// Whether the kernel can write rows of `row_bytes` bytes to `to`.
     pub fn reaches(to: &DeviceScatter, row_bytes: usize) -> bool {
         let range = to.range();
         places(
@@ -65,16 +66,16 @@ impl<'a> Collector<'a> {
         .is_some()
     }
 
-    /// Begins to put together the rows of `to` from byte `at` on: those that are `lent`, by their positions
-    /// among them, and at all other positions the rows of `staged`, in order. `memory` is for telling the
-    /// device.
+    /// Begins to gather the rows of `to` from byte `at` on. Rows in `lent` go to the positions
+    /// listed there, the rows of `staged`, in order, to all other positions. `memory` takes the
+    /// kernel's parameters.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda). Nothing is copied any more then, but some may have been.
+    /// [`Error::Cuda`](crate::Error::Cuda). No copy is in flight then, but some may have been done.
     ///
     /// # Panics
-    /// If the rows are not as many as there are places, [`reaches`](Collector::reaches) is false, the slots
-    /// are not mapped for the device, or memory is too small.
+    /// If the number of rows differs from that of places, [`reaches`](Collector::reaches) is false,
+    /// the slots are not mapped for the device, or `memory` is too small.
     pub fn begin(
         &self,
         to: DeviceScatter,
@@ -131,22 +132,24 @@ impl<'a> Collector<'a> {
         let blocks = rows.div_ceil(warps).min(BLOCKS_MAX) as u32;
         let _turn = self.telling.turn();
         departing.begin_by(self.lane, |stream| {
-            // SAFETY: both sides stay where they are until the departure has ended, also where that is dropped.
-            // What is told is used by one piece after the other, on the one stream of the lane that has it.
+            // SAFETY: both sides stay in place until `departing` has ended, which its drop waits
+            // for. Pieces use the parameter memory one after the other, on the one stream for
+            // copies to the device.
             unsafe { stream.copy(Direction::ToDevice, &pieces) }?;
-            // SAFETY: the lane's stream is there as long as the lane is.
+            // SAFETY: the stream lives as long as `self.lane`.
             let foreign = unsafe { Foreign::new(device, stream.raw()) };
             let kernel = &self.telling.kernel;
-            // SAFETY: the kernel has these arguments. It reads what was told and slots that are lent, and writes
-            // places that are the scatter's alone; all of it stays until the departure has ended.
+            // SAFETY: these are the kernel's arguments. It reads its parameters and lent slots, and
+            // writes places that are the scatter's alone; all of it stays in place until
+            // `departing` has ended.
             unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) }
         })?;
         Ok(departing)
     }
 }
 
-/// Writes down where each row is: in a slot that is lent, or among those that were staged, one behind the other
-/// from `told` on. Returns how many bytes those have.
+/// Lists the address of each row: that of its lent slot, or the next staged row's, which are
+/// contiguous from `told` on. Returns how many bytes the staged rows have.
 fn list_sources(list: &mut [u8], lent: &Lent, told: u64, row_bytes: usize) -> u64 {
     let mut staged = 0;
     let mut places = lent.places().iter().peekable();
@@ -164,7 +167,7 @@ fn list_sources(list: &mut [u8], lent: &Lent, told: u64, row_bytes: usize) -> u6
     staged
 }
 
-/// Places of rows that follow each other at equal distances; none where they do not.
+/// The places of rows at equal distances; `None` where the distances differ.
 fn places(to: &DeviceScatter, at: u64, bytes: usize, row_bytes: usize) -> Option<Places> {
     let mut pieces = Vec::new();
     to.pieces(at, 0, bytes, &mut pieces);

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::buffer::IoBuf;
 use crate::buffer::slots::Lent;
 
-/// Copies from some buffers to devices, before they begin.
+/// Copies from buffers to devices that have not begun.
 #[derive(Debug, Default)]
 pub struct DeviceFills {
     fills: Vec<Fill>,
@@ -19,19 +19,19 @@ pub struct DeviceFills {
     bytes: usize,
 }
 
-/// Bytes of a buffer, and the memory that has a place for them.
+/// Bytes of a buffer, and their destination.
 #[derive(Debug)]
 pub(super) struct Fill {
     to: DeviceScatter,
-    /// Where the bytes begin in the run that is scattered.
+    /// Offset of the bytes in the run that is scattered.
     at: u64,
-    /// The buffer's number, and the bytes of it.
+    /// The index of the buffer, and the range in it.
     buf: usize,
     from: Range<usize>,
 }
 
 impl Fill {
-    /// So many bytes of a run from byte `at` on, which a kernel writes: no buffer has them.
+    /// `bytes` bytes of a run from byte `at` on that a kernel writes, and no buffer holds.
     pub(super) fn whole(to: DeviceScatter, at: u64, bytes: usize) -> Fill {
         Fill {
             to,
@@ -43,39 +43,39 @@ impl Fill {
 }
 
 impl DeviceFills {
-    /// Adds one: what a run has from byte `at` on are the bytes `from` of the buffer with number `buf`.
+    /// Adds a copy: `from` of buffer number `buf` holds the run's bytes from `at` on.
     pub fn add(&mut self, to: DeviceScatter, at: u64, buf: usize, from: Range<usize>) {
         self.bytes += from.len();
         self.fills.push(Fill { to, at, buf, from });
     }
 
-    /// Takes buffers, whose numbers follow on those that it has.
+    /// Adds buffers, numbered on from those already added.
     pub fn keep(&mut self, bufs: impl IntoIterator<Item = IoBuf>) {
         self.bufs.extend(bufs);
     }
 
-    /// How many buffers it has: the number of the next.
+    /// The number of buffers, which is the number of the next one.
     pub fn bufs(&self) -> usize {
         self.bufs.len()
     }
 
-    /// How many bytes of buffers are to be copied.
+    /// Bytes of buffers to copy.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there is none.
+    /// Whether there is no copy.
     pub fn is_empty(&self) -> bool {
         self.fills.is_empty()
     }
 
-    /// Begins them, those of one device by one call.
+    /// Begins the copies, those of each device by one call.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda). Nothing is copied any more then, but some may have been.
+    /// [`Error::Cuda`](crate::Error::Cuda). No copy is in flight then, but some may have been done.
     ///
     /// # Panics
-    /// If one reaches beyond its buffer or its run, or there is no such buffer.
+    /// If a copy reaches beyond its buffer or its run, or names a buffer that was not added.
     pub fn begin(self) -> Result<Departing> {
         let mut departing = Departing {
             events: Vec::new(),
@@ -90,7 +90,7 @@ impl DeviceFills {
             let rest = &departing.fills[next..];
             let is_other = |fill: &Fill| !Arc::ptr_eq(fill.to.lane(), &lane);
             let count = rest.iter().position(is_other).unwrap_or(rest.len());
-            // What has begun before is waited for where this fails: by the drop.
+            // On an error, dropping `departing` waits for the copies that have begun.
             departing.begin(&lane, next..next + count)?;
             next += count;
         }
@@ -98,22 +98,22 @@ impl DeviceFills {
     }
 }
 
-/// Buffers that devices copy from, or have copied from, and the memory that they fill. Nobody writes to
-/// the buffers meanwhile. Dropped, it waits until neither is used any more.
+/// Buffers that devices copy from, or have copied from, and the memory that the copies fill. Nobody
+/// writes to the buffers meanwhile. Dropping it waits until the devices use neither any more.
 #[derive(Debug)]
 pub struct Departing {
-    /// When all is done.
+    /// Recorded behind the last copy or kernel of each device.
     events: Vec<Event>,
-    /// How many bytes are copied.
+    /// Bytes that the copies move.
     bytes: u64,
     bufs: Vec<IoBuf>,
     fills: Vec<Fill>,
-    /// What kernels read beside the buffers.
+    /// Slots that kernels read in addition to the buffers.
     _lent: Option<Lent>,
 }
 
 impl Departing {
-    /// What a kernel is to write, out of buffers and slots; it has not begun.
+    /// The buffers, slots and destination of a kernel that has not been queued yet.
     pub(super) fn of_kernel(bufs: Vec<IoBuf>, fill: Fill, lent: Lent, bytes: u64) -> Departing {
         Departing {
             events: Vec::new(),
@@ -124,12 +124,12 @@ impl Departing {
         }
     }
 
-    /// How many bytes are copied.
+    /// Bytes that the copies move.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether all of it is in place.
+    /// Whether all bytes are in place.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -142,7 +142,7 @@ impl Departing {
         Ok(true)
     }
 
-    /// Waits until all of it is in place, and lets go of the buffers and the memory.
+    /// Waits until all bytes are in place, and releases the buffers and the memory.
     ///
     /// # Errors
     /// As [`Departing::is_done`].
@@ -154,7 +154,7 @@ impl Departing {
         Ok(())
     }
 
-    /// Begins copies by one device.
+    /// Begins the copies of one device.
     fn begin(&mut self, lane: &Lane, numbers: Range<usize>) -> Result<()> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(numbers.len());
         for Fill { to, at, buf, from } in &self.fills[numbers] {
@@ -166,14 +166,14 @@ impl Departing {
             self.bytes += to.pieces(*at, buf.address() + from.start, from.len(), &mut pieces);
         }
         self.begin_by(lane, |stream| {
-            // SAFETY: both sides stay where they are until this has waited, also where it is dropped. Nobody
-            // else reaches the buffers; the items are the scatters' alone (`DeviceArrayMut::new`), of which no
-            // two have one in common.
+            // SAFETY: both sides stay in place until this has waited, which its drop does too.
+            // Nothing else reaches the buffers; the items belong to the scatters alone
+            // (`DeviceArrayMut::new`), and no two scatters share one.
             unsafe { stream.copy(Direction::ToDevice, &pieces) }
         })
     }
 
-    /// Has something queued, and notes when it is done.
+    /// Queues work through `queue`, and records an event behind it.
     pub(super) fn begin_by(
         &mut self,
         lane: &Lane,
@@ -181,7 +181,7 @@ impl Departing {
     ) -> Result<()> {
         let event = queue(lane.back()).and_then(|()| lane.back().record());
         let event = event.inspect_err(|_| {
-            // Some may have been queued.
+            // Some copies may have been queued.
             lane.back().settle();
         })?;
         self.events.push(event);

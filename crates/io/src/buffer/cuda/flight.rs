@@ -10,26 +10,26 @@ use super::{DeviceRegion, Lane};
 use crate::Result;
 use crate::buffer::IoBuf;
 
-/// A region, from which byte of its content on, and where that belongs in a buffer.
+/// A region, the first byte of its content to copy, and the destination range in a buffer.
 pub(super) type Copy<'a> = (&'a DeviceRegion, u64, Range<usize>);
 
-/// A buffer that nobody reaches before all copies to it are done; dropped, it waits for them.
+/// A buffer that nothing reaches before all copies to it are done; its drop waits for them.
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// None while dropping.
+    /// `None` while dropping.
     buf: Option<IoBuf>,
-    /// When all is there.
+    /// Recorded behind the last copy of each device.
     events: Vec<Arc<Event>>,
 }
 
 impl Flight {
-    /// Begins copies, which may be none.
+    /// Begins the copies, of which there may be none.
     pub(super) fn begin(buf: IoBuf, copies: &[Copy<'_>]) -> Result<Flight> {
         let mut flights = Flight::begin_all(vec![(buf, copies)])?;
         Ok(flights.pop().expect("one for each buffer"))
     }
 
-    /// Begins copies to several buffers, those of one device by one call and with one moment.
+    /// Begins copies to several buffers: one call and one event for each device.
     pub(super) fn begin_all(parts: Vec<(IoBuf, &[Copy<'_>])>) -> Result<Vec<Flight>> {
         let flight = |buf| Flight {
             buf: Some(buf),
@@ -46,7 +46,7 @@ impl Flight {
             }
         }
         for lane in lanes {
-            // What has begun before is waited for where this fails: by the drops.
+            // On an error, dropping `flights` waits for the copies that have begun.
             copy_by(lane, &mut flights, &copies)?;
         }
         Ok(flights)
@@ -68,14 +68,14 @@ impl Flight {
         Ok(())
     }
 
-    /// The buffer, for whoever knows that all of it is there.
+    /// Returns the buffer; the caller knows that all bytes have arrived.
     pub(super) fn take(mut self) -> IoBuf {
         self.events.clear();
         self.buf.take().expect("it is there until it is given")
     }
 }
 
-/// Begins the copies by one device.
+/// Begins the copies of one device.
 fn copy_by(lane: &Arc<Lane>, flights: &mut [Flight], copies: &[&[Copy<'_>]]) -> Result<()> {
     let is_its = |(region, ..): &&Copy<'_>| Arc::ptr_eq(region.lane(), lane);
     let mut pieces: Vec<Piece> = Vec::new();
@@ -87,15 +87,16 @@ fn copy_by(lane: &Arc<Lane>, flights: &mut [Flight], copies: &[&[Copy<'_>]]) -> 
             region.pieces(*start, buf.address() + into.start, into.len(), &mut pieces);
         }
     }
-    // Without it a thread could note an earlier moment over a later one, and a region be let go of early.
+    // Without the lock, a thread could note an earlier event over a later one, and a region be
+    // released early.
     let turn = lane.turn();
-    // SAFETY: the buffers are nobody else's until they are waited for, also where a flight is dropped; a
-    // region's memory stays where it is until its last copy is done, which the drop of the region
-    // waits for; that nobody writes to it meanwhile is the promise of whoever lent it.
+    // SAFETY: nothing else reaches the buffers until they were waited for, which the drop of a
+    // [`Flight`] does too; a region's memory stays in place until its last copy is done, which the
+    // drop of the region waits for; the lender promised that nobody writes to it meanwhile.
     let queued = unsafe { lane.out().copy(Direction::ToHost, &pieces) };
     let event = queued.and_then(|()| lane.out().record());
     let event = event.inspect_err(|_| {
-        // Some may have been queued.
+        // Some copies may have been queued.
         lane.out().settle();
     })?;
     let event = Arc::new(event);

@@ -1,4 +1,4 @@
-//! The streams of one device that everybody in a process shares.
+//! The copy streams of one device, shared by the whole process.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,30 +9,32 @@ use super::telling::Telling;
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
 
-/// Memory for telling a kernel where rows are, those among it that were staged.
+/// Device memory for the parameters of the gather kernel, staged rows included.
 pub(super) const TELLING_BYTES: usize = 16 << 20;
 
-/// What is copied to a device and back before it is used.
+/// Bytes copied to a device and back as a test before its first use.
 const CHECKED_BYTES: usize = 64 << 10;
 
-/// A device, the stream on which it copies to the host, and the one on which it copies from there.
+/// A device with one stream for copies to the host and one for copies to the device.
 #[derive(Debug)]
 pub struct Lane {
     out: Stream,
-    /// Whose copies to the host are being queued and noted: the last noted is the last queued.
+    /// Held while copies to the host are queued and noted, so that the last one noted is the last
+    /// one queued.
     turn: Mutex<()>,
     back: Stream,
-    /// What it was tried with: to free memory of a device waits for all that it has.
+    /// Memory of the self-test. It is kept, as freeing device memory waits for all work of the
+    /// device.
     tried: Option<DeviceMemory>,
-    /// From the first time that it was asked for; none where the device cannot have one.
+    /// Made on first use; `None` inside where the device cannot have one.
     telling: OnceLock<Option<Telling>>,
 }
 
-/// Those of this process, by the numbers of their devices.
+/// The streams of this process, found by their devices' numbers.
 static LANES: Mutex<Vec<Arc<Lane>>> = Mutex::new(Vec::new());
 
 impl Lane {
-    /// That of a device of this process, which all share; made where nobody has asked before.
+    /// The streams of a device that all of this process share, made on first use.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): there is no such device, or no driver.
@@ -48,7 +50,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// One of its own for a device.
+    /// New streams of a device.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -62,14 +64,15 @@ impl Lane {
         })
     }
 
-    /// One of its own, once it is known that what the device is given comes back: in confidential computing,
-    /// addresses of the host may be of memory that is not what it seems, and copies bring rubbish.
+    /// New streams, after a test that bytes survive the way to the device and back: in confidential
+    /// computing, addresses of the host may not be the memory that they seem, and copies return
+    /// garbage.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn checked(device: &Arc<Device>) -> Result<Lane> {
         let mut lane = Lane::new(device)?;
-        // A device without memory left is used all the same.
+        // A device that has no memory left is used without the test.
         if let Ok(memory) = DeviceMemory::allocate(device, CHECKED_BYTES) {
             lane.check(&memory)?;
             lane.tried = Some(memory);
@@ -77,7 +80,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Copies to memory of the device and back.
+    /// Copies bytes to memory of the device and back, and compares them.
     fn check(&self, memory: &DeviceMemory) -> Result<()> {
         let pool = Pool::pinned_and_kept(CHECKED_BYTES, 2 * CHECKED_BYTES, self.device());
         let (mut given, mut back) = (pool.take()?, pool.take()?);
@@ -86,7 +89,8 @@ impl Lane {
         }
         back.as_mut_slice().fill(0);
         let piece = |buf: &IoBuf| Piece::run(buf.address(), memory.address(), CHECKED_BYTES);
-        // SAFETY: both sides are there, and nobody else's, until both streams are done: see below.
+        // SAFETY: both sides stay, and nothing else reaches them, until both streams are done: see
+        // below.
         let gone = unsafe { self.back.copy(Direction::ToDevice, &[piece(&given)]) };
         let followed = gone.and_then(|()| self.out.wait_for(&self.back.record()?));
         let copied = followed.and_then(|()| {
@@ -108,19 +112,19 @@ impl Lane {
         Ok(())
     }
 
-    /// The device.
+    /// The device of both streams.
     pub fn device(&self) -> &Arc<Device> {
         self.out.device()
     }
 
-    /// What has a kernel put rows together on the stream for copies to the device; none where the device has no
-    /// room, or is too old for the kernel.
+    /// The gather kernel on the stream for copies to the device; `None` where the device has no
+    /// memory left, or is too old for the kernel.
     pub(super) fn telling(&self) -> Option<&Telling> {
         let make = || Telling::new(self.device(), TELLING_BYTES).ok();
         self.telling.get_or_init(make).as_ref()
     }
 
-    /// Has copies to the host that begin from now on see what `stream` has queued until now.
+    /// Makes later copies to the host wait for the work now queued on `stream`.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), notably where the stream is captured into a graph.
@@ -128,7 +132,7 @@ impl Lane {
         Ok(self.out.wait_for(&stream.record()?)?)
     }
 
-    /// Has what `stream` gets from now on wait for the copies to the host that have begun until now.
+    /// Makes later work of `stream` wait for the copies to the host that have begun.
     ///
     /// # Errors
     /// As [`Lane::follow`].
@@ -136,8 +140,8 @@ impl Lane {
         Ok(stream.wait_for(&self.out.record()?)?)
     }
 
-    /// Has copies to the device that begin from now on come after what `stream` has queued until now:
-    /// it may still use the memory that they fill, also where that has just been allocated.
+    /// Makes later copies to the device wait for the work now queued on `stream`, which may still
+    /// use the memory that they fill, even memory just allocated.
     ///
     /// # Errors
     /// As [`Lane::follow`].
@@ -145,7 +149,7 @@ impl Lane {
         Ok(self.back.wait_for(&stream.record()?)?)
     }
 
-    /// Has what `stream` gets from now on see the copies to the device that have begun until now.
+    /// Makes later work of `stream` wait for the copies to the device that have begun.
     ///
     /// # Errors
     /// As [`Lane::follow`].
@@ -153,7 +157,7 @@ impl Lane {
         Ok(stream.wait_for(&self.back.record()?)?)
     }
 
-    /// Has copies to the host that begin from now on come after a moment of another stream.
+    /// Makes later copies to the host wait for an event of another stream.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -161,7 +165,7 @@ impl Lane {
         Ok(self.out.wait_for(moment)?)
     }
 
-    /// Has copies to the device that begin from now on come after a moment of another stream.
+    /// Makes later copies to the device wait for an event of another stream.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -169,7 +173,7 @@ impl Lane {
         Ok(self.back.wait_for(moment)?)
     }
 
-    /// The moment when all copies to the device are done that have begun until now.
+    /// Records an event behind the copies to the device that have begun.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -177,7 +181,7 @@ impl Lane {
         Ok(self.back.record()?)
     }
 
-    /// Held from the first copy that is queued until its moment is noted.
+    /// Locks the queueing of copies to the host: from the first copy until its event is noted.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Pinned memory that kernels reach.
+//! Pinned host memory that kernels access.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -9,10 +9,11 @@ use penstock_cuda::{Device, Registration};
 use crate::buffer::Memory;
 use crate::{Error, Result};
 
-/// Zeroed memory of the host, page aligned, that kernels of a device read and write. No fork has it.
+/// Zeroed, page-aligned host memory that kernels of a device read and write. Forks do not inherit
+/// it.
 pub(in crate::buffer) struct Mapped {
     device_address: u64,
-    /// Given up before the memory is.
+    /// Dropped before the memory is.
     _registration: Registration,
     memory: Memory,
 }
@@ -23,7 +24,7 @@ impl Mapped {
         let kept = memory.keep_from_forks();
         kept.map_err(|source| Error::OutOfMemory { bytes, source })?;
         memory.populate(0..memory.len());
-        // SAFETY: the pages are this value's, which gives the claim up first.
+        // SAFETY: the pages are this value's, which drops the registration first.
         let registration = unsafe { Registration::mapped(device, memory.address(), memory.len()) }?;
         Ok(Mapped {
             device_address: registration.device_address()?,
@@ -32,7 +33,7 @@ impl Mapped {
         })
     }
 
-    /// Where kernels find its first byte.
+    /// The first byte's address for kernels.
     pub(in crate::buffer) fn device_address(&self) -> u64 {
         self.device_address
     }
@@ -45,7 +46,7 @@ impl Mapped {
         self.memory.len()
     }
 
-    /// Whether this process has it.
+    /// Whether this process has the memory; a fork of it does not.
     pub(in crate::buffer) fn is_ours(&self) -> bool {
         self.memory.is_ours()
     }

@@ -1,4 +1,4 @@
-//! Memory that kernels come to reach as more of it is used.
+//! Memory that is mapped for kernels step by step, as more of it is used.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -9,25 +9,26 @@ use penstock_cuda::{Device, Registration};
 use crate::buffer::Memory;
 use crate::{Error, Result};
 
-/// What is pinned at a time, in whole pages: others who pin wait meanwhile.
+/// Bytes pinned by one call, in whole pages: other threads that pin wait meanwhile.
 const MAPPED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
 
-/// Slots of memory, the first so many bytes of which kernels of a device find, and who of them reads which.
+/// Memory in slots, a growing first part of which kernels of a device read, and how many readers
+/// each slot has.
 pub(in crate::buffer) struct Mapping {
     device: Arc<Device>,
-    /// Where kernels find the first slot.
+    /// Address of the first slot for kernels.
     device_address: AtomicU64,
-    /// How much of the memory they find: what is behind is not pinned.
+    /// Mapped bytes from the start; the rest is not pinned yet.
     bytes: AtomicUsize,
-    /// Of each slot, how many devices' kernels read it.
+    /// For each slot, how many readers on the device it is lent to.
     lent: Box<[AtomicU32]>,
     registrations: Mutex<Vec<Registration>>,
-    /// Why there will be no more, if so.
+    /// Why mapping more has failed, if it has.
     failure: OnceLock<String>,
 }
 
 impl Mapping {
-    /// Begins with nothing of memory that no fork has from now on.
+    /// Starts with no byte mapped; from now on forks do not inherit the memory.
     pub(in crate::buffer) fn of(
         device: &Arc<Device>,
         memory: &Memory,
@@ -46,7 +47,7 @@ impl Mapping {
         })
     }
 
-    /// Maps the first bytes of the memory, and what is in the same steps.
+    /// Maps the first `bytes` of the memory, rounded up to whole steps.
     pub(in crate::buffer) fn grow(
         &self,
         memory: &Memory,
@@ -75,7 +76,8 @@ impl Mapping {
             }
             let end = memory.len().min(first + MAPPED_BYTES);
             memory.populate(first..end);
-            // SAFETY: the pages are there until the mapping goes, which gives the claim up.
+            // SAFETY: the pages stay until the mapping is dropped, which drops the registration
+            // first.
             let registration =
                 unsafe { Registration::mapped(&self.device, start + first, end - first) }?;
             let address = registration.device_address()?;
@@ -92,18 +94,18 @@ impl Mapping {
         }
     }
 
-    /// Where kernels find bytes that begin at an offset, if they do.
+    /// The address for kernels of `len` bytes at `offset`, if they are mapped.
     pub(in crate::buffer) fn find(&self, offset: usize, len: usize) -> Option<u64> {
         let is_there = offset + len <= self.bytes.load(Ordering::Acquire);
         is_there.then(|| self.device_address.load(Ordering::Relaxed) + offset as u64)
     }
 
-    /// The device.
+    /// The device whose kernels read the memory.
     pub(in crate::buffer) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Its kernels read a slot, until it is [given back](Mapping::give_back).
+    /// Marks a slot as read by kernels, until it is [given back](Mapping::give_back).
     pub(in crate::buffer) fn lend(&self, slot: u32) {
         self.lent[slot as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -112,7 +114,7 @@ impl Mapping {
         self.lent[slot as usize].fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether its kernels read a slot.
+    /// Whether kernels read a slot.
     pub(in crate::buffer) fn is_lent(&self, slot: u32) -> bool {
         self.lent[slot as usize].load(Ordering::Acquire) > 0
     }

@@ -1,4 +1,4 @@
-//! Memory of a device that a caller lends.
+//! Device memory that a caller lends.
 
 use std::any::Any;
 use std::fmt;
@@ -11,30 +11,31 @@ use crate::Result;
 use crate::buffer::region::content_bytes;
 use crate::buffer::strided::{Rows, Strided};
 
-/// Borrowed memory of a device to copy from, contiguous or strided. Dropped, it waits until nothing is
-/// copied from it any more.
+/// Borrowed device memory to copy from, contiguous or strided. Dropping it waits for the copies
+/// from it.
 pub struct DeviceRegion {
     lane: Arc<Lane>,
     address: u64,
     len: u64,
     /// `None` for contiguous memory.
     strided: Option<Strided>,
-    /// When the last copy from it that has begun is done.
+    /// Recorded behind the last copy from it that has begun.
     last: Mutex<Option<Arc<Event>>>,
-    /// Held to be dropped last.
+    /// Dropped last.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl DeviceRegion {
-    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major order
-    /// without `strides_bytes`, which may be zero or negative.
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`. Without
+    /// `strides_bytes` the order is row-major; strides may be zero or negative.
     ///
     /// # Panics
     /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
     ///
     /// # Safety
-    /// Every item reachable through the shape and the strides is memory of the lane's device and stays
-    /// so while `owner` lives. What is to be seen in it is queued on streams that the lane follows.
+    /// Every item reachable through the shape and the strides is memory of `lane`'s device and
+    /// stays so while `owner` lives. The work that writes its content is queued on streams that
+    /// `lane` [follows](Lane::follow).
     #[expect(unsafe_code, reason = "the memory is somebody else's")]
     pub unsafe fn new(
         lane: &Arc<Lane>,
@@ -59,7 +60,7 @@ impl DeviceRegion {
         }
     }
 
-    /// The length of the content: items times their size, wherever they lie.
+    /// Bytes of the content: the number of items times their size.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -69,12 +70,12 @@ impl DeviceRegion {
         self.len == 0
     }
 
-    /// Its device's.
+    /// The streams of its device.
     pub fn lane(&self) -> &Arc<Lane> {
         &self.lane
     }
 
-    /// The copies of the content from byte `start` on to `bytes` bytes at `host`.
+    /// Adds to `found` the copies of the content from byte `start` on to `bytes` bytes at `host`.
     pub(super) fn pieces(&self, start: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) {
         let range = start..start + bytes as u64;
         assert!(
@@ -101,7 +102,7 @@ impl DeviceRegion {
                 });
                 return;
             }
-            // Rows that lie over each other, or backwards, are none that a device knows.
+            // Device copies take no overlapping or reversed rows, so these are copied one by one.
             for row in 0..rows.count {
                 let device = device.wrapping_add_signed((rows.src_stride * row as isize) as i64);
                 let host = host + row * rows.row_bytes;
@@ -110,7 +111,7 @@ impl DeviceRegion {
         });
     }
 
-    /// Whether nothing is copied from it any more, of what has begun.
+    /// Whether all copies from it that have begun are done.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -122,7 +123,7 @@ impl DeviceRegion {
         })
     }
 
-    /// Notes when the last copy is done that has begun.
+    /// Records the event behind the last copy that has begun.
     pub(super) fn is_copied_at(&self, event: &Arc<Event>) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some(Arc::clone(event));

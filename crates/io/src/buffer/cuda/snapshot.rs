@@ -1,4 +1,4 @@
-//! Small tensors of devices, copied together before anything else.
+//! Small device tensors, copied together before anything else.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,15 +8,15 @@ use super::flight::{Copy, Flight};
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
 
-/// A buffer's worth of what devices have.
+/// One buffer of content copied from devices.
 #[derive(Debug)]
 struct Shared {
-    /// Until somebody has waited for it, with what it comes from.
+    /// The copy and its source regions, until somebody has waited for it.
     arriving: Mutex<Option<(Flight, Vec<DeviceRegion>)>>,
     here: OnceLock<IoBuf>,
 }
 
-/// The content of a device's memory as it was, or will be by its stream, at one moment.
+/// The content of device memory at one moment of its stream, which may still be to come.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     shared: Arc<Shared>,
@@ -25,8 +25,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Begins to copy all of some regions to buffers of a pool, and gives a snapshot for each. What the
-    /// regions' lanes do later comes after it; nobody waits here, unless the pool has no buffer left.
+    /// Begins to copy whole regions to buffers of a pool, and returns a snapshot of each. Later
+    /// copies on the regions' streams are ordered after these. Only an exhausted pool makes this
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), and those of [`Pool::take`].
@@ -71,12 +72,12 @@ impl Snapshot {
         self.len == 0
     }
 
-    /// Whether it has arrived.
+    /// Whether the content has arrived.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_here(&self) -> Result<bool> {
-        // Whoever has it at the moment waits for it.
+        // The thread that holds the lock is waiting for the copy.
         let Ok(arriving) = self.shared.arriving.try_lock() else {
             return Ok(false);
         };
@@ -84,7 +85,7 @@ impl Snapshot {
         is_here.unwrap_or(Ok(true))
     }
 
-    /// Waits until it has arrived, and lets go of what it comes from.
+    /// Waits until the content has arrived, and releases the source regions.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -92,7 +93,7 @@ impl Snapshot {
         self.buf().map(drop)
     }
 
-    /// Fills `dst` with the content from byte `start` on, waiting until it has arrived.
+    /// Fills `dst` with the content from byte `start` on; waits until it has arrived.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
@@ -111,7 +112,7 @@ impl Snapshot {
         }
         let mut waiting = self.lock();
         if let Some((arriving, _)) = waiting.as_ref() {
-            // Where this fails it stays there, and fails again.
+            // After an error the copy stays in place, and the next call fails as well.
             arriving.wait()?;
         }
         let mut regions = None;
@@ -120,7 +121,7 @@ impl Snapshot {
             regions = Some(from);
         }
         drop(waiting);
-        // Owners are somebody else's code.
+        // Dropped outside of the lock: owners run code of the caller.
         drop(regions);
         Ok(self
             .shared

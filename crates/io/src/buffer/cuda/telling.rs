@@ -1,4 +1,4 @@
-//! What a kernel is told by: its own memory of the device.
+//! Parameters of the row-gather kernel, in their own device memory.
 
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,9 @@ use crate::kernels::PTX;
 
 const KERNEL: &CStr = c"penstock_collect";
 
-/// The kernel that collects rows, and memory for what it is told, which is used by one piece after the other, in
-/// the order of a lane's stream. It stays as long as the lane does: to free memory of a device waits for all that
-/// it has.
+/// The row-gather kernel, and device memory for its parameters, which pieces use one after the
+/// other in the order of the stream for copies to the device. It lives as long as that stream, as
+/// freeing device memory waits for all work of the device.
 #[derive(Debug)]
 pub(super) struct Telling {
     pub(super) kernel: Kernel,
@@ -29,7 +29,7 @@ impl Telling {
         })
     }
 
-    /// Held from the copy of what is told until the kernel is queued that reads it.
+    /// Held from the copy of the parameters until the kernel that reads them is queued.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,30 +10,31 @@ use penstock_cuda::{Device, Registration};
 use crate::Result;
 use crate::buffer::Memory;
 
-/// Keeps the number of mappings small; a larger buffer has a slab of its own.
+/// Large enough to keep the number of mappings small; a larger buffer has a slab of its own.
 const PLAIN_BYTES: usize = 16 << 20;
 
-/// Pinning takes a lock that all processes share: seldom, and never for a second.
+/// Pinning takes a lock that all processes share: this size pins seldom, and never for as long as a
+/// second.
 const PINNED_BYTES: usize = 256 << 20;
 
-/// Sizes are multiples of it, so that later pools find what they need.
+/// Slab sizes are multiples of it, so that later pools find slabs that fit.
 const STEP_BYTES: usize = 4 << 20;
 
-/// What a thread touches at once before memory is pinned.
+/// Bytes that a thread touches at a time before memory is pinned.
 const TOUCH_BYTES: usize = 16 << 20;
 const TOUCH_THREADS_MAX: usize = 8;
 
 /// One mapping in huge pages.
 pub(super) struct Slab {
-    /// Given up before the memory is.
+    /// Dropped before the memory is.
     pinned: Option<Registration>,
     memory: Memory,
-    /// What a pool has cut buffers from.
+    /// Bytes that a pool has cut buffers from.
     used_bytes: usize,
 }
 
 impl Slab {
-    /// The size of one that is neither too small nor too large.
+    /// The usual size of a slab.
     pub(super) fn suited_bytes(is_pinned: bool) -> usize {
         match is_pinned {
             true => PINNED_BYTES,
@@ -49,15 +50,15 @@ impl Slab {
         })
     }
 
-    /// One that devices reach, and that no fork has; with why it is not, where it is not. Its size is one of
-    /// few, so that another pool can use it later.
+    /// Allocates a slab that is pinned for devices and kept out of forks; also returns why it is
+    /// not, where it is not. Its size is one of a few, so that another pool can use it later.
     pub(super) fn pinned(bytes: usize, device: &Arc<Device>) -> Result<(Slab, Option<String>)> {
         let memory = Memory::allocate(bytes.next_multiple_of(STEP_BYTES))?;
         let pinned = match memory.keep_from_forks() {
             Ok(()) => {
-                // Pinning touches page after page itself, several times slower.
+                // The driver would touch the pages one by one, several times slower.
                 touch(&memory);
-                // SAFETY: the pages are this slab's, which gives the claim up first.
+                // SAFETY: the pages are this slab's, which drops the registration first.
                 unsafe { Registration::new(device, memory.address(), memory.len()) }
                     .map_err(|error| error.to_string())
             }
@@ -78,7 +79,7 @@ impl Slab {
         ))
     }
 
-    /// Whether this process has pinned it by this device. A fork has it in name alone.
+    /// Whether this process has pinned it for this device. A fork has the value but not the memory.
     fn is_of(&self, device: &Arc<Device>) -> bool {
         self.memory.is_ours()
             && self
@@ -95,19 +96,19 @@ impl Slab {
         self.memory.address()
     }
 
-    /// How much of it buffers are cut from.
+    /// Bytes that buffers are cut from.
     pub(super) fn len(&self) -> usize {
         self.used_bytes
     }
 }
 
-/// Pinned slabs that no pool has, the one kept last at the end.
+/// Pinned slabs that belong to no pool, the one kept last at the end.
 static KEPT: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
 
-/// The most that is kept.
+/// The most bytes to keep.
 const KEPT_BYTES_MAX: usize = 1 << 30;
 
-/// The smallest slab that was kept and has room for so many bytes.
+/// Takes the smallest kept slab that has room for `bytes`.
 pub(super) fn take_kept(bytes: usize, device: &Arc<Device>) -> Option<Slab> {
     let mut kept = lock();
     let fits = |&at: &usize| kept[at].memory.len() >= bytes && kept[at].is_of(device);
@@ -119,7 +120,7 @@ pub(super) fn take_kept(bytes: usize, device: &Arc<Device>) -> Option<Slab> {
     Some(slab)
 }
 
-/// Keeps slabs for later; those that were kept for longest go where there are too many.
+/// Keeps slabs for later pools; beyond the bound, the slabs kept longest are dropped.
 pub(super) fn keep(slabs: Vec<Slab>) {
     let mut kept = lock();
     kept.extend(slabs.into_iter().filter(|slab| slab.pinned.is_some()));
@@ -134,7 +135,7 @@ pub(super) fn keep(slabs: Vec<Slab>) {
     drop(gone);
 }
 
-/// Gives what is kept back to the system.
+/// Returns the kept slabs to the system.
 pub(super) fn release_kept() {
     let kept = std::mem::take(&mut *lock());
     drop(kept);
@@ -144,7 +145,7 @@ fn lock() -> MutexGuard<'static, Vec<Slab>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has pages put behind all of it, by several threads.
+/// Touches all pages, by several threads.
 fn touch(memory: &Memory) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = (memory.len() / TOUCH_BYTES).clamp(1, cores.min(TOUCH_THREADS_MAX));
@@ -154,7 +155,7 @@ fn touch(memory: &Memory) {
         for start in starts.skip(1) {
             let range = start..memory.len().min(start + share);
             let work = move || memory.populate(range);
-            // Where the system has no more threads to give, pinning touches the rest.
+            // Where the system has no more threads to give, pinning touches the remaining pages.
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         memory.populate(0..share.min(memory.len()));

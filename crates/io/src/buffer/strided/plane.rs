@@ -1,9 +1,9 @@
-//! Copying a box plane by plane: along the two dimensions in which the source and the destination are
-//! closest together.
+//! Copies a box plane by plane: along the two dimensions in which the source and the destination
+//! have their smallest strides.
 //!
 //! Where these differ, the plane is copied in tiles through a buffer that stays in the first-level
-//! cache, so that both sides see runs of [`RUN_BYTES`] instead of single items (measured on a 4096 x
-//! 4096 transpose: five to eight times the rate of single items).
+//! cache, so that both sides see runs of [`RUN_BYTES`] instead of single items (measured on a 4096
+//! x 4096 transpose: five to eight times the rate of single items).
 
 #![allow(unsafe_code)]
 
@@ -23,11 +23,11 @@ pub(super) struct Side {
     pub(super) dst_stride: isize,
 }
 
-/// Takes the two sides out that are copied together; the order of all loops is free. The columns
-/// are where the destination is closest together, the rows where the source is.
+/// Removes and returns the two sides that are copied together; the order of all loops is free.
+/// Columns are the destination's smallest stride, rows the source's.
 pub(super) fn take_plane(sides: &mut Vec<Side>, block_bytes: usize) -> Plane {
     let closest = |sides: &[Side], stride: fn(&Side) -> isize| {
-        // The innermost of several.
+        // Of equal strides, the innermost.
         (0..sides.len())
             .rev()
             .min_by_key(|&side| stride(&sides[side]).unsigned_abs())
@@ -49,6 +49,8 @@ pub(super) fn take_plane(sides: &mut Vec<Side>, block_bytes: usize) -> Plane {
     }
 }
 
+/// Copies the planes of a box, one for each index of the `outer` sides.
+///
 /// # Safety
 /// The box spanned by `outer` and `plane` is readable at `src` and writable at `dst`, and apart.
 pub(super) unsafe fn copy_planes(outer: &[Side], plane: &Plane, src: *const u8, dst: *mut u8) {
@@ -81,6 +83,8 @@ pub(super) struct Plane {
 }
 
 impl Plane {
+    /// Copies the plane.
+    ///
     /// # Safety
     /// The plane is readable at `src` and writable at `dst`, and apart.
     unsafe fn copy(&self, src: *const u8, dst: *mut u8) {
@@ -92,7 +96,7 @@ impl Plane {
             16 => Plane::copy_items::<16>,
             _ => Plane::copy_blocks,
         };
-        // SAFETY: the caller's promise, handed on; where there is an `N`, it is the block's size.
+        // SAFETY: the caller's promise, passed on; `N`, where there is one, is the block's size.
         unsafe { copy(self, src, dst) }
     }
 
@@ -128,8 +132,8 @@ impl Plane {
         }
     }
 
-    /// Copies `count` items to the first of a row. Where they lie together there, the compiler
-    /// gets to know.
+    /// Copies `count` items to the first of a row. The branch on contiguous items lets the compiler
+    /// optimise them.
     ///
     /// # Safety
     /// As [`copy_run`], to neighbouring columns.
@@ -151,6 +155,8 @@ impl Plane {
         }
     }
 
+    /// Copies blocks of `N` bytes through a tile in the cache.
+    ///
     /// # Safety
     /// As [`copy_items`](Plane::copy_items).
     unsafe fn copy_tiles<const N: usize>(&self, src: *const u8, dst: *mut u8) {

@@ -1,14 +1,13 @@
-//! Pages at the edges of regions, which others have a part of.
+//! Pages at the edges of regions, which the regions share with other memory.
 
 use crate::buffer::HostRegion;
 
-/// What lay in the pages that are not a region's alone when a [`Watch`](super::Watch) began, by
-/// region.
+/// The bytes, by region, of shared pages at the moment a [`Watch`](super::Watch) began.
 #[derive(Default)]
 pub struct Edges(pub(super) Vec<Edge>);
 
 impl Edges {
-    /// Puts it over a copy of a region's content from byte `start` on.
+    /// Puts the saved bytes over a copy of a region's content from byte `start` on.
     pub fn put_over(&self, index: usize, region: &HostRegion, start: u64, copy: &mut [u8]) {
         let first = self.0.partition_point(|edge| edge.region < index);
         for edge in self.0[first..]
@@ -20,7 +19,7 @@ impl Edges {
     }
 }
 
-/// Bytes of a page that is not a region's alone, as they were.
+/// Bytes of a shared page, as they were.
 pub(super) struct Edge {
     pub(super) region: usize,
     pub(super) address: usize,

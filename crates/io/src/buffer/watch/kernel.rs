@@ -1,4 +1,4 @@
-//! What the kernel is asked: `userfaultfd`, and `PAGEMAP_SCAN`.
+//! Calls to the kernel: `userfaultfd`, and `PAGEMAP_SCAN`.
 
 #![allow(unsafe_code)]
 
@@ -12,13 +12,13 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 use super::unwatchable::{Unwatchable, refused};
 
-/// The two files through which the kernel is asked.
+/// The two files that the calls go through.
 pub(super) struct Kernel {
     userfault: OwnedFd,
     pagemap: File,
 }
 
-/// `UFFD_USER_MODE_ONLY`: what needs no privilege. Without messages, none of the kernel's own
+/// `UFFD_USER_MODE_ONLY`: needs no privilege. As no messages are used, none of the kernel's own
 /// accesses ever waits for one.
 const USER_MODE_ONLY: u32 = 1;
 /// `UFFD_API`.
@@ -34,7 +34,7 @@ const CHECK_WATCHED: u64 = 1 << 1;
 /// `PAGE_IS_WRITTEN`.
 const IS_WRITTEN: u64 = 1 << 1;
 
-/// `struct uffdio_api`, and `struct uffdio_writeprotect` with other names.
+/// `struct uffdio_api`, and `struct uffdio_writeprotect`, whose fields have other names.
 #[repr(C)]
 struct Words([u64; 3]);
 
@@ -109,14 +109,14 @@ impl Kernel {
         done.map_err(refused("UFFDIO_WRITEPROTECT"))
     }
 
-    /// Also lifts the protection. What is not mapped any more needs none of that.
+    /// Also lifts the protection. Memory that is no longer mapped needs neither.
     pub(super) fn unregister(&self, pages: &Range<usize>) -> rustix::io::Result<()> {
         let mut argument = Addresses([pages.start as u64, pages.len() as u64]);
         // SAFETY: the number and the structure are those of `UFFDIO_UNREGISTER`.
         unsafe { call::<UFFDIO_UNREGISTER, _>(&self.userfault, &mut argument) }
     }
 
-    /// Pages within these that were written to, the first of them.
+    /// The first run of pages among these that were written to.
     pub(super) fn find_written(&self, pages: &Range<usize>) -> io::Result<Option<Range<usize>>> {
         let mut found = PageRegion::default();
         let mut start = pages.start as u64;
@@ -150,13 +150,16 @@ impl Kernel {
     }
 }
 
+/// Calls `ioctl` with a structure, again after an interruption.
+///
 /// # Safety
 /// `T` is the structure that the number stands for.
 unsafe fn call<const NUMBER: Opcode, T>(fd: impl AsFd, argument: &mut T) -> rustix::io::Result<()> {
     loop {
-        // SAFETY: as this function's caller says.
+        // SAFETY: this function's caller promises it.
         let updater = unsafe { Updater::<NUMBER, T>::new(&mut *argument) };
-        // SAFETY: as above; the kernel reads and writes the structure and nothing else of ours.
+        // SAFETY: as above; the kernel reads and writes the structure and nothing else of this
+        // process.
         match unsafe { ioctl(&fd, updater) } {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             done => return done,

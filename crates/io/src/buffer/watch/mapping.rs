@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::unwatchable::{Unwatchable, refused};
 
-/// Memory of this process.
+/// One mapping of this process.
 #[derive(Debug, PartialEq)]
 pub(super) struct Mapping {
     pub(super) range: Range<usize>,
@@ -14,27 +14,28 @@ pub(super) struct Mapping {
 
 #[derive(Debug, PartialEq)]
 pub(super) enum MappingKind {
-    /// Nobody but this process reaches it.
+    /// No other process reaches it.
     Anonymous,
     Shared,
     File,
 }
 
-/// By address.
+/// Reads the mappings, in the order of addresses.
 pub(super) fn mappings() -> Result<Vec<Mapping>, Unwatchable> {
     let maps = fs::read("/proc/self/maps").map_err(refused("/proc/self/maps"))?;
     let maps = String::from_utf8_lossy(&maps);
     Ok(maps.lines().filter_map(mapping).collect())
 }
 
-/// That of a line such as `7f00-7f10 rw-s 00000000 00:01 1024 /dev/zero (deleted)`.
+/// Parses a line such as `7f00-7f10 rw-s 00000000 00:01 1024 /dev/zero (deleted)`.
 fn mapping(line: &str) -> Option<Mapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| usize::from_str_radix(text, 16).ok();
     let range = address(start)?..address(end)?;
     let is_shared = words.next()?.ends_with('s');
-    // What has an inode has a file behind it; of memory without one both numbers are zero.
+    // A mapping with an inode has a file behind it; without a file, device and inode numbers are
+    // zero.
     let has_file = words
         .skip(1)
         .take(2)
@@ -47,7 +48,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range, kind })
 }
 
-/// The mappings that a range of addresses lies in.
+/// The mappings that overlap a range of addresses.
 pub(super) fn within<'a>(
     mappings: &'a [Mapping],
     span: &Range<usize>,

@@ -1,4 +1,4 @@
-//! Which pages are watched, and what is registered for that.
+//! Selects the pages to watch, and the ranges to register for that.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use rustix::param::page_size;
 
 use super::mapping::Mapping;
 
-/// Gaps between pages up to this size are registered with them. Only the pages are protected, so that
-/// costs no more than a walk over the gap in the end, and no mapping.
+/// Gaps between pages up to this size are registered along with them. Only the pages are protected,
+/// so a gap costs no more than a walk over it at the end, and no mapping.
 const GAP_BYTES_MAX: usize = 4 << 20;
-/// Where what is registered begins or ends within a mapping, it is split there, and a process may
-/// have 65,530 of them (`vm.max_map_count`): so much of that is ours.
+/// A registered range that begins or ends within a mapping splits it, and a process may have 65,530
+/// mappings (`vm.max_map_count`): a watch uses at most this share of them.
 const SPLITS_MAX: usize = 16_384;
 
-/// The pages that lie in a span of addresses as a whole.
+/// The whole pages within a span of addresses.
 pub(super) fn whole_pages(span: &Range<usize>) -> Range<usize> {
     let page_bytes = page_size();
     let start = span.start.next_multiple_of(page_bytes);
@@ -25,7 +25,7 @@ pub(super) fn overlaps(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// The same pages, by address, each once.
+/// Sorts the ranges by address and merges those that touch or overlap.
 pub(super) fn merged(mut pages: Vec<Range<usize>>) -> Vec<Range<usize>> {
     pages.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<usize>> = Vec::with_capacity(pages.len());
@@ -38,8 +38,8 @@ pub(super) fn merged(mut pages: Vec<Range<usize>>) -> Vec<Range<usize>> {
     merged
 }
 
-/// What to register so that the pages can be protected: whole mappings where that is little more, as
-/// it splits none. `None` where too many would be split.
+/// The ranges to register so that the pages can be protected: whole mappings where they are only a
+/// little larger, as that splits none. `None` where too many mappings would be split.
 pub(super) fn to_register(
     pages: &[Range<usize>],
     mappings: &[Mapping],
@@ -87,7 +87,7 @@ mod tests {
             range,
             kind: MappingKind::Anonymous,
         };
-        // The end of one, a gap that is too large, and all of the next.
+        // The end of one mapping, a gap that is too large, and all of the next mapping.
         let apart = 100 * MIB;
         let two = [anonymous(MIB..200 * MIB), anonymous(200 * MIB..201 * MIB)];
         let pages = [2 * MIB..3 * MIB, apart..apart + MIB, 199 * MIB..201 * MIB];

@@ -1,10 +1,10 @@
-//! Whose turn it is to watch.
+//! Allows one watch at a time.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The right of one watch of a process: the protection by a second one would wipe out what the
-/// kernel knows for the first.
+/// The right of a process's one watch: protecting pages for a second one would erase the kernel's
+/// records for the first.
 pub(super) struct Turn {
     process: u32,
 }
@@ -15,7 +15,7 @@ impl Turn {
     pub(super) fn take() -> Option<Turn> {
         let process = process::id();
         let holder = TURN.load(Ordering::Relaxed);
-        // Whatever watch a fork has a copy of is its parent's.
+        // A watch that a fork has inherited belongs to its parent.
         let is_free = holder != process;
         let swapped = is_free
             && TURN

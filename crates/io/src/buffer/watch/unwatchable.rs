@@ -6,18 +6,18 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unwatchable {
-    /// The system lacks what it takes, or does not allow it.
+    /// The system lacks a call that the watch needs, or forbids it.
     #[error("the kernel does not tell of writes here ({what}: {source})")]
     Refused {
-        /// What was asked of it.
+        /// The call or file that was refused.
         what: &'static str,
-        /// Its answer.
+        /// The system's answer.
         source: io::Error,
     },
     /// A process has one watch at a time.
     #[error("another state is watched at the moment")]
     Busy,
-    /// Others could write to it unseen.
+    /// Other processes could write to it undetected.
     #[error("memory that several processes share")]
     Shared {
         /// Index of the region.
@@ -29,7 +29,7 @@ pub enum Unwatchable {
         /// Index of the region.
         region: usize,
     },
-    /// It would take too many of the mappings that the process may have.
+    /// It would use too many of the mappings that the process may have.
     #[error("memory in too many places")]
     Scattered,
 }

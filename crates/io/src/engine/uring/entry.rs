@@ -1,4 +1,4 @@
-//! How an operation is told to the kernel.
+//! Submission entries for operations.
 
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
@@ -11,7 +11,7 @@ use crate::engine::{Op, OpKind, TRANSFER_BYTES_MAX};
 pub(super) fn prepare(op: &mut Op, registered: &Registered) -> (squeue::Entry, Option<usize>) {
     let fd = op.file.as_fd().as_raw_fd();
     let fixed = registered.file(fd);
-    // The kernel tells an index from a descriptor by the flag alone.
+    // Only the flag tells the kernel whether this is an index or a descriptor.
     let file = Fd(fixed.unwrap_or(fd));
     let flags = match fixed {
         Some(_) => squeue::Flags::FIXED_FILE,
@@ -55,8 +55,8 @@ pub(super) fn prepare(op: &mut Op, registered: &Registered) -> (squeue::Entry, O
     (entry.flags(flags), bytes)
 }
 
-/// The offset as the ring understands it: all ones would mean "where the file stands", so it
-/// becomes the next lower one, which the kernel refuses as it should (`EINVAL`).
+/// The offset for the ring: all ones would mean "the file's current position", so it becomes the
+/// next lower value, which the kernel refuses with `EINVAL` as it should.
 fn position(offset: u64) -> u64 {
     offset.min(u64::MAX - 1)
 }

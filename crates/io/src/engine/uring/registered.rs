@@ -1,4 +1,4 @@
-//! Memory and files that the kernel has prepared for a ring.
+//! Memory and files registered with a ring.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::file::File;
 pub(super) const REGISTERED_BYTES_MAX: usize = 1 << 30;
 pub(super) const REGISTERED_BUFFERS_MAX: usize = 1 << 14;
 
-/// What the kernel has prepared once and for all.
+/// Memory and files that the kernel has prepared for all operations.
 #[derive(Default)]
 pub(super) struct Registered {
-    /// Addresses, ascending; the index is the kernel's.
+    /// Address ranges, ascending; the kernel uses the same indices.
     pub(super) buffers: Vec<Range<usize>>,
-    /// Descriptors, likewise.
+    /// Descriptors, with the kernel's indices.
     pub(super) files: Vec<RawFd>,
-    /// A descriptor or an address that was freed could be another's.
+    /// Kept alive, as a freed descriptor or address could be reused for another file or buffer.
     pub(super) _kept: (Vec<Owner>, Vec<Arc<File>>),
 }
 

@@ -1,12 +1,12 @@
-//! Which ring this kernel has, and why there is none.
+//! Sets a ring up, and explains why there is none.
 
 use std::io;
 
 use io_uring::{Builder, IoUring, Probe, opcode};
 use rustix::io::Errno;
 
-/// The kinds of ring to try, each with its name for reports: completions are processed when this
-/// thread asks for them, or at any of its system calls, or by interrupting it.
+/// The kinds of ring to try, each with its name for reports. They differ in when completions are
+/// processed: when this thread asks for them, at any of its system calls, or by interrupting it.
 pub(super) fn kinds() -> [(Builder, &'static str); 3] {
     let mut deferred = IoUring::builder();
     deferred
@@ -22,7 +22,7 @@ pub(super) fn kinds() -> [(Builder, &'static str); 3] {
     ]
 }
 
-/// The first of `kinds` that the kernel knows.
+/// Opens the first of `kinds` that the kernel supports.
 pub(super) fn set_up(
     kinds: &[(Builder, &'static str)],
     entries: u32,
@@ -30,7 +30,7 @@ pub(super) fn set_up(
     for (builder, setup) in kinds {
         match builder.build(entries) {
             Ok(ring) => return Ok((ring, setup)),
-            // A kernel older than the flags of this kind (6.1, 5.19).
+            // The kernel is older than the flags of this kind (6.1, 5.19).
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
             Err(error) => return Err(error),
         }
@@ -38,7 +38,7 @@ pub(super) fn set_up(
     Err(Errno::INVAL.into())
 }
 
-/// Makes sure that the ring can wait with a timeout and knows our operations.
+/// Checks that the ring can wait with a timeout and supports this crate's operations.
 pub(super) fn check(ring: &IoUring) -> io::Result<()> {
     if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
         return Err(io::Error::new(
@@ -58,12 +58,12 @@ pub(super) fn check(ring: &IoUring) -> io::Result<()> {
     ))
 }
 
-/// `kernel.io_uring_disabled`, where the kernel has that switch (6.6).
+/// `kernel.io_uring_disabled`, where the kernel has that setting (6.6).
 pub(super) fn disabled_setting() -> Option<String> {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()
 }
 
-/// Why there is no ring, in words a user can act on.
+/// The reason that there is no ring, with a remedy for the user.
 pub(super) fn explain(error: &io::Error, disabled: Option<&str>) -> String {
     let disabled = disabled.map_or("0", str::trim);
     match Errno::from_io_error(error) {

@@ -1,4 +1,4 @@
-//! What there is on a disk.
+//! The content of a disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::sync::Arc;
 /// A tree of directories and files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Image {
-    /// What is at each path, relative to the root of the log.
+    /// The entry at each path, relative to the root of the log.
     pub entries: BTreeMap<PathBuf, Entry>,
 }
 
-/// What is at a path.
+/// A directory or a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// A directory.
@@ -21,11 +21,11 @@ pub enum Entry {
 }
 
 impl Image {
-    /// Makes the directory at `root` hold this image and nothing else, changing only what differs
-    /// from `before`, which it holds now.
+    /// Makes the directory at `root` hold this image and nothing else, changing only the
+    /// differences to `before`, its present content.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn materialise(&self, root: &Path, before: &Image) -> std::io::Result<()> {
         for (path, entry) in before.entries.iter().rev() {
             match (entry, self.entries.get(path)) {

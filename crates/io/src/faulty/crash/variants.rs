@@ -1,17 +1,18 @@
-//! What a cut could leave of one file.
+//! The contents that a cut could leave in one file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::faulty::log::Logged;
 
-/// What a device writes as one, at least.
+/// The least that a device writes atomically.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Lengths of a file are tried for all subsets of so many unsynced operations, then for prefixes.
+/// Lengths are computed for all subsets of up to this many unsynced operations, beyond that for
+/// prefixes.
 const EXHAUSTIVE_LENGTHS_MAX: usize = 10;
 
-/// What a file may hold: a length and, sector by sector, one of several contents.
+/// The possible contents of a file: its lengths and, sector by sector, one of several contents.
 pub(super) struct Variants {
     lengths: Vec<u64>,
     durable: Vec<u8>,
@@ -44,7 +45,7 @@ impl Variants {
                 .expect("a whole sector")
         };
         let mut contents: BTreeMap<usize, Vec<[u8; SECTOR_BYTES]>> = BTreeMap::new();
-        // A write into part of a sector changes what the writes before it left there.
+        // A write into part of a sector keeps the rest, as earlier writes left it.
         let mut latest = durable.clone();
         for op in unsynced {
             let Logged::Write { offset, bytes, .. } = op else {
@@ -60,7 +61,7 @@ impl Variants {
             for index in sectors.filter(|index| index * SECTOR_BYTES < longest) {
                 let old = || vec![sector(&durable, index)];
                 let known = contents.entry(index).or_insert_with(old);
-                // With the writes before it, and as the only one of them.
+                // The sector after all writes before it, and with this write alone.
                 for new in [sector(&latest, index), sector(&alone, index)] {
                     if !known.contains(&new) {
                         known.push(new);
@@ -81,7 +82,7 @@ impl Variants {
         sectors.fold(self.lengths.len() as u64, u64::saturating_mul)
     }
 
-    /// The variant with this number. The last one has everything that was written.
+    /// The variant with this number. The last one contains every write.
     pub(super) fn bytes(&self, number: u64) -> Arc<[u8]> {
         let lengths = self.lengths.len() as u64;
         let length = self.lengths[(number % lengths) as usize];
@@ -107,7 +108,7 @@ fn changed_length(op: &Logged, length: u64) -> u64 {
     }
 }
 
-/// Puts what was written in its place.
+/// Writes the operation's bytes to the content.
 fn overwrite(content: &mut Vec<u8>, op: &Logged) {
     if let Logged::Write { offset, bytes, .. } = op {
         let end = *offset as usize + bytes.len();
@@ -116,7 +117,7 @@ fn overwrite(content: &mut Vec<u8>, op: &Logged) {
     }
 }
 
-/// Every length that a part of the unsynced operations leaves.
+/// Every length that some part of the unsynced operations leaves.
 fn possible_lengths(durable: u64, unsynced: &[&Logged]) -> Vec<u64> {
     let count = unsynced.len();
     let after = |is_kept: &dyn Fn(usize) -> bool| {

@@ -1,4 +1,4 @@
-//! What is taken over of one rank: its tensors, read once more, its tree, and what that lacks.
+//! Salvage of one rank: reads its tensors once more, rebuilds its tree, and lists its losses.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -24,22 +24,22 @@ use crate::progress::Progress;
 use crate::report::Run;
 use crate::save::{Linked, State};
 
-/// A salvage under way, rank by rank.
+/// A salvage in progress, rank by rank.
 pub(super) struct Salvage<'a> {
     path: &'a Path,
     options: &'a Options,
     found: Survey,
-    /// Whether what nothing vouches for is taken over as well.
+    /// Whether tensors that cannot be checked are recovered as well.
     unverified: bool,
-    /// For each entry whether it is taken over, as far as is known.
+    /// For each entry whether it is recovered, as far as known.
     is_taken: Vec<bool>,
-    /// Global tensors that are taken over.
+    /// Names of the recovered tensors that ranks share.
     shared: HashSet<String>,
-    /// Tensors that are ranks' own and were taken over.
+    /// Number of recovered tensors that belong to a single rank.
     own: usize,
-    /// Bytes of everything that was taken over.
+    /// Total size of the recovered tensors.
     pub(super) recovered_bytes: u64,
-    /// What was not, with the rank whose own it is where there are several.
+    /// Tensors that were not recovered; with several ranks, each with the rank that owned it.
     pub(super) missing: Vec<(Option<u32>, Missing)>,
 }
 
@@ -75,17 +75,18 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// Tensors that were taken over.
+    /// Number of recovered tensors.
     pub(super) fn tensors(&self) -> usize {
         self.own + self.shared.len()
     }
 
-    /// Whether the state is not all there.
+    /// Whether part of the state is missing.
     pub(super) fn lacks_something(&self) -> bool {
         !self.missing.is_empty()
     }
 
-    /// Whether a group had tensors, and all of them were taken over. Where a part is lost, nobody knows.
+    /// Whether the group had tensors and all were recovered. False if a part is lost, since that
+    /// part may have listed more.
     pub(super) fn has_all_of(&self, group: &str) -> bool {
         let tensors = self.found.part.tensors.iter().zip(&self.is_taken);
         let mut of_it = tensors
@@ -102,7 +103,7 @@ impl<'a> Salvage<'a> {
         ranks.filter(|&rank| self.is_lost(rank)).collect()
     }
 
-    /// What is taken over of a rank, and what it lacks.
+    /// Recovers a rank's state; returns it with the list of the rank's losses.
     pub(super) fn take(&mut self, rank: u32, progress: &Progress) -> Result<(State, Vec<Missing>)> {
         let [entries, _, earlier] = self.found.ranges(rank);
         let mut missing = self.found.part.missing[earlier].to_vec();
@@ -125,9 +126,9 @@ impl<'a> Salvage<'a> {
         Ok((state, missing))
     }
 
-    /// Reads what is taken over, each chunk against its digest once more; what turns out not to be
-    /// intact is hit from then on. A chunk with damage may hold intact tensors beside it, where the
-    /// digest tells which byte was changed.
+    /// Reads the tensors to recover and checks each chunk against its digest once more; a tensor
+    /// that turns out damaged counts as hit from then on. In a damaged chunk, neighbouring tensors
+    /// can still be intact if the digest identifies the changed byte.
     fn load(
         &mut self,
         entries: Range<usize>,
@@ -152,7 +153,7 @@ impl<'a> Salvage<'a> {
         )?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = opened.into_iter().unzip();
         let request = |tensor: &TensorEntry| Request {
-            // A tensor without bytes may lie in a file that is gone; nothing is read for it.
+            // The file of an empty tensor may be gone; nothing is read for it.
             file: numbers.binary_search(&tensor.file).unwrap_or_default(),
             range: tensor.range.0..tensor.range.1,
             goal: Goal::Fresh,
@@ -192,8 +193,8 @@ impl<'a> Salvage<'a> {
         Ok(kept.map(|(_, region)| region).collect())
     }
 
-    /// Takes no more of what turned out to be hit. Boxes of it that are saved already stay where they
-    /// are: a tensor that is listed as missing is, whatever boxes there are.
+    /// Stops recovering a tensor that turned out damaged. Boxes of it that are already saved
+    /// remain: a tensor listed as missing counts as missing whatever boxes exist.
     fn give_up(&mut self, entry: usize, reason: String, missing: &mut Vec<Missing>) {
         self.is_taken[entry] = false;
         let Some(region) = &self.found.part.tensors[entry].region else {
@@ -214,7 +215,7 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// The state of a rank without its bytes. What it lacks is added to the list.
+    /// Builds the state of a rank without its bytes, and appends the rank's losses to `missing`.
     fn assemble(&self, rank: u32, missing: &mut Vec<Missing>) -> Result<State> {
         let [entries, aliases, _] = self.found.ranges(rank);
         let part = &self.found.part;
@@ -226,8 +227,8 @@ impl<'a> Salvage<'a> {
             let index = entry - entries.start;
             if self.is_taken[entry] {
                 to.tensors.insert(index, Place::Kept(tensors.len()));
-                // Nothing checks in a part that was read what its writer has checked: without a name
-                // of its own in the group a tensor is of none.
+                // Reading a part does not repeat all of the writer's checks: a tensor whose name is
+                // already used in its group is saved without a group.
                 let group = group_of(tensor).filter(|of| grouped.insert(of.clone()));
                 tensors.push(spec(tensor, group));
             } else if tensor.region.is_none() {
@@ -271,7 +272,7 @@ impl<'a> Salvage<'a> {
         })
     }
 
-    /// Why a tensor that is a rank's own is not taken over.
+    /// The reason why a tensor of a single rank is not recovered.
     fn missing_own(&self, rank: u32, entry: usize) -> Missing {
         let tensor = &self.found.part.tensors[entry];
         let unproven = || {
@@ -287,7 +288,7 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// Why a tensor that ranks share is not taken over.
+    /// The reason why a tensor that ranks share is not recovered.
     fn missing_shared(&self, tensor: &SharedTensor) -> Missing {
         let part = &self.found.part;
         let unproven = || {
@@ -311,7 +312,7 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// The tree of a rank; where it is lost, what can be said without it.
+    /// The tree of a rank; if it is lost, a tree made from the names that are known.
     fn tree(
         &self,
         rank: u32,
@@ -341,7 +342,7 @@ impl<'a> Salvage<'a> {
             .map(|(index, spec)| serde_json::json!([spec.name, {"$": "tensor", "i": index}]))
             .collect();
         if self.ranks_lost().first() == Some(&rank) {
-            // What no tree names any more has its place here, by its name.
+            // Tensors that no remaining tree refers to are added here by name.
             let unnamed = self.found.shared.iter().filter(|tensor| !tensor.is_named);
             pairs.extend(unnamed.map(|tensor| {
                 let SharedTensor {
@@ -359,7 +360,7 @@ impl<'a> Salvage<'a> {
         Ok(RawValue::from_string(tree.to_string()).expect("it is JSON"))
     }
 
-    /// Whether the tree of a rank is lost, now or before.
+    /// Whether the tree of a rank is lost, now or in an earlier salvage.
     fn is_lost(&self, rank: u32) -> bool {
         let [_, _, missing] = self.found.ranges(rank);
         let mut missing = self.found.part.missing[missing].iter();
@@ -368,12 +369,12 @@ impl<'a> Salvage<'a> {
     }
 }
 
-/// Whether a tensor that ranks share is taken over.
+/// Whether a tensor that ranks share can be recovered.
 fn is_to_be_had(tensor: &SharedTensor, unverified: bool) -> bool {
     tensor.hit.is_none() && (unverified || tensor.is_vouched_for)
 }
 
-/// What a tensor is in its group, if it is of one.
+/// The group of a tensor and its name there, if it has one.
 fn group_of(tensor: &TensorEntry) -> Option<Grouped> {
     tensor.group.clone().map(|group| Grouped {
         group,

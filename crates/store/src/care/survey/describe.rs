@@ -1,4 +1,4 @@
-//! What ranks and tensors there were, from the best source that is left for each rank.
+//! Describes which ranks and tensors a checkpoint had, from the best source left for each rank.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -24,32 +24,32 @@ use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
 
-/// Where no manifest tells how many ranks there were, and names of files speak of more.
+/// Limit on ranks without files that are assumed from file names when there is no manifest.
 const RANKS_WITHOUT_FILES_MAX: u64 = 4096;
 
-/// Where the names, types and places of a rank's tensors come from; the best source first.
+/// Source of the names, types and positions of a rank's tensors; the best source first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Described {
-    /// Manifest and part, whole: what is intact is proven so.
+    /// Manifest and part are whole: intact tensors are proven intact.
     Whole,
-    /// A part that no manifest vouches for.
+    /// A part without a manifest that records its digest.
     PartAlone,
-    /// The headers of the shards: no digest is left, and nothing of the plain values.
+    /// The headers of the shards only: digests and plain values are lost.
     Headers,
 }
 
-/// What a checkpoint says of itself, as far as it can be read.
+/// The readable description of a checkpoint.
 #[derive(Default)]
 pub(super) struct Description {
     pub(super) manifest: Option<Manifest>,
-    /// In the order of the ranks.
+    /// The parts in rank order.
     pub(super) parts: Vec<(Part, Described)>,
     pub(super) missing_files: Vec<String>,
     pub(super) problems: Vec<Problem>,
     pub(super) bytes_checked: u64,
 }
 
-/// Finds out what there was.
+/// Reads the description of the checkpoint from whatever is left.
 pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
     let mut found = Description::default();
     match read_manifest(path, files) {
@@ -96,7 +96,7 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
 }
 
 impl Description {
-    /// A rank's part, from the best source that is left.
+    /// A rank's part, from the best source left.
     fn part(
         &mut self,
         path: &Path,
@@ -115,7 +115,7 @@ impl Description {
                 self.bytes_checked += entry.bytes;
                 (read_part(path, files, manifest, entry), Described::Whole)
             }
-            // Nothing vouches for it: what is not known may as well be damage.
+            // No digest covers this part, so an unknown value may as well be damage.
             _ => (
                 believed(part_alone(path, files, id, rank)),
                 Described::PartAlone,
@@ -131,7 +131,7 @@ impl Description {
         }
     }
 
-    /// Looks at the small files that go with it.
+    /// Checks the checkpoint's sidecars.
     fn check_beside(&mut self, path: &Path, files: &dyn Files, manifest: &Manifest) -> Result<()> {
         for entry in &manifest.beside {
             match beside::read(path, files, entry) {
@@ -142,7 +142,7 @@ impl Description {
         Ok(())
     }
 
-    /// Takes note of a file that cannot be used; errors that say something else stay errors.
+    /// Records a file that cannot be used. Returns errors that do not mean damage.
     fn lose(&mut self, path: &Path, files: &dyn Files, file: &str, error: Error) -> Result<()> {
         let is_proven = !matches!(error, Error::Malformed { .. } | Error::Storage { .. });
         let detail = loss(error)?;
@@ -163,10 +163,10 @@ impl Description {
         });
     }
 
-    /// A part made out of the headers of a rank's shards. It has no digests and an empty tree.
+    /// Builds a part from the headers of a rank's shards, without digests and with an empty tree.
     ///
-    /// Of several ranks only those shards are believed that say which of their tensors are boxes:
-    /// a box looks like any tensor, and must not pass for the whole that it is a piece of.
+    /// With several ranks, only shards whose headers mark boxes are used: a box looks like any
+    /// tensor, and must not pass for the whole tensor that it is a piece of.
     fn by_headers(
         &mut self,
         path: &Path,
@@ -220,7 +220,7 @@ impl Description {
     }
 }
 
-/// What is wrong with a file, in words; errors that say something else stay errors.
+/// Describes the damage to a file in words; returns errors that do not mean damage.
 pub(crate) fn loss(error: Error) -> Result<String> {
     match error {
         Error::Corrupt { detail, .. }
@@ -231,7 +231,8 @@ pub(crate) fn loss(error: Error) -> Result<String> {
     }
 }
 
-/// A part that no manifest vouches for, whose types are damage where they are not known.
+/// Reports unknown types in a part without a recorded digest as damage, since damage may have made
+/// them.
 fn believed(read: Result<Part>) -> Result<Part> {
     read.map_err(|error| match error {
         Error::Unknown { path, file, detail } => Error::malformed(&path, &file, detail),
@@ -239,7 +240,7 @@ fn believed(read: Result<Part>) -> Result<Part> {
     })
 }
 
-/// A part that no manifest vouches for.
+/// Reads a part for which there is no manifest.
 fn part_alone(path: &Path, files: &dyn Files, id: &str, rank: u32) -> Result<Part> {
     let name = name::part_file(rank, id);
     let file = path.join(&name);
@@ -259,8 +260,8 @@ fn part_alone(path: &Path, files: &dyn Files, id: &str, rank: u32) -> Result<Par
     }
 }
 
-/// The attempt that all files of the directory belong to. Several cannot be told apart without a
-/// manifest, and one that never finished is no checkpoint.
+/// The attempt that all files of the directory belong to. Without a manifest, files of several
+/// attempts cannot be told apart, and an unfinished attempt is no checkpoint.
 fn only_attempt(path: &Path, names: &[String]) -> Result<String> {
     let attempts = names.iter().filter_map(|name| name::attempt_of(name));
     let attempts: HashSet<&str> = attempts.collect();
@@ -276,8 +277,9 @@ fn only_attempt(path: &Path, names: &[String]) -> Result<String> {
     }
 }
 
-/// How many ranks there are files of, where no manifest tells; at least one. Of a rank between two of
-/// them everything is lost; of ranks behind the last nobody knows.
+/// Derives the number of ranks from file names when there is no manifest; at least one. A rank
+/// without files below the highest one found has lost everything; ranks above the highest are
+/// unknown.
 fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
     let ranks: BTreeSet<u32> = names
         .iter()
@@ -292,16 +294,16 @@ fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
     Ok(last.saturating_add(1))
 }
 
-/// The contents of a shard by its header.
+/// The contents of a shard according to its header.
 struct Listed {
-    /// The size of the file.
+    /// File size.
     bytes: u64,
     tensors: Vec<TensorEntry>,
-    /// Those whose elements are of a type that this version has no place for.
+    /// Tensors whose element type this version does not know.
     unknown: Vec<Missing>,
 }
 
-/// The tensors of a shard as its own header lists them.
+/// Reads the tensors of a shard from its own header.
 fn tensors_of(
     path: &Path,
     files: &dyn Files,
@@ -330,7 +332,7 @@ fn tensors_of(
         let entry = TensorEntry {
             name,
             dtype: dtype.to_owned(),
-            // A part names the types that earlier versions had no name for.
+            // A part records a carrier for types that earlier versions had no name for.
             stored: (!dtype::is_natural(dtype)).then_some(Stored {
                 dtype: tensor.dtype,
                 shape: tensor.shape,
@@ -342,8 +344,8 @@ fn tensors_of(
             group: None,
             region: None,
         };
-        // Of a type whose carrier has one more dimension the header has another shape than the box:
-        // such a piece is not to be had.
+        // If the type's carrier adds a dimension, the shape in the header does not match the box:
+        // such a piece cannot be recovered.
         let fits = |region: &TensorBox| entry.check_box(region).is_ok();
         if region.as_ref().is_none_or(fits) {
             entries.push(TensorEntry { region, ..entry });
@@ -356,7 +358,7 @@ fn tensors_of(
     })
 }
 
-/// A tensor that only a newer version takes over: nothing here says how large an element is.
+/// A tensor that only a newer version can recover: its element size is unknown here.
 fn of_unknown_type(name: String, tensor: HeaderTensor) -> Missing {
     let reason = format!(
         "it has elements of type {:?}, which this version of Penstock does not know: salvage it with \

@@ -1,4 +1,4 @@
-//! What a survey found, and what can be asked of that.
+//! The findings of a survey, and queries on them.
 
 use std::ops::Range;
 
@@ -10,49 +10,48 @@ use crate::report::Problem;
 /// A checkpoint as far as it can be read.
 #[derive(Debug)]
 pub struct Survey {
-    /// The manifest, where it is whole.
+    /// The manifest, if it is whole.
     pub manifest: Option<Manifest>,
-    /// What the ranks recorded, or what could be made out, all in one.
+    /// The ranks' parts, or their reconstructions, merged into one.
     pub part: Part,
-    /// Where that comes from, of the rank of which least is left.
+    /// The worst source among all ranks.
     pub described: Described,
-    /// For each entry of the part what is wrong with it; `None` for one that is intact, or that
-    /// cannot be checked.
+    /// For each entry of the part, the damage to it; `None` if it is intact or cannot be checked.
     pub hits: Vec<Option<String>>,
-    /// The tensors that are made of boxes, without those that were missing before.
+    /// Tensors made of boxes, except those that were missing before.
     pub shared: Vec<SharedTensor>,
-    /// Files that are not there.
+    /// Names of missing files.
     pub missing_files: Vec<String>,
-    /// Everything that was found.
+    /// All problems found.
     pub problems: Vec<Problem>,
-    /// Bytes that were read and digested.
+    /// Bytes read and digested.
     pub bytes_checked: u64,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What is each rank's own, and where that comes from.
+    /// For each rank, where its own entries begin in `part`, and their source.
     pub(super) ranks: Vec<(Rank, Described)>,
-    /// How much of each file is there in whole chunks.
+    /// For each file, the number of bytes readable in whole chunks.
     pub(super) usable_bytes: Vec<u64>,
 }
 
-/// A tensor of which ranks stored boxes, or that a tree names.
+/// A tensor of which ranks stored boxes, or that a tree refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedTensor {
-    /// Its global name.
+    /// Global name.
     pub name: String,
     /// Element type.
     pub dtype: String,
     /// Dimensions, outermost first.
     pub shape: Vec<u64>,
-    /// Bytes of all of it.
+    /// Size of the whole tensor.
     pub bytes: u64,
-    /// What is wrong with it; `None` where nothing is known to be.
+    /// The damage to it; `None` if none is known.
     pub hit: Option<String>,
-    /// Whether parts that the manifest vouches for are enough to know that.
+    /// Whether parts with a digest in the manifest suffice to decide `hit`.
     pub is_vouched_for: bool,
     /// The entries that it is made of, unless it is hit.
     pub(crate) entries: Vec<usize>,
-    /// Whether a tree that is left names it.
+    /// Whether a remaining tree refers to it.
     pub(crate) is_named: bool,
 }
 
@@ -76,12 +75,12 @@ impl Survey {
         }
     }
 
-    /// How many ranks there were, as far as anything tells.
+    /// Number of ranks, as far as known.
     pub fn world_size(&self) -> u32 {
         self.ranks.len() as u32
     }
 
-    /// Where what is known of each rank comes from.
+    /// The source of each rank's description.
     pub fn described_by(&self) -> Vec<Described> {
         self.ranks.iter().map(|rank| rank.1).collect()
     }
@@ -92,12 +91,12 @@ impl Survey {
         self.ranks.partition_point(starts_before) as u32 - 1
     }
 
-    /// Whether an intact entry is proven to be.
+    /// Whether an intact entry is proven intact.
     pub fn is_vouched_for(&self, entry: usize) -> bool {
         self.ranks[self.rank_of(entry) as usize].1 == Described::Whole
     }
 
-    /// Indices of the entries that nothing is known to be wrong with.
+    /// Indices of the entries without known damage.
     pub fn intact(&self) -> Vec<usize> {
         let tensors = 0..self.hits.len();
         tensors
@@ -105,12 +104,12 @@ impl Survey {
             .collect()
     }
 
-    /// A rank's own, and where it comes from.
+    /// Where a rank's own entries begin, and their source.
     pub(crate) fn rank(&self, rank: u32) -> &(Rank, Described) {
         &self.ranks[rank as usize]
     }
 
-    /// The entries, aliases and missing entries of a rank.
+    /// The entries, aliases and missing entries of a rank, as index ranges.
     pub(crate) fn ranges(&self, rank: u32) -> [Range<usize>; 3] {
         let (first, part) = (&self.ranks[rank as usize].0, &self.part);
         let next = self.ranks.get(rank as usize + 1).map(|next| &next.0);

@@ -1,4 +1,4 @@
-//! Tensors that ranks share: intact where boxes that are intact make up the whole.
+//! Tensors that ranks share: intact if intact boxes cover the whole tensor.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,26 +10,27 @@ use crate::format::name;
 use crate::format::part::{MissingKind, TensorEntry};
 use crate::plan::reshard::{GlobalTensors, box_text};
 
-/// What is known of a tensor before its boxes are looked at.
+/// A shared tensor before its boxes are examined.
 struct Candidate {
     name: String,
     dtype: String,
     shape: Vec<u64>,
-    /// Whether a tree names it, and one that is vouched for.
+    /// Whether a tree refers to it, and whether a tree with a recorded digest does.
     is_named: bool,
     is_proven: bool,
     entries: Vec<usize>,
 }
 
-/// What became of every tensor that ranks share.
+/// Decides for each shared tensor whether it is intact.
 pub(super) fn assess(survey: &Survey) -> Vec<SharedTensor> {
     let candidates = candidates(survey);
     let fates = candidates.into_iter().map(|found| fate(survey, found));
     fates.collect()
 }
 
-/// All of them: as trees name them, in their order, then those that only boxes tell of. What is
-/// vouched for is asked first, so that nothing else has a say in it.
+/// Lists all shared tensors: first those that trees refer to, in order, then those known only by
+/// boxes. Ranks with a digest in the manifest come first, so that no unproven source can contradict
+/// them.
 fn candidates(survey: &Survey) -> Vec<Candidate> {
     let missing = survey.part.missing.iter();
     let missing = missing.filter(|entry| entry.kind == MissingKind::Shared);
@@ -57,7 +58,7 @@ fn candidates(survey: &Survey) -> Vec<Candidate> {
     for is_whole in [true, false] {
         for (rank, described) in &survey.ranks {
             if (*described == Described::Whole) == is_whole {
-                // A tree that makes no sense is somebody else's to refuse.
+                // An invalid tree is reported elsewhere.
                 for named in references::shared(&rank.tree).unwrap_or_default() {
                     let place = meet(&named.name, &named.dtype, &named.shape);
                     references.extend(place.map(|place| (place, is_whole)));
@@ -83,7 +84,7 @@ fn candidates(survey: &Survey) -> Vec<Candidate> {
     found
 }
 
-/// Whether boxes that are vouched for make up all of a tensor, or else all boxes do.
+/// Tries the boxes with recorded digests first, then all boxes, to cover the whole tensor.
 fn fate(survey: &Survey, found: Candidate) -> SharedTensor {
     let (vouched, others): (Vec<usize>, Vec<usize>) = found
         .entries
@@ -116,7 +117,7 @@ fn fate(survey: &Survey, found: Candidate) -> SharedTensor {
     }
 }
 
-/// Why some boxes do not make up all of a tensor, if they do not.
+/// The reason why these boxes do not cover the whole tensor, if they do not.
 fn wrong_with(survey: &Survey, found: &Candidate, entries: &[usize]) -> Option<String> {
     let tensors = &survey.part.tensors;
     let hits = entries

@@ -12,7 +12,7 @@ pub struct Alias {
     pub name: String,
     /// Index of the tensor.
     pub tensor: usize,
-    /// Which of its elements; all of them in the same order where absent.
+    /// The elements that the alias selects; all of them in the same order if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<View>,
 }
@@ -29,7 +29,7 @@ pub struct View {
 }
 
 impl Alias {
-    /// Whether it stays inside its tensor.
+    /// Checks that the alias is within its tensor.
     pub(super) fn check(&self, tensors: &[TensorEntry]) -> std::result::Result<(), String> {
         let tensor = tensors
             .get(self.tensor)
@@ -49,7 +49,7 @@ impl Alias {
                 Err("starts outside the tensor".into())
             };
         }
-        // The view's first and last element in memory; both have to lie in the tensor.
+        // The first and last element of the view in memory; both must be within the tensor.
         let (mut lowest, mut highest) = (i128::from(view.offset), i128::from(view.offset));
         for (&dim, &stride) in view.shape.iter().zip(&view.strides) {
             let reach = i128::from(dim - 1) * i128::from(stride);

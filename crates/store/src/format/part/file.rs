@@ -1,4 +1,4 @@
-//! A shard, as the part of its rank lists it.
+//! A shard's entry in the part of its rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,9 +12,9 @@ pub struct FileEntry {
     pub name: String,
     /// Exact size.
     pub bytes: u64,
-    /// Digest of all of it.
+    /// Digest of the whole file.
     pub digest: Digest,
-    /// Bytes that share a chunk digest.
+    /// Bytes covered by one chunk digest.
     pub chunk_bytes: u64,
     /// Digest of each chunk in order.
     #[serde(with = "hex_list")]
@@ -22,7 +22,7 @@ pub struct FileEntry {
 }
 
 impl FileEntry {
-    /// Whether it is a file of this rank's attempt whose numbers agree with each other.
+    /// Checks that it is a file of this rank's attempt and that its numbers agree with each other.
     pub(super) fn check(&self, attempt: &str, rank: u32) -> std::result::Result<(), String> {
         if !name::is_shard(&self.name, rank, attempt) {
             return Err(format!(

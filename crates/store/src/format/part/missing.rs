@@ -1,8 +1,8 @@
-//! What could not be salvaged, as the part of its rank lists it.
+//! Entries of a part for state that could not be salvaged.
 
 use serde::{Deserialize, Serialize};
 
-/// What could not be salvaged.
+/// An entry for lost state: a tensor, or the state of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// Dotted name.
@@ -11,23 +11,24 @@ pub struct Missing {
     pub dtype: String,
     /// Dimensions, outermost first.
     pub shape: Vec<u64>,
-    /// Why it is missing.
+    /// The reason for the loss.
     pub reason: String,
-    /// What it is.
+    /// The kind of loss.
     #[serde(default, skip_serializing_if = "MissingKind::is_own")]
     pub kind: MissingKind,
 }
 
-/// What a missing entry stands for.
+/// The kind of an entry for lost state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MissingKind {
-    /// A tensor of the rank, or a further name of one; the tree refers to it by its place in the list.
+    /// A tensor of the rank, or an alias of one; the tree refers to it by its index in the list.
     #[default]
     Own,
-    /// A global tensor, under its global name, which trees refer to as if it were there.
+    /// A global tensor, under its global name; trees refer to it as to an existing one.
     Shared,
-    /// The rank's state: its structure and plain values, and tensors that nothing names any more.
+    /// The rank's state: its structure, its plain values, and tensors that nothing refers to any
+    /// more.
     State,
 }
 

@@ -1,23 +1,24 @@
-//! The parts of all ranks, taken as one.
+//! Merging the parts of all ranks into one.
 
 use serde_json::value::RawValue;
 
 use super::Part;
 
-/// What stays a rank's own where the parts of all are taken as one.
+/// The data of a rank that stays separate when all parts are merged.
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) tree: Box<RawValue>,
-    /// Where its tensors begin among those of all.
+    /// Index of its first tensor in the merged part.
     pub(crate) first_tensor: usize,
-    /// Where its aliases begin among those of all.
+    /// Index of its first alias in the merged part.
     pub(crate) first_alias: usize,
-    /// Where what it lacks begins among what all lack.
+    /// Index of its first missing entry in the merged part.
     pub(crate) first_missing: usize,
 }
 
 impl Part {
-    /// One part out of those of all ranks, and what is each rank's own; `None` out of none.
+    /// Merges the parts of all ranks; returns the merged part and each rank's separate data, or
+    /// `None` if there are no parts.
     pub(crate) fn merge(parts: Vec<Part>) -> Option<(Part, Vec<Rank>)> {
         let nothing = || RawValue::from_string("null".to_owned()).expect("it is JSON");
         let mut ranks = Vec::with_capacity(parts.len());

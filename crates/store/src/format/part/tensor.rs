@@ -1,4 +1,4 @@
-//! A tensor and the bytes that hold it, as the part of its rank lists it.
+//! A tensor's entry in the part of its rank.
 
 use penstock_io::buffer::Bounds;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::file::FileEntry;
 use crate::format::dtype;
 
-/// One tensor and the bytes that hold it.
+/// A tensor and its byte range.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TensorEntry {
     /// Dotted name, unique in the part.
@@ -19,16 +19,18 @@ pub struct TensorEntry {
     pub file: usize,
     /// First byte and the byte after the last, counted from the start of the file.
     pub range: (u64, u64),
-    /// How the shard's header describes it, where that differs.
+    /// The description in the shard's header, if it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
-    /// What the shard's header calls it, where that is not its name.
+    /// The name in the shard's header, if it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_name: Option<String>,
-    /// The group that it is of: shards of their own, with the names that readers of models know.
+    /// The group of the tensor: groups have shards of their own, with the names that model loaders
+    /// know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The box of a larger tensor that it is; without it, it is its rank's alone.
+    /// The box of a global tensor that this entry stores; without it, the tensor belongs to its
+    /// rank alone.
     #[serde(
         default,
         rename = "box",
@@ -38,18 +40,18 @@ pub struct TensorEntry {
     pub region: Option<TensorBox>,
 }
 
-/// Where in a global tensor, of which ranks hold parts, an entry belongs. Its size is the entry's.
+/// The position of an entry in a global tensor that ranks share. The entry's shape is the box's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorBox {
     /// Name of the global tensor; the same in all parts.
     pub tensor: String,
     /// Dimensions of the global tensor, outermost first.
     pub shape: Vec<u64>,
-    /// First index along each of them.
+    /// First index along each dimension.
     pub start: Vec<u64>,
 }
 
-/// A member that is there has a value: null is none.
+/// Deserializes a member that must not be null if present.
 fn present<'de, D>(deserializer: D) -> std::result::Result<Option<TensorBox>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -67,19 +69,19 @@ pub struct Stored {
 }
 
 impl TensorEntry {
-    /// Bytes of data.
+    /// Size of the data in bytes.
     pub fn nbytes(&self) -> u64 {
         self.range.1 - self.range.0
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn item_bytes(&self) -> usize {
-        // A type of NumPy's own: its carrier has one more dimension, the bytes of an element.
+        // A `numpy:` type: its carrier has an additional last dimension, the bytes of an element.
         let carried = || self.stored.as_ref()?.shape.last().copied();
         dtype::item_bytes(&self.dtype).unwrap_or_else(|| carried().unwrap_or_default() as usize)
     }
 
-    /// The type that the shard's header gives it.
+    /// The element type in the shard's header.
     pub(crate) fn stored_dtype(&self) -> Option<&str> {
         match &self.stored {
             Some(stored) => Some(&stored.dtype),
@@ -87,12 +89,12 @@ impl TensorEntry {
         }
     }
 
-    /// What the shard's header calls it.
+    /// The name in the shard's header.
     pub fn stored_name(&self) -> &str {
         self.stored_name.as_deref().unwrap_or(&self.name)
     }
 
-    /// Whether its bytes lie in its file, and are as many as its type and shape take.
+    /// Checks that its byte range is within its file and has the size of its type and shape.
     pub(super) fn check(&self, files: &[FileEntry]) -> std::result::Result<(), String> {
         let (begin, end) = self.range;
         let file = files.get(self.file).ok_or("its file is not in the list")?;
@@ -122,7 +124,7 @@ impl TensorEntry {
             .map_or(Ok(()), |region| self.check_box(region))
     }
 
-    /// Whether a box of its size has a place in the global tensor.
+    /// Checks that the box fits in the global tensor.
     pub(crate) fn check_box(&self, region: &TensorBox) -> std::result::Result<(), String> {
         let TensorBox {
             tensor: name,
@@ -146,7 +148,7 @@ impl TensorEntry {
         ))
     }
 
-    /// Whether a reader of its shard alone sees elements of its type, and not of a carrier's.
+    /// Whether a reader of the shard alone sees this dtype, and not a carrier's.
     pub fn is_under_its_own_name(&self) -> bool {
         let named = |stored: &Stored| dtype::of_stored(&stored.dtype, &stored.shape);
         let stored = self.stored.as_ref();
@@ -169,7 +171,7 @@ impl TensorEntry {
         if !dtype::carriers(&self.dtype, item_bytes).any(holds) {
             return Err(mismatch());
         }
-        // Elements of no bytes would let any shape pass.
+        // With elements of zero bytes, any shape would pass the check.
         Ok(match item_bytes {
             0 => dtype::nbytes(&stored.shape, 1),
             _ => dtype::nbytes(&self.shape, item_bytes),

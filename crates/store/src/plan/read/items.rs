@@ -1,17 +1,17 @@
-//! What is read and verified as a unit, and what of it goes where.
+//! Items: the units of reading and verification, and the destinations of their pieces.
 //!
-//! A piece that is too small for a request of its own, or that goes to a caller's memory which the
-//! device cannot reach directly, is read into staging together with what surrounds it and copied.
+//! A piece that is too small for a separate request, or that goes to a caller's memory which the
+//! device cannot reach directly, is read into staging together with its neighbours and copied.
 
 use std::ops::Range;
 
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
 
-/// Pieces smaller than this are not worth a request of their own next to others.
+/// Smaller pieces are not worth a separate request next to others.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
-/// What the plan needs to know of a file.
+/// The properties of a file that the plan needs.
 #[derive(Clone, Copy, Debug)]
 pub struct FileFacts {
     /// Exact size.
@@ -20,33 +20,33 @@ pub struct FileFacts {
     pub offset_alignment: u64,
     /// Alignment of memory addresses.
     pub memory_alignment: usize,
-    /// Whether each read is a request over a network: then an item is read with one.
+    /// Whether each read is a request over a network: then an item is read with one request.
     pub is_elsewhere: bool,
 }
 
-/// One tensor that is asked for.
+/// A requested tensor.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Index of its file.
     pub file: usize,
-    /// Its bytes in the file.
+    /// The tensor's bytes in the file.
     pub range: Range<u64>,
-    /// Whose memory is to hold them.
+    /// The memory that is to receive them.
     pub goal: Goal,
 }
 
-/// Where the bytes of a request are to go.
+/// The destination of a request's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Into fresh memory.
+    /// New memory.
     Fresh,
-    /// Into the caller's memory at this address.
+    /// The caller's memory at this address.
     Plain(usize),
-    /// Into places of the caller's memory that lie apart; always through staging.
+    /// Scattered places in the caller's memory; always through staging.
     Scattered,
 }
 
-/// Whose memory a piece lands in.
+/// The memory that receives a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The segment with this index.
@@ -55,7 +55,7 @@ pub enum Owner {
     Target(usize),
 }
 
-/// Where the bytes of a piece go.
+/// How a piece is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// Read for its digest only.
@@ -71,7 +71,7 @@ pub enum Destination {
 pub struct Piece {
     /// Bytes of the file.
     pub range: Range<u64>,
-    /// Where they go.
+    /// How they are read.
     pub to: Destination,
 }
 
@@ -82,11 +82,11 @@ pub struct Item {
     pub file: usize,
     /// Bytes of the file.
     pub range: Range<u64>,
-    /// What it is made of, in order and without gaps.
+    /// The pieces of the item, in order and without gaps.
     pub pieces: Vec<Piece>,
 }
 
-/// A run of a file that somebody asked for: one segment or one target.
+/// A requested run of a file: one segment or one target.
 pub(super) struct Area {
     pub(super) file: usize,
     pub(super) range: Range<u64>,
@@ -102,7 +102,7 @@ impl Area {
     }
 }
 
-/// Cuts what is read of the files into items, for areas in the order of files and offsets.
+/// Cuts the runs to be read into items, for areas ordered by file and offset.
 pub(super) fn cut_items(
     files: &[FileFacts],
     requests: &[Request],
@@ -150,7 +150,7 @@ fn whole(bytes: u64) -> Vec<Range<u64>> {
     }
 }
 
-/// The chunks that hold the areas, neighbouring ones merged.
+/// The chunks that contain the areas, adjacent ones merged.
 fn chunk_runs(areas: &[Area], file_bytes: u64) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for area in areas {
@@ -190,7 +190,7 @@ fn cut_pieces(
     pieces
 }
 
-/// The run of `part` that can be read in place; empty at the end of `part` where none can.
+/// The run of `part` that can be read in place; empty at the end of `part` if there is none.
 fn direct_range(
     facts: &FileFacts,
     requests: &[Request],
@@ -200,9 +200,9 @@ fn direct_range(
 ) -> Range<u64> {
     let none = part.end..part.end;
     let range = match area.owner {
-        // A segment has room for the pages around the part.
+        // A segment includes the pages around the part.
         Owner::Segment(_) => part.clone(),
-        // The caller's memory ends where it ends.
+        // The caller's memory has no room for whole pages.
         Owner::Target(index) => {
             let start = part.start.next_multiple_of(facts.offset_alignment);
             let end = floor(part.end, facts.offset_alignment);
@@ -223,9 +223,9 @@ fn direct_range(
     }
 }
 
-/// Whether a piece is read on its own. Small ones are where that costs no more than staging them:
-/// at most two of an item, those that touch its ends on whole pages. Over a network a request costs
-/// more than the copy of a whole item.
+/// Whether a piece deserves a separate request. Small ones do if that costs no more than staging
+/// them: at most two per item, those that touch its ends on whole pages. Over a network, a request
+/// costs more than the copy of a whole item.
 fn is_worth_a_request(facts: &FileFacts, range: &Range<u64>, item: &Range<u64>) -> bool {
     if facts.is_elsewhere {
         return range == item;

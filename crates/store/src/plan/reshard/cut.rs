@@ -1,4 +1,4 @@
-//! What a stored box has of a wanted one, cut into runs of the file.
+//! The intersection of a stored box with a requested one, cut into runs of the file.
 
 use std::ops::Range;
 
@@ -6,24 +6,24 @@ use penstock_io::buffer::Bounds;
 
 use crate::format::digest::CHUNK_BYTES;
 
-/// Runs that lie together in the file and in memory are read in place from this size on: a request
-/// each, and some hundred bytes of plan.
+/// Minimum size of a run that is contiguous in the file and in memory and read in place: each costs
+/// a request, and some hundred bytes of plan.
 pub(super) const PLAIN_BYTES_MIN: u64 = 256 << 10;
 
-/// A run of a file, and the box of the wanted one that its items belong to.
+/// A run of a file, and the destination of its items in the requested box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fragment {
     /// Index of the entry.
     pub(crate) entry: usize,
     /// Bytes of its file.
     pub(crate) range: Range<u64>,
-    /// Where they go in the box that is wanted.
+    /// The run's destination in the requested box.
     pub(crate) to: Bounds,
     /// Bytes between neighbours along each dimension, in the file.
     pub(crate) source_strides: Vec<usize>,
 }
 
-/// A box that is wanted, and the memory it is to be put in.
+/// A requested box, and the memory for it.
 pub(crate) struct WantedBox<'a> {
     pub(crate) bounds: &'a Bounds,
     pub(crate) item_bytes: usize,
@@ -31,14 +31,14 @@ pub(crate) struct WantedBox<'a> {
     pub(crate) strides: &'a [isize],
 }
 
-/// How what a stored box and a wanted one have in common lies in the file.
+/// The layout in the file of the intersection of a stored box and a requested one.
 struct Layout {
     /// Bytes between neighbours along each dimension.
     strides: Vec<u64>,
-    /// Bytes from the first to the last of the dimensions from each on, at one index of those
-    /// before; of an item at the end.
+    /// For each dimension, the bytes from the first to the last item of that dimension and the
+    /// inner ones, at one index of the outer ones; at the end the size of an item.
     spans: Vec<u64>,
-    /// Bytes of them that are in common.
+    /// Bytes of the intersection within them.
     bytes: Vec<u64>,
 }
 
@@ -61,9 +61,9 @@ impl Layout {
         layout
     }
 
-    /// How many of the outer dimensions are taken index by index, each index a run. Where long runs
-    /// lie together, in the file and at `strides` in memory, those are the runs. Else a run has
-    /// gaps, but none that holds a whole chunk: the chunks in it are read and verified in any case.
+    /// How many of the outer dimensions are iterated, each index a run. If long runs are
+    /// contiguous, in the file and at `strides` in memory, those are the runs. Otherwise a run may
+    /// have gaps smaller than a chunk: the chunks in it are read and verified in any case.
     fn depth(&self, common: &Bounds, strides: &[isize]) -> usize {
         let dims = common.shape.len();
         let first = |holds: &dyn Fn(usize) -> bool| {
@@ -83,8 +83,8 @@ impl Layout {
     }
 }
 
-/// Cuts what a stored box (an entry, its first byte in the file, and its bounds) has of a wanted
-/// one into runs.
+/// Cuts the intersection of a stored box (an entry, its first byte in the file, and its bounds)
+/// with a requested one into runs.
 pub(super) fn cut_common(
     (entry, first_byte, stored): (usize, u64, &Bounds),
     common: &Bounds,

@@ -1,0 +1,164 @@
+"""The parts of Penstock that plug-ins for frameworks are made of, for those who write one.
+
+`penstock.save`, `penstock.load`, `penstock.Saver` and `penstock.Training` suffice where a framework
+hands over a whole state. A framework with a plan of its own takes what is here:
+
+- **Reading**: `is_checkpoint` tells whether a directory is one of Penstock's. `OpenCheckpoint` is a
+  checkpoint from which boxes of tensors (`BoxRead` of a `StoredTensor`) go straight into the
+  framework's memory, and values are built leaf by leaf.
+- **Saving by ranks**: the ranks of `penstock.save` exchange messages of their own. Where those of
+  the framework do that, each takes part in a `RankAttempt`, and the coordinator commits the
+  `PartVote` of every rank.
+- **States**: a `Flattener` turns a state into tensors and a tree of `Node`s. A class derived from
+  `LiveState` gives its state when a save begins. It replaces `_wanted`, `_targets` and `_restore`
+  to say what of a checkpoint is loaded into what, and `_optimizers` for lazy saves.
+- **Memory**: `of_array` and `of_tensor` find the `Memory` of an array or a tensor, which is read or
+  written without a copy; `to_source` makes it a tensor of a part.
+- **Arguments**: `decode_path`, `check_step`, `encode_metadata` and `to_native` check the arguments
+  of users, and raise the errors of every other call.
+- **Files**: `durable` replaces small files so that they survive a power cut; `remove_checkpoint` is
+  the one way to delete a checkpoint.
+
+Errors are those of `penstock.errors`. Directories that are named after steps are listed and deleted
+by `penstock.integrations.directories`, and `penstock.integrations.versions` checks the framework's
+version. Below this module lie modules that may change with any version.
+
+Example:
+    Two ranks write half of an array each, and one of them reads a box across both halves.
+
+    >>> import json, tempfile
+    >>> import numpy as np, penstock
+    >>> from penstock import plugin
+    >>> path, options = tempfile.mkdtemp() + "/ckpt", plugin.to_native(None)
+    >>> def share(rank):
+    ...     half = np.arange(8.0)[4 * rank : 4 * rank + 4]
+    ...     walk = plugin.Flattener()
+    ...     boxes = plugin.Boxes((8,), half.dtype, [((4 * rank,), half)])
+    ...     tree = walk.encode({"w": boxes}, plugin.ROOT, 0)
+    ...     tensors, _ = walk.finish()
+    ...     return tensors, json.dumps(tree)
+    >>> coordinator = plugin.RankAttempt.begin(path, overwrite=False)
+    >>> try:
+    ...     other = plugin.RankAttempt.join(path, coordinator.id, 1)
+    ...     votes = {1: other.write(1, share(1)[0], options)}
+    ...     tensors, tree = share(0)
+    ...     coordinator.write_shards(0, tensors, options)
+    ...     votes[0] = coordinator.write_part(tree)
+    ...     coordinator.commit(votes, metadata="{}", overwrite=False)
+    ... finally:
+    ...     coordinator.abandon()
+    >>> penstock.load(path)
+    {'w': array([0., 1., 2., 3., 4., 5., 6., 7.])}
+    >>> checkpoint = plugin.OpenCheckpoint(path)
+    >>> try:
+    ...     checkpoint.look(0)
+    ...     stored = checkpoint.tensor(dict(plugin.branches(checkpoint.root))["w"])
+    ...     middle = np.empty(4)
+    ...     box = plugin.BoxRead(stored, (2,), plugin.of_array(middle, "w"))
+    ...     checkpoint.read([box], options)
+    ... finally:
+    ...     checkpoint.release()
+    False
+    >>> middle
+    array([2., 3., 4., 5.])
+"""
+
+from penstock.checkpoint.loading.foreign import check_no_store, describe, is_checkpoint
+from penstock.checkpoint.loading.opened import (
+    MANIFEST,
+    BoxRead,
+    OpenCheckpoint,
+    StoredTensor,
+    is_of_rank,
+)
+from penstock.checkpoint.loading.target import NEW
+from penstock.checkpoint.loading.tied import check_model
+from penstock.checkpoint.saving.groups import Files, Groups, read_files
+from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
+from penstock.checkpoint.saving.removal import remove_checkpoint
+from penstock.checkpoint.state.check import check_stateful, check_storable
+from penstock.checkpoint.state.flatten import Flattener, flatten
+from penstock.checkpoint.state.scalars import TreeError
+from penstock.checkpoint.state.tree import (
+    LEVELS_MAX,
+    MAPPINGS,
+    ROOT,
+    SKIPPED,
+    Node,
+    branches,
+    leaves,
+    unique_names,
+)
+from penstock.checkpoint.view.live import LiveState
+from penstock.checkpoint.view.view import View
+from penstock.common.paths import absolute
+from penstock.io import durable
+from penstock.io.arguments import (
+    check_step,
+    decode_local_path,
+    decode_path,
+    encode_metadata,
+    to_native,
+)
+from penstock.tensors.marks import Boxes, Frozen, PerRank
+from penstock.tensors.memory import (
+    CPU,
+    GlobalBox,
+    Memory,
+    TensorSource,
+    of_array,
+    of_tensor,
+    to_source,
+)
+
+__all__ = [
+    "CPU",
+    "LEVELS_MAX",
+    "MANIFEST",
+    "MAPPINGS",
+    "NEW",
+    "ROOT",
+    "SKIPPED",
+    "BoxRead",
+    "Boxes",
+    "Files",
+    "Flattener",
+    "Frozen",
+    "GlobalBox",
+    "Groups",
+    "LiveState",
+    "Memory",
+    "Node",
+    "OpenCheckpoint",
+    "PartVote",
+    "PerRank",
+    "RankAttempt",
+    "StoredTensor",
+    "TensorSource",
+    "TreeError",
+    "View",
+    "absolute",
+    "branches",
+    "check_in_group",
+    "check_model",
+    "check_no_store",
+    "check_stateful",
+    "check_step",
+    "check_storable",
+    "decode_local_path",
+    "decode_path",
+    "describe",
+    "durable",
+    "encode_metadata",
+    "flatten",
+    "is_checkpoint",
+    "is_of_rank",
+    "leaves",
+    "of_array",
+    "of_tensor",
+    "read_files",
+    "remove_checkpoint",
+    "to_native",
+    "to_source",
+    "unique_names",
+]
