@@ -1,4 +1,4 @@
-"""How a process ends that uses Penstock, whatever its threads do by then."""
+"""The end of a process that uses Penstock, whatever its threads do by then."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RANK = """
 
 @pytest.fixture
 def late(tmp_path):
-    """A library to preload, which makes gloo late."""
+    """Builds a library to preload, which delays gloo."""
     source, library = tmp_path / "late.c", tmp_path / "late.so"
     source.write_text(textwrap.dedent(LATE))
     try:
@@ -71,7 +71,7 @@ def late(tmp_path):
 
 
 def test_a_rank_ends_after_gloo_has_let_go_of_tensors(late):
-    """With what PyTorch does alone, the process aborts here each time."""
+    """With PyTorch's own exit, the process aborts here each time."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RANK)],
         env={**os.environ, "LD_PRELOAD": str(late)},

@@ -1,4 +1,4 @@
-"""Long calls can be stopped, let other threads run, and show how far they are."""
+"""Long calls can be interrupted, let other threads run, and report progress."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_callback_that_raises_stops_a_load(disk_path):
 
 
 def test_a_callback_that_raises_when_all_is_done_does_not_hide_a_save(tmp_path):
-    """Committed is committed: the caller is told so, or nothing is there."""
+    """A committed save stays committed: the caller gets its report, or it does not exist."""
 
     def refuse_the_end(done, total):
         if done == total:

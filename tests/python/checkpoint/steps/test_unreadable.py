@@ -101,7 +101,7 @@ AS_NOBODY = """
     import penstock
     from penstock.cli.ls import describe
     from pathlib import Path
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1], keep_last=1)
@@ -165,7 +165,7 @@ KEEPING_ONE = """
     import penstock
     from click.testing import CliRunner
     from penstock.cli import cli
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store", keep_last=None)
@@ -205,7 +205,7 @@ COMING_PAST_IT = """
     import numpy as np
     import penstock
     warnings.simplefilter("ignore")
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store")
