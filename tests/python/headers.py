@@ -1,4 +1,4 @@
-"""Safetensors files that are written byte by byte."""
+"""Safetensors files written byte by byte."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FLOAT6 = ("F6_E2M3", "F6_E3M2")
 
 
 def entry(kind: str, shape: Any, begin: int, end: int, **more: Any) -> dict[str, Any]:
-    """A tensor's entry in a header."""
+    """Returns a tensor's entry in a header."""
     return {"dtype": kind, "shape": shape, "data_offsets": [begin, end], **more}
 
 
 def write(path: Path, header: str | dict[str, Any], data: bytes) -> Path:
-    """Writes a file of a header and the bytes behind it."""
+    """Writes a file of a header and the bytes after it."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     return path
