@@ -87,7 +87,7 @@ class FailingFiles:
         self._tell(told)
 
     def heal(self) -> tuple[dict[str, int], int]:
-        """Ends the faults; returns the operations since the last fault, and the failed ones."""
+        """Ends the faults; returns the operations since `fail` by name, and the failed ones."""
         done = self._tell(None)
         return done["counts"], done["failed"]
 

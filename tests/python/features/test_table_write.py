@@ -132,7 +132,7 @@ def test_each_block_has_its_checksum(tmp_path: Path) -> None:
 
 
 def test_chunks_make_the_file_that_the_whole_makes(disk_path: Path) -> None:
-    """Whatever the chunks: counted or not, arrays or tensors, in reused memory."""
+    """However the table is cut: counted or not, arrays or tensors, in reused memory."""
     table = numbers(9_000, 600)
     assert table.nbytes > PIECE_BYTES
     buffer = np.empty((700, 600), np.float32)
