@@ -470,7 +470,7 @@ def test_the_example_of_the_documentation_runs(
 
 
 def test_an_epoch_under_way_is_nobody_elses_business(table: Any, graph: Graph) -> None:
-    """Another loader of the same sampler, and other announcements, do not disturb it."""
+    """Another loader of the same sampler, or `set_epoch` during the epoch, does not affect it."""
     opened, _ = table
     sampler = NeighborSampler(graph, [3, 2], seed=5)
 

@@ -1,4 +1,4 @@
-"""A test that leaves something behind fails, and it is gone."""
+"""A test that leaves something behind fails, and the leftover is ended."""
 
 import os
 import subprocess
