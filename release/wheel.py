@@ -10,7 +10,7 @@ from release.command import ReleaseError, output, python, run
 
 TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 COMPATIBILITY = "manylinux_2_28"
-"""PEP 600: glibc 2.28, which all distributions have that Python 3.11 is packaged for."""
+"""PEP 600: glibc 2.28, which every distribution with a package of Python 3.11 has."""
 
 MODULE = Path("penstock/_native.abi3.so")
 

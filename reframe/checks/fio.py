@@ -33,10 +33,10 @@ class FioCheck(StorageCheck):
     block = variable(str, value="1M", loggable=True)
     depth = variable(int, value=16, loggable=True)
     direct = variable(int, value=1, loggable=True)
-    """0 goes through the page cache, as on tmpfs, which takes nothing else."""
+    """0 uses the page cache, which is all that tmpfs supports."""
 
     engine = variable(str, value="libaio", loggable=True)
-    """Or io_uring, where the kernel and its policy let it."""
+    """io_uring also works, if the kernel and its policy allow it."""
 
     fio = variable(str, value="fio")
 

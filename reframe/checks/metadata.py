@@ -27,10 +27,10 @@ class MetadataCheck(StorageCheck):
     """Number of files that each process creates."""
 
     depth = variable(int, value=2, loggable=True)
-    """Levels of directories below that of the process (mdtest's -z)."""
+    """Levels of directories below the process's own (mdtest's -z)."""
 
     branching = variable(int, value=4, loggable=True)
-    """Directories in each that has any (mdtest's -b)."""
+    """Subdirectories of each directory above the last level (mdtest's -b)."""
 
     @run_before("run")
     def say_what(self) -> None:

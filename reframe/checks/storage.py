@@ -20,10 +20,10 @@ class StorageCheck(rfm.RunOnlyRegressionTest):
     """
 
     directory = variable(str, value=".", loggable=True)
-    """Where files are written: ``-S directory=/scratch``. Relative to where ReFrame was started."""
+    """Directory for the files, as in ``-S directory=/scratch``; relative to ReFrame's start."""
 
     python = variable(str, value=sys.executable)
-    """The interpreter on the nodes, which has Penstock."""
+    """Interpreter on the nodes, with Penstock installed."""
 
     num_nodes = parameter([1, 2, 4])
     processes = parameter([1, 4], loggable=True)

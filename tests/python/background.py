@@ -15,7 +15,7 @@ import penstock
 MIB = 1 << 20
 
 SLOWLY = penstock.Options(queue_depth=1, io_threads=1, extent_bytes=MIB)
-"""One request at a time: what is under way is seen under way."""
+"""One request at a time: a save under way stays visible for long."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ _INSTALLED = Path(__file__).resolve().parents[2] / ".cache/versitygw-v1.8.0/vers
 _STARTING_SECONDS_MAX = 60
 
 _OPERATION = re.compile(r" s3_(\w+) ")
-"""In a line of the server's log."""
+"""Matches the operation in a line of the server's log."""
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 

@@ -25,7 +25,7 @@ _SUITED = {
     "staging_bytes": [8 * _MIB, 64 * _MIB],
     "shard_bytes": [4096, 5 * 4096 + 1, _MIB],
 }
-"""Of options that have to suit each other, or the states that are drawn, what does."""
+"""Values that suit each other, or the drawn states, for options that have to."""
 
 
 def _values(option: dataclasses.Field[object]) -> list[object]:

@@ -27,7 +27,7 @@ COMES_BACK_AS: dict[type, type] = {
     np.memmap: np.ndarray,
     memoryview: np.ndarray,
 }
-"""Documented in `penstock.save`: the plain type of the same elements."""
+"""Documented in `penstock.save`: a plain type with the same elements."""
 
 _PLAIN = (int, bool, str, bytes, bytearray, type(None), range, slice)
 _TYPED = (dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal, pathlib.PurePath, uuid.UUID)

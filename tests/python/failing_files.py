@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 
 _PAGE_BYTES = 1 << 12
-"""A short transfer ends at a whole one, where direct I/O can go on."""
+"""A short transfer ends at a page boundary, where direct I/O can resume."""
 
 
 def _half(nbytes):

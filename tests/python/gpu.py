@@ -32,7 +32,7 @@ _NON_BLOCKING = 1
 
 _GLOBAL = 0
 THREAD_LOCAL = 1
-"""How much a capture forbids: memory may be allocated in other threads meanwhile."""
+"""Capture mode that allows other threads to allocate memory during the capture."""
 
 
 DTYPES = [

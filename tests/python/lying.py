@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REFUSALS = {"404": "NoSuchKey", "409": "OperationAborted", "503": "SlowDown"}
-"""The codes of S3 that come with a status."""
+"""Error codes of S3 for each status."""
 
 _HOPS = ("connection", "keep-alive", "transfer-encoding", "content-length")
 _ANSWER_SECONDS_MAX = 60

@@ -45,7 +45,7 @@ class Block:
     title: str | None = None
     is_hidden: bool = False
     not_run: str | None = None
-    """Why it is not run."""
+    """Reason why it is not run."""
 
 
 def pages() -> list[Path]:

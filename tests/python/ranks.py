@@ -35,8 +35,11 @@ IMPORTS = [*forks.IMPORTS_OF_RANKS, "penstock"]
 _START_SECONDS = 120
 
 _THREADS_MAX = 24
-"""A mesh keeps the threads of its groups, three for each, as long as the process lives; and one of
-them looks around a hundred times a second. After some hundred tests that is half a processor."""
+"""A process with more threads is replaced.
+
+A mesh keeps its groups' threads, three for each, for the life of the process, and one of them polls
+a hundred times a second. After some hundred tests that takes half a processor.
+"""
 
 SIZE = 4
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.tensors.dtypes import ITEM_BYTES
 
 _UNPRINTABLE = re.compile(r"u?int[1-7]|bits.+|b?complex32|float4_.+")
-"""PyTorch cannot print these, as a failure has to be shown; `test_round_trip` has them as well."""
+"""PyTorch cannot print these, so a failure could not be shown; `test_round_trip` covers them."""
 
 TORCH_DTYPES = [
     getattr(torch, name)

@@ -23,7 +23,7 @@ HELD = {
     "model.late": [None, None, (0, 6)],
     "tail": [None, (0, 3), (3, 6)],
 }
-"""The rows of each tensor that ranks share, by rank."""
+"""The rows of each shared tensor, by rank."""
 
 
 def leaf(name):

@@ -24,7 +24,7 @@ from penstock.checkpoint.state.scalars import COLLIDING_MAX
 from penstock.cli import cli
 
 MODULUS = 2**61 - 1
-"""Python hashes an integer as its remainder by this."""
+"""Python hashes an integer as its remainder modulo this prime."""
 
 MANY = 30_000
 

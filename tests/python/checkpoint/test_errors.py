@@ -34,7 +34,7 @@ REFUSALS = (
 )
 
 SAMPLES = {str: "text", int: 7, bool: True, tuple: ("a", "b")}
-"""A value for each type that a fact of an error may have; None is one where that may be."""
+"""A value for each type of an error's facts; optional facts may be None instead."""
 
 
 def kinds(base=penstock.PenstockError):

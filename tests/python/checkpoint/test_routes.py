@@ -50,7 +50,7 @@ import        =     =        =           =      =      =       =
 features      =     x        kept        x      x      =       =
 """
 SLOW = {"deepspeed": pytest.mark.slow}
-"""Routes whose framework takes longer to be imported than all others."""
+"""Routes whose framework takes longer to import than all others."""
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = [
     pytest.param(route, check, cell, id=f"{route}-{check}", marks=SLOW.get(route, ()))

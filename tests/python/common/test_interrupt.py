@@ -90,7 +90,7 @@ INTERRUPTED_LOAD = (
 )
 
 PROMPTLY_SECONDS = 5.0
-"""Generous: a promise to a person who waits, on a machine that is busy."""
+"""Generous: a person may wait this long, on a busy machine."""
 
 
 @pytest.mark.parametrize("engine", ["auto", "threads"])

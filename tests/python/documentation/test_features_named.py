@@ -24,7 +24,7 @@ WORDS = {
     "encrypt": None,
     "sign": None,
 }
-"""Words of features, and the page that each has; None where the feature is absent."""
+"""Features by their words, with the page of each; None for an absent feature."""
 
 
 def _rows() -> dict[str, tuple[str, str]]:

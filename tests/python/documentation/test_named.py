@@ -30,7 +30,7 @@ _NO_NAMES = {
     "penstock.cli.name",  # A module with its command's name
 }
 _PROSE = {"is", "loads", "saves"}
-"""Words after Penstock as the subject of a sentence."""
+"""Words after "Penstock" as the subject of a sentence."""
 
 _DOTTED = re.compile(r"(?<![\w./-])penstock(?:\.[A-Za-z_]\w*)+")
 _CALLED = re.compile(r"(?<![\w./-])(penstock(?:\.[A-Za-z_]\w*)+)\(([^()]*)\)")

@@ -10,7 +10,7 @@ from documentation.test_example_programs import Program, said
 
 EVERY = 4
 KEPT = 3
-"""Checkpoints that the programs keep; a kill before older ones are deleted leaves one more."""
+"""Checkpoints that the programs keep; a kill before a deletion leaves one more."""
 
 
 def survives(name, directory, kills, seed, *, complete, popen, ranks=None, steps=60):

@@ -36,7 +36,7 @@ from ranks import environments_of
 MIB = 1 << 20
 
 IS_TRUSTING = "weights_only" not in inspect.signature(lightning.Trainer.fit).parameters
-"""Whether this version of Lightning unpickles its files unasked, as all did before 2.6."""
+"""Whether this version of Lightning unpickles its files by default, as all did before 2.6."""
 
 
 class Heavy(Module):

@@ -275,7 +275,7 @@ def test_two_ranks_save_together_and_pass_over_what_one_of_them_cannot_read(tmp_
 
 WORKERS = """
     import json, os, signal, sys, threading, time
-    # A machine that is busy starts it slowly.
+    # A busy machine starts it slowly.
     os.environ["RAY_raylet_start_wait_time_s"] = "300"
     import ray, ray.train, torch
     import torch.distributed as dist
@@ -297,7 +297,7 @@ WORKERS = """
         dist.barrier()
         chooser = random.Random(f"{time.time()} {rank}")
         life = len(open(config["log"]).readlines())
-        # Another rank each time, at any step and anywhere in it.
+        # A random rank each time, at any moment of any step.
         doomed = life <= config["kills"] and rank == life % 2
         last = step + chooser.randrange(1, 4)
         if doomed:
@@ -331,7 +331,7 @@ WORKERS = """
 
     fewest, complete, is_over = [], 0, False
     def watch():
-        # How many complete ones there are never falls, but for what is above what Ray keeps.
+        # The number of complete checkpoints, up to the two that Ray keeps, never falls.
         global complete
         while not is_over:
             try:

@@ -16,7 +16,7 @@ import numpy as np
 import penstock
 
 LOGGED_SECONDS_MAX = 10
-"""A line of the log may come after the answer."""
+"""The server may write a line of the log after its answer."""
 
 
 @contextmanager

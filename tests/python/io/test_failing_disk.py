@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 DISK_BYTES = 256 << 20
 ROOMS = (0, *slow(1 << 20), 5 << 20)
-"""Bytes that are written before the first failure."""
+"""Bytes written before the first failure."""
 
 REFUSED = (errno.EIO, errno.ENOSPC)
-"""The answers of kernels to such a write."""
+"""Error numbers of such a write, by kernel."""
 
 SHAPES = ((2 << 20,),)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FAULTS = int(os.environ.get("PENSTOCK_TORTURE_FAULTS", 8))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")
 ROOM_BYTES = 72_000
-"""Some blocks stay, the others are read in each pass."""
+"""Keeps some blocks in memory; the others are read in each pass."""
 ALWAYS = 1 << 30
 
 

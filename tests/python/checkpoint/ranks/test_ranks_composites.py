@@ -16,7 +16,7 @@ import penstock
 from compare import assert_same
 
 pytestmark = pytest.mark.slow
-"""The ranks import torchao, which takes longer than all they do."""
+"""The ranks import torchao, which takes longer than the tests themselves."""
 
 
 def quantized(seed: int) -> Any:

@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 30
 PATIENT = penstock.Options(rank_timeout_seconds=PATIENCE_SECONDS)
 
 STRIKES = int(os.environ.get("PENSTOCK_TORTURE_STRIKES", "6"))
-"""How many moments of each call are tried."""
+"""Number of moments at which each call is interrupted."""
 
 NEVER = -1
 

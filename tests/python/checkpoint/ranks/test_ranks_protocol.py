@@ -26,13 +26,13 @@ from penstock.checkpoint.saving.save import Save
 from ranks import IMPATIENT, Job
 
 LATE_SECONDS = 2
-"""By how much a rank is behind, where what others do meanwhile is looked at."""
+"""Delay of a late rank."""
 
 SOON_SECONDS = 0.4
-"""When those others are interrupted."""
+"""Delay of an interrupt of ranks that wait for a late one."""
 
 PATIENT = penstock.Options(rank_timeout_seconds=30)
-"""So that who ends early did not end for want of patience."""
+"""Options with a timeout that no test reaches: a call that ends early was notified."""
 
 _stores: dict[str, penstock.CheckpointStore] = {}
 

@@ -21,12 +21,12 @@ from penstock.checkpoint.saving.save import Save
 from penstock.common.process import placement
 
 WRITE_SECONDS = 1
-"""For so long the slow rank writes, while the others are past the time of a reminder."""
+"""Duration of the slow rank's write, longer than the others' time until a reminder."""
 
 PATIENT = penstock.Options(rank_timeout_seconds=60)
 
 LONG_SECONDS = 1000
-"""Longer than anybody waits."""
+"""Longer than any rank waits."""
 
 
 class Clock:

@@ -45,7 +45,7 @@ FORK = """
     root, lazy, how = sys.argv[1:]
 
     def watch(seconds):
-        # A child has none of the threads, nor the one that watches.
+        # A child has no other thread, not even the one that watches memory.
         faulthandler.dump_traceback_later(seconds, exit=True)
 
     watch(150)

@@ -16,7 +16,7 @@ from compare import assert_same
 pytestmark = pytest.mark.quick
 
 STEPS = int(os.environ.get("PENSTOCK_TORTURE_STEPS", "200"))
-"""Optimizer steps that race with lazy saves, for each optimizer; the variable takes more."""
+"""Optimizer steps that race with lazy saves, for each optimizer; the variable sets more."""
 
 
 torch.set_num_threads(1)

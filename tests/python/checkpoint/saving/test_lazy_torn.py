@@ -23,7 +23,7 @@ from conftest import run_child, tell, watch_refusal
 MIB = 1 << 20
 
 SAVES = int(os.environ.get("PENSTOCK_TORTURE_LAZY_SAVES", "22"))
-"""Lazy saves that race with a change; the variable takes more."""
+"""Lazy saves that race with a change; the variable sets more."""
 
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", time.time_ns() % 1_000_000_000))
 
