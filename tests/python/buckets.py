@@ -191,7 +191,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
 
 @pytest.fixture(params=["bucket", "container"])
 def place(request: pytest.FixtureRequest) -> Bucket | Container:
-    """Yields a bucket of S3, then a container of Azure."""
+    """Returns a bucket of S3, and for the next test run a container of Azure."""
     found: Bucket | Container = request.getfixturevalue(request.param)
     return found
 

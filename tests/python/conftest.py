@@ -102,7 +102,7 @@ def need_uring() -> None:
 
 @pytest.fixture
 def disk_path(tmp_path):
-    """Returns a fresh directory with direct I/O, in the repository if /tmp has none."""
+    """Yields a fresh directory with direct I/O, in the repository if /tmp has none."""
     if supports_direct(tmp_path):
         yield tmp_path
         return
@@ -118,7 +118,7 @@ def disk_path(tmp_path):
 
 @pytest.fixture
 def memory_path(tmp_path):
-    """Returns a directory in memory if possible, for many saves whose disk does not matter."""
+    """Yields a directory in memory if possible, for many saves whose disk does not matter."""
     if not os.access("/dev/shm", os.W_OK):
         yield tmp_path
         return

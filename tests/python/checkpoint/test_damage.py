@@ -67,13 +67,13 @@ def small(tmp_path):
 
 
 def is_whole(error):
-    """Whether a Penstock error names the damaged file or tensor."""
+    """Whether a Penstock error has a specific class, and is not an internal error."""
     return type(error) is not penstock.PenstockError and "internal error" not in str(error)
 
 
 @contextmanager
 def harmless(*kinds):
-    """Allows only errors of these kinds, and only if they name the damaged file or tensor."""
+    """Allows only errors of these kinds, and no internal ones."""
     try:
         yield
     except kinds as error:
@@ -410,7 +410,7 @@ def test_a_shard_of_another_name_is_never_opened(small, name):
 
 
 def change(*place, to):
-    """Returns a forgery that puts a value at a place of the part."""
+    """Returns a change that puts a value at a place of the part."""
 
     def apply(part):
         for step in place[:-1]:

@@ -38,7 +38,7 @@ SAMPLES = {str: "text", int: 7, bool: True, tuple: ("a", "b")}
 
 
 def kinds(base=penstock.PenstockError):
-    """Returns the errors of the public API; other modules have subclasses of their own."""
+    """Yields the errors of the public API; other modules have subclasses of their own."""
     if base.__module__ == "penstock.errors":
         yield base
     for kind in base.__subclasses__():
@@ -350,7 +350,7 @@ def test_a_tree_that_lies_is_corruption(tmp_path, text):
 
 
 def unknown_to_this_version():
-    """Yields trees that another Penstock, PyTorch or NumPy may know, and their errors."""
+    """Returns trees that another Penstock, PyTorch or NumPy may know, and their errors."""
     newer, lacking = penstock.FormatVersionError, penstock.MissingDependencyError
     return {
         '{"$":"pickle","v":"gASVAAAA"}': newer,

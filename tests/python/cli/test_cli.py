@@ -214,7 +214,7 @@ def test_every_key_of_the_json_is_in_the_help(run, run_json, store, command):
 
 
 def keys_of(result, data):
-    """Returns all keys of the nested objects, except below the keys that hold data."""
+    """Yields all keys of the nested objects, except below the keys that hold data."""
     if isinstance(result, dict):
         for key, value in result.items():
             yield key

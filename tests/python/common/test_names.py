@@ -15,7 +15,7 @@ SPELLED = re.compile(r"manifest\.json$|verified\.json$|(?:part|shard|step|damage
 
 
 def spelled(source):
-    """Yields texts of a file that begin like a file name or its pattern, except messages."""
+    """Returns texts of a file that begin like a file name or its pattern, except messages."""
     tree = ast.parse(source)
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return [text for text in texts if isinstance(text, str) and SPELLED.match(text)]

@@ -192,7 +192,7 @@ def test_a_step_under_autocast(gpu, pair, dtype):
     both = pair(torch.bfloat16)
     both.set_gradients(0)
     both.one.step()
-    # The host's optimizer lists the same unsupported settings.
+    # CPU autocast changes the same operations as CUDA's.
     with torch.autocast("cpu", dtype=dtype):
         both.other.step()
     both.assert_equal()

@@ -86,7 +86,7 @@ def test_fio_moves_and_verifies_every_byte(tmp_path, mode):
 
 
 def has_reframe():
-    # By path: the folder of the checks has the same name as the package.
+    # Not by an import, which could find the folder of the checks of the same name.
     try:
         return bool(metadata.version("reframe-hpc")) and shutil.which("reframe") is not None
     except metadata.PackageNotFoundError:

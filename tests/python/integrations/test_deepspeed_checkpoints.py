@@ -452,7 +452,7 @@ def test_weights_are_loaded_without_their_optimizer(jobs, tmp_path):
 
 
 def dropped(directory):
-    """Returns the error of the last save of an engine that is never destroyed."""
+    """An engine that is never destroyed warns of the error of its last save."""
     engine = build(1)
     attach(engine, background=True)
     engine.save_checkpoint(directory, tag="one")

@@ -666,7 +666,7 @@ def newer(monkeypatch):
 
 
 def saves(root):
-    """Returns all ways to save a pytree."""
+    """Yields all ways to save a pytree."""
     yield lambda pytree: pj.save(root / "a", pytree)
     yield lambda pytree: pj.save_async(root / "b", pytree).result()
     yield lambda pytree: pj.Checkpoints(root / "c").save(1, pytree)

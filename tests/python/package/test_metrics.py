@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def registry():
-    """Returns the registry of Penstock's metrics alone, which count from now on."""
+    """Yields the registry of Penstock's metrics alone, which count from now on."""
     made = prometheus_client.CollectorRegistry()
     penstock.metrics.enable(made)
     yield made

@@ -61,7 +61,7 @@ def test_a_piece_that_is_noted_twice_is_taken_once(changed, tmp_path):
 
 
 def overlapping(metadata):
-    """Adds a hole as large as the overlap of two pieces."""
+    """Makes two pieces overlap, and leaves a hole of the same size."""
     entry = metadata.state_dict_metadata["w"]
     (first,) = entry.chunks
     second = copy.deepcopy(first)

@@ -54,7 +54,7 @@ def as_rank(rank, size=RANKS):
 
 
 def cuts_of(placements, mesh, coordinate):
-    """Returns the cuts that `penstock.checkpoint.layout.sharding` makes from a `DTensor`."""
+    """Returns cuts as `penstock.checkpoint.layout.sharding` makes them from a `DTensor`."""
     return [
         Cut(placement.dim, pieces, index, getattr(placement, "split_factor", 1))
         for placement, pieces, index in zip(placements, mesh, coordinate, strict=True)

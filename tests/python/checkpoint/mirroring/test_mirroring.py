@@ -48,7 +48,7 @@ def save(store, *steps):
 
 @pytest.fixture
 def stores(tmp_path):
-    """Returns a function that makes stores with a mirror; stops their threads at the end."""
+    """Yields a function that makes stores with a mirror; stops their threads at the end."""
     made = []
 
     def make(root="store", **options):

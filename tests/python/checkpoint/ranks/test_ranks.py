@@ -92,7 +92,7 @@ def of_all(placements, shape, dtype=torch.float32):
 
 
 def resharded_layouts(is_saved):
-    """Yields pairs of different layouts, for saving and loading."""
+    """Returns layouts that differ between saving and loading."""
     size = dist.get_world_size()
     grids = {}
     if size == 4:

@@ -144,7 +144,7 @@ ELSEWHERE = {
 
 
 def load_held(root, size):
-    """Loads replicas into files; returns their content on this rank."""
+    """Loads moments into files, and compares their content on this rank."""
     layouts = ELSEWHERE[size]
     model = {name: sharded(name, layout) for name, layout in layouts.items()}
     local = {name: tensor.to_local() for name, tensor in model.items()}
@@ -169,7 +169,7 @@ def load_held(root, size):
 @pytest.mark.parametrize("size", ELSEWHERE)
 def test_other_ranks_load_into_files(jobs, tmp_path, size):
     jobs.of(4).call(save_held, str(tmp_path), "save")
-    # Each rank compares its replica, and raises if it differs.
+    # Each rank compares its part, and raises if it differs.
     assert jobs.of(size).call(load_held, str(tmp_path), size) == [None] * size
 
 

@@ -266,7 +266,7 @@ def test_damage_in_the_shard_of_one_rank_is_named(jobs, disk_path):
     assert "shard-00002" in text
     with pytest.raises(penstock.CorruptCheckpointError, match=shard.name):
         penstock.load(path)
-    # A rank that needs no data of it does not notice.
+    # A load that needs none of the damaged data succeeds.
     assert penstock.load(path, keys=["step", "rank"]) == {"step": 1, "rank": 0}
 
 

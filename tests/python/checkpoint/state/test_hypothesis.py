@@ -121,7 +121,7 @@ def test_saving_what_was_loaded_gives_the_same_data(disk_path, state):
 
 
 def leaf_names(value, prefix="", level=0):
-    """Returns the names of all leaves; `test_leaf_names.py` checks that they are one-to-one."""
+    """Yields the names of all leaves; `test_leaf_names.py` checks that they are one-to-one."""
     items = named_children(value)
     if not items:
         yield leaf_name(prefix, level)
@@ -135,7 +135,7 @@ def leaf_name(prefix, level):
 
 
 def named_children(value):
-    """Yields each child of a container: its part of the name, its key, and its value."""
+    """Returns each child of a container: its part of the name, its key, and its value."""
     items = children(value)
     keys = [key for key, _ in items]
     parts = labels(keys, lambda index: bool(children(items[index][1])))
@@ -271,7 +271,7 @@ def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
 
 
 def composites(value):
-    """Returns all tensors of a state that are made of others."""
+    """Yields all tensors of a state that are made of others."""
     if isinstance(value, torch.Tensor) and tensors_in(value):
         yield value
     for _, child in children(value):
@@ -284,7 +284,7 @@ def is_same_memory(one, other):
 
 
 def flat(value):
-    """Returns all tensors and arrays of a state, in order."""
+    """Yields all tensors and arrays of a state, in order."""
     if isinstance(value, torch.Tensor) and (inner := tensors_in(value)):
         yield from inner.values()
     elif isinstance(value, torch.Tensor | np.ndarray):

@@ -48,7 +48,7 @@ def leaves_of(state):
 
 
 def numbered(state):
-    """Replaces each leaf by a number; returns that state and a table of the leaves."""
+    """Replaces each leaf by a number, or by an array filled with it."""
     count = iter(range(1000))
 
     def made(one):
