@@ -273,7 +273,7 @@ def test_a_callback_that_raises_stops_a_load(disk_path):
 
 
 def test_a_callback_that_raises_when_all_is_done_does_not_hide_a_save(tmp_path):
-    """A committed save stays committed: the caller gets its report, or it does not exist."""
+    """A committed save is reported as complete; without such a report nothing was committed."""
 
     def refuse_the_end(done, total):
         if done == total:

@@ -112,7 +112,7 @@ class Stack(torch.nn.Module):
 
 
 def written(path, dtype=torch.float32, seed=0):
-    """Writes weights; returns the expected values by layer, parameter and expert."""
+    """Writes weights; returns them, and the expected values by layer, parameter, expert."""
     weights = {}
     for layer in range(LAYERS):
         for at, (name, rows) in enumerate(ROWS.items()):

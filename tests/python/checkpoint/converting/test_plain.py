@@ -201,7 +201,7 @@ def test_a_tensor_cannot_reach_beyond_its_storage(tmp_path):
     for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         content = members(saved(tmp_path / "a.pt", {"w": torch.ones(4)}))
         name = next(one for one in content if one.endswith("data.pkl"))
-        # The array's shape, as one byte after the opcode of a small number.
+        # Changes the tensor's shape, one byte after the opcode of a small number.
         program = content[name].replace(b"K\x04\x85", b"K\x40\x85")
         assert program != content[name]
         packed(tmp_path / "b.pt", {**content, name: program}, compression)

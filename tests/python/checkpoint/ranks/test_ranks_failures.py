@@ -238,7 +238,7 @@ def save_and_signal(root, step, culprit, moment, number):
         def strike(*arguments):
             setattr(owner, moment, ordinary)
             os.kill(os.getpid(), number)
-            # The signal may strike another thread, after the call has returned.
+            # `os.kill` may return before the signal takes effect.
             time.sleep(1)
             return ordinary(*arguments)
 
