@@ -1,11 +1,11 @@
-"""A run of Hugging Face Accelerate that is saved by Penstock, and goes on after a kill.
+"""A run of Hugging Face Accelerate that Penstock saves, and that resumes after a kill.
 
     python examples/accelerate_training.py
     torchrun --nproc-per-node 2 examples/accelerate_training.py
 
-`enable` is the only line that is about Penstock. Start it again: it goes on from its newest
-complete checkpoint, in the middle of an epoch too, and ends with the bits that it would have ended
-with.
+`enable` is the only line about Penstock. Start the program again after a kill: it resumes from its
+newest complete checkpoint, also in the middle of an epoch, and ends with the bits of an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ BATCH = 16
 
 
 class Progress:
-    """What this program has to remember itself."""
+    """State of this program that Accelerate does not save by itself."""
 
     def __init__(self) -> None:
         self.step, self.loss = 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns the state as plain values."""
         return {"step": self.step, "loss": self.loss}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes them over."""
+        """Restores the state."""
         self.step, self.loss = state["step"], state["loss"]
 
 
 def begin(directory: str) -> Accelerator:
-    """An accelerator that keeps the three newest checkpoints."""
+    """Returns an accelerator that keeps the three newest checkpoints."""
     project = ProjectConfiguration(
         project_dir=directory, automatic_checkpoint_naming=True, total_limit=3
     )
@@ -57,7 +57,7 @@ def begin(directory: str) -> Accelerator:
 def main() -> None:
     """Trains to the end."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     accelerator = begin(arguments.directory)
@@ -78,7 +78,7 @@ def main() -> None:
         accelerator.print(f"resumed from step {progress.step}", flush=True)
     except penstock.CheckpointNotFoundError:
         accelerator.print("a new run", flush=True)
-        set_seed(1, device_specific=True)  # another dropout on each rank
+        set_seed(1, device_specific=True)  # each rank draws its own dropout
 
     while progress.step < arguments.steps:
         for batch in loader:
@@ -97,7 +97,7 @@ def main() -> None:
 
     found = digest([model.state_dict(), optimizer.state_dict()])
     accelerator.print(f"digest {found}", flush=True)
-    # The threads of gloo let go of a collective's tensors a little after it (pytorch#190489).
+    # gloo's threads release a collective's tensors shortly after it returns (pytorch#190489).
     time.sleep(0.1)
     accelerator.end_training()
 

@@ -1,10 +1,11 @@
-"""PyTorch's Distributed Checkpoint as you have it, with Penstock as its storage.
+"""PyTorch's Distributed Checkpoint (DCP), with Penstock as its storage.
 
     torchrun --nproc-per-node 2 examples/dcp_async_save.py
 
-Two lines differ from DCP's own: ``storage_writer=`` and ``storage_reader=``. A save that a crash
-interrupts is not taken for a checkpoint, every byte is checked when it is loaded, and
-`penstock.load`, ``penstock verify`` and the rest work on what DCP has saved.
+Two arguments differ from a program without Penstock: ``storage_writer=`` and ``storage_reader=``. A
+save that a crash interrupts is never loaded as a checkpoint, every byte is checked when it is
+loaded, and `penstock.load`, ``penstock verify`` and the other commands work on the checkpoints of
+DCP.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ BATCH = 32
 
 
 class AppState(Stateful):
-    """What DCP's tutorial calls the state of an application."""
+    """The application's state, under the name that DCP's tutorial uses."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         self.step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What DCP saves."""
+        """Returns the state for DCP to save."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what DCP has loaded."""
+        """Restores the state that DCP has loaded."""
         set_state_dict(
             self.model,
             self.optimizer,
@@ -63,7 +64,8 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    # DCP talks in a thread of its own while training goes on: it needs a group for itself.
+    # DCP communicates in a thread of its own during training, so it needs a process group of its
+    # own.
     saving_group = dist.new_group(backend="gloo")
 
     torch.manual_seed(0)
@@ -80,7 +82,7 @@ def main() -> None:
     saving: Future[Any] | None = None
     while app.step < arguments.steps:
         app.step += 1
-        # The batch follows from the step.
+        # The batch depends on the step alone.
         batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(app.step))
         share = batch.chunk(dist.get_world_size())[dist.get_rank()]
         loss = (model(share) - share.flip(1)).square().mean()
@@ -105,7 +107,7 @@ def main() -> None:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest checkpoint that is complete."""
+    """Returns the newest complete checkpoint."""
     for path in sorted(directory.glob("step-*"), reverse=True):
         try:
             penstock.inspect(path)

@@ -1,10 +1,10 @@
-"""A program of DCP's that names no writer and no reader, with Penstock as its storage.
+"""A DCP program that passes no writer and no reader, with Penstock as its storage.
 
     torchrun --nproc-per-node 2 examples/dcp_install.py
 
-One line is new, ``install()``. It does the same for whoever calls DCP with a ``checkpoint_id``
-alone: Lightning's FSDP2, Fabric, torchtitan, distributed optimizers of transformers. Checkpoints
-that the program saved before it had that line still load.
+One line is new: ``install()``. It does the same for every caller that passes DCP a
+``checkpoint_id`` alone: Lightning's FSDP2, Fabric, torchtitan, distributed optimizers of
+transformers. Checkpoints that the program saved before it had that line still load.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ BATCH = 32
 
 
 class AppState(Stateful):
-    """What DCP's tutorial calls the state of an application."""
+    """The application's state, under the name that DCP's tutorial uses."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         self.step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What DCP saves."""
+        """Returns the state for DCP to save."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what DCP has loaded."""
+        """Restores the state that DCP has loaded."""
         set_state_dict(
             self.model,
             self.optimizer,
@@ -63,7 +63,8 @@ def main() -> None:
     torch.set_num_threads(1)
     install()
     dist.init_process_group("gloo")
-    # DCP talks in a thread of its own while training goes on: it needs a group for itself.
+    # DCP communicates in a thread of its own during training, so it needs a process group of its
+    # own.
     saving_group = dist.new_group(backend="gloo")
 
     torch.manual_seed(0)
@@ -80,7 +81,7 @@ def main() -> None:
     saving: Future[Any] | None = None
     while app.step < arguments.steps:
         app.step += 1
-        # The batch follows from the step.
+        # The batch depends on the step alone.
         batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(app.step))
         share = batch.chunk(dist.get_world_size())[dist.get_rank()]
         loss = (model(share) - share.flip(1)).square().mean()
@@ -105,7 +106,7 @@ def main() -> None:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest checkpoint that is complete: DCP leaves this name last, and so does Penstock."""
+    """Returns the newest complete checkpoint. DCP and Penstock both write this file name last."""
     return max((path.parent for path in directory.glob("step-*/.metadata")), default=None)
 
 

@@ -1,9 +1,9 @@
-"""A run of DeepSpeed that is saved by Penstock, and goes on after a kill.
+"""A run of DeepSpeed that Penstock saves, and that resumes after a kill.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/deepspeed_training.py --stage 3
 
-`install` is the only line that is about Penstock. Start it again: it goes on from the tag that
-``latest`` names, and ends with the bits that it would have ended with.
+`install` is the only line about Penstock. Start the program again after a kill: it resumes from the
+tag in ``latest``, and ends with the bits of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BATCH = 8  # of each rank
 
 
 def begin(stage: int) -> Any:
-    """An engine for ZeRO of a stage, on the CPU."""
-    # An op of its own for collectives, which it would compile at the first start.
+    """Returns a DeepSpeed engine for a ZeRO stage, on the CPU."""
+    # DeepSpeed would compile its own op for collectives at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def begin(stage: int) -> Any:
         "train_micro_batch_size_per_gpu": BATCH,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
-        # A bucket of the usual size is a gigabyte, which is made anew in each step.
+        # The default bucket is one gigabyte, allocated anew in each step.
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 1_000_000},
         "bf16": {"enabled": stage > 0},
         "steps_per_print": 1_000_000,
@@ -49,12 +49,12 @@ def begin(stage: int) -> Any:
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config
     )
-    torch.manual_seed(1 + dist.get_rank())  # another dropout on each rank
+    torch.manual_seed(1 + dist.get_rank())  # each rank draws its own dropout
     return engine
 
 
 def batch_of(step: int, dtype: torch.dtype) -> torch.Tensor:
-    """What this rank trains on in a step: shuffled anew in each epoch."""
+    """Returns this rank's batch for a step; the order is shuffled anew in each epoch."""
     per_epoch = SAMPLES // (BATCH * dist.get_world_size())
     epoch, place = divmod(step, per_epoch)
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
@@ -65,7 +65,7 @@ def batch_of(step: int, dtype: torch.dtype) -> torch.Tensor:
 def main() -> None:
     """Trains to the end."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     install(background=True, lazy=True)
@@ -85,13 +85,13 @@ def main() -> None:
             engine.save_checkpoint(arguments.directory, client_state={"step": step, "loss": loss})
     tell(f"digest {digest(engine)}")
     engine.destroy()
-    # The threads of gloo let go of a collective's tensors a little after it (pytorch#190489).
+    # gloo's threads release a collective's tensors shortly after it returns (pytorch#190489).
     time.sleep(0.1)
     dist.destroy_process_group()
 
 
 def digest(engine: Any) -> str:
-    """SHA-256 over the state of the optimizer, weights in full precision included, of rank 0."""
+    """SHA-256 over rank 0's optimizer state, including the weights in full precision."""
     found = hashlib.sha256()
 
     def add(part: Any) -> None:

@@ -2,11 +2,10 @@
 
     torchrun --nproc-per-node 4 examples/fsdp2_reshard.py
     torchrun --nproc-per-node 2 examples/fsdp2_reshard.py --steps 200    # the same run, on two
-
-Every rank writes what it holds, into one checkpoint. On the same number of ranks a resume is exact
-to the bit. On another number the values are those that were saved, and each rank reads only its
-own part of them; training then adds up gradients in another order. Runs on the CPU (gloo) as it
-is; on GPUs move the model and use the backend ``cpu:gloo,cuda:nccl``.
+All ranks write their parts into one checkpoint. On the same number of ranks a resume is exact to
+the bit. On another number each rank reads its own part of the saved values only; training then sums
+gradients in another order. Runs on the CPU (gloo) as it is; on GPUs, move the model and use the
+backend ``cpu:gloo,cuda:nccl``.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from torch.distributed.tensor import DTensor
 import penstock
 
 WIDTH = 256
-BATCH = 32  # of all ranks together, so that it is the same on any number of them
+BATCH = 32  # of all ranks together, so it is the same on any number of them
 
 
 class Model(nn.Module):
-    """Layers with dropout, of which each rank draws its own."""
+    """Layers with dropout; each rank draws its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,14 +46,14 @@ class Model(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, width) to the same."""
+        """Maps (batch, width) to the same shape."""
         for layer in self.layers:
             x = x + self.dropout(layer(x))
         return x
 
 
 class Training:
-    """Everything that has to survive a crash."""
+    """All state that has to survive a crash."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)  # the same weights on every rank
@@ -64,27 +63,27 @@ class Training:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        torch.manual_seed(1 + dist.get_rank())  # another dropout on each
+        torch.manual_seed(1 + dist.get_rank())  # each rank draws its own dropout
         self.step = 0
         self.average_loss = torch.zeros(())
 
     def state(self) -> dict[str, Any]:
-        """The state as it is now: tensors are not copied."""
+        """Returns the current state; tensors are not copied."""
         return {
-            # DTensors: each rank saves, and loads, its part.
+            # DTensors: each rank saves and loads its own part.
             "model": get_model_state_dict(self.model),
             # By parameter names, which mean the same on any number of ranks.
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
             "step": self.step,
-            # The state of a random generator is each rank's own, and known to be.
+            # The state of a random generator always belongs to one rank.
             "random": torch.get_rng_state(),
-            # Any other plain tensor is taken to be the same on all ranks, unless one says so.
+            # Other plain tensors are assumed to be the same on all ranks unless they are marked.
             "average_loss": penstock.PerRank(self.average_loss),
         }
 
     def resume(self, store: penstock.CheckpointStore) -> None:
         """Loads the newest complete step."""
-        # `into` says how tensors lie on the ranks now. They are filled in place.
+        # `into` gives the current sharding. Its tensors are filled in place.
         state = store.load(into=self.state())
         set_model_state_dict(self.model, state["model"])
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
@@ -94,7 +93,7 @@ class Training:
     def train_step(self) -> None:
         """One step on this rank's share of the batch."""
         self.step += 1
-        # The batch follows from the step, whoever computes which part of it.
+        # The batch depends on the step alone, on any number of ranks.
         generator = torch.Generator().manual_seed(self.step)
         batch = torch.randn(BATCH, WIDTH, generator=generator)
         share = batch.chunk(dist.get_world_size())[dist.get_rank()]
@@ -113,7 +112,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     training = Training()
 
-    # All ranks use the store together: each calls the same methods in the same order.
+    # The store is collective: each rank calls the same methods in the same order.
     with penstock.CheckpointStore(arguments.directory, keep_last=3) as store:
         if store.latest() is not None:
             training.resume(store)
@@ -122,7 +121,8 @@ def main() -> None:
             training.train_step()
             tell(f"step {training.step}: average loss {training.average_loss.item():.4f}")
             if training.step % arguments.every == 0 or training.step == arguments.steps:
-                # Returns when this rank's part is copied; written and committed in the background.
+                # Returns once this rank's part is copied; the write and commit run in the
+                # background.
                 pending = store.save_async(training.step, training.state())
                 tell(
                     f"saving step {training.step}: "
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def digest(training: Training) -> str:
-    """SHA-256 over the model and the optimizer, whole: the same on any number of ranks."""
+    """SHA-256 over the whole model and optimizer: the same on any number of ranks."""
     found = hashlib.sha256()
 
     def add(part: Any) -> None:

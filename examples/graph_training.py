@@ -1,4 +1,4 @@
-"""A graph network whose features lie on storage, and which goes on after a kill to the bit.
+"""A graph network with its features on storage, which resumes after a kill exactly to the bit.
 
     python examples/graph_training.py
     python examples/graph_training.py --scale 0.001     # 550,000 nodes, 2.2 GB of features
@@ -6,9 +6,9 @@
     python examples/graph_training.py --workers 2       # processes that sample
 
 The graph has the shape of IGBH: papers, authors, fields of study and institutes. Features are
-written once, and gathered while the step before trains. `penstock.Training` holds the model, the
-optimizer, the random numbers of dropout and the place of the loader, which decides what is sampled:
-kill it whenever you like and start it again, and the losses are those that it would have had.
+written once, and gathered during the previous training step. `penstock.Training` holds the model,
+the optimizer, dropout's random state and the loader's position, which determines the samples: kill
+the program at any moment and start it again, and its losses are those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAN_OUT = [4, 3]
 
 
 class Network(nn.Module):
-    """Two layers of PyG's, one convolution for each type of edges."""
+    """Two layers of PyG, one convolution for each type of edges."""
 
     def __init__(self, kinds: Any, width: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Network(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """Scores of the classes of the papers that the batch is of."""
+        """Returns the class scores of the batch's papers."""
         found = batch.x_dict
         for layer in self.layers:
             found = layer(found, batch.edge_index_dict)
@@ -56,23 +56,23 @@ class Network(nn.Module):
 
 
 def tables(directory: str, made: Igbh, width: int) -> dict[str, features.Features]:
-    """Features of each type, opened; written by the first run that gets so far."""
+    """Opens each type's features; the first run writes them."""
     cache = features.Cache(sum(made.nodes.values()) // 8 * width * 4)
     found = {}
     for kind, count in made.nodes.items():
         path = os.path.join(directory, f"features-{kind}")
-        # What a killed run has left is none, and a whole one is not written again.
+        # A killed run leaves no table or a whole one, and a whole one is not written again.
         with contextlib.suppress(penstock.CheckpointExistsError):
             features.write(path, made.rows(kind, width), shape=(count, width))
         found[kind] = features.open(path, cache=cache)
     for kind in ("fos", "institute"):
-        # Few rows, which nearly every batch needs.
+        # Small tables that nearly every batch reads.
         found[kind].pin(range(made.nodes[kind]))
     return found
 
 
 def begin(arguments: argparse.Namespace) -> penstock.Training:
-    """A new run: what it is built of does not depend on whether it goes on with an old one."""
+    """Builds a new run; it is the same whether or not the run then resumes an old one."""
     made = Igbh(arguments.scale, is_permuted=not arguments.ordered)
     graph = made.graph()
     held: dict[Any, Any] = {
@@ -95,7 +95,7 @@ def begin(arguments: argparse.Namespace) -> penstock.Training:
 
 
 def train_step(training: penstock.Training, batch: Any) -> float:
-    """One step; nothing in it is about saving or storage."""
+    """Runs one step; no line here is about saving or storage."""
     wanted = batch["paper"].y[: batch["paper"].batch_size]
     loss = nn.functional.cross_entropy(training.model(batch), wanted)
     training.optimizer.zero_grad()
@@ -107,7 +107,7 @@ def train_step(training: penstock.Training, batch: Any) -> float:
 def main() -> None:
     """Trains to the end."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     training = begin(arguments)
@@ -116,7 +116,7 @@ def main() -> None:
         step = store.resume(training) or 0
         print(f"resumed from step {step}" if step else "a new run", flush=True)
         while step < arguments.steps:
-            # An epoch, or what is left of it.
+            # A whole epoch, or its remaining batches after a resume.
             for batch in training.loader:
                 loss = train_step(training, batch)
                 step += 1
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def digest(training: penstock.Training) -> str:
-    """SHA-256 over the parameters and the place of the loader."""
+    """SHA-256 over the parameters and the loader's position."""
     found = hashlib.sha256(repr(training.loader.state_dict()).encode())
     for name, value in training.model.state_dict().items():
         found.update(name.encode() + value.numpy().tobytes())

@@ -1,9 +1,9 @@
-"""A run of JAX that is killed at any moment and ends with the bits that it would have ended with.
+"""A run of JAX that may be killed at any moment and still ends with the same bits.
 
     python examples/jax_training.py
 
-Parameters, optax's state, the key of dropout and the place in the data are one pytree, saved in
-the background while training goes on. Start it again after a kill: it resumes from the newest good
+Parameters, optax's state, dropout's key and the position in the data are one pytree, saved in the
+background during training. Start the program again after a kill: it resumes from the newest good
 step.
 """
 
@@ -29,7 +29,7 @@ OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.consta
 
 
 def begin() -> dict[str, Any]:
-    """The state of a new run."""
+    """Returns the state of a new run."""
     keys = jax.random.split(jax.random.key(0), 3)
     params = {
         "in": jax.random.normal(keys[0], (WIDTH, 2 * WIDTH)) / 8,
@@ -40,7 +40,7 @@ def begin() -> dict[str, Any]:
 
 
 def batch(place: dict[str, int]) -> tuple[np.ndarray, dict[str, int]]:
-    """The next samples, and the place behind them."""
+    """Returns the next samples and the position after them."""
     order = np.random.default_rng(place["epoch"]).permutation(SAMPLES)
     indices = order[place["position"] : place["position"] + BATCH]
     position = place["position"] + BATCH
@@ -51,10 +51,10 @@ def batch(place: dict[str, int]) -> tuple[np.ndarray, dict[str, int]]:
     return values.astype(np.float32), following
 
 
-# The old parameters' memory becomes that of the new ones, unless it is still being saved.
+# The new parameters reuse the old ones' memory, unless a save still reads it.
 @partial(jax.jit, donate_argnums=(0, 1, 2))
 def update(params: Any, opt: Any, key: jax.Array, samples: jax.Array) -> tuple[Any, ...]:
-    """One step."""
+    """One update of the parameters."""
     key, own = jax.random.split(key)
 
     def loss(params: Any) -> jax.Array:
@@ -68,14 +68,14 @@ def update(params: Any, opt: Any, key: jax.Array, samples: jax.Array) -> tuple[A
 
 
 def train_step(state: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """One step, and its loss."""
+    """Runs one step and returns its loss."""
     samples, place = batch(state["place"])
     params, opt, key, loss = update(state["params"], state["opt"], state["key"], samples)
     return {"params": params, "opt": opt, "key": key, "place": place}, float(loss)
 
 
 def digest(state: dict[str, Any]) -> str:
-    """SHA-256 over all of it."""
+    """SHA-256 over the whole state."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves({**state, "key": jax.random.key_data(state["key"])}):
         found.update(np.asarray(leaf).tobytes())

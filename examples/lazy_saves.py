@@ -1,9 +1,9 @@
-"""A training loop that saves without stopping, and goes on after a crash exactly where it was.
+"""A training loop that saves without stopping, and resumes after a crash exactly where it was.
 
     python examples/lazy_saves.py
 
-Kill it whenever you like and start it again: it resumes from the newest complete step, and ends
-with the digest that it would have ended with anyway, bit for bit.
+Kill it at any moment and start it again: it resumes from the newest complete step, and ends with
+the digest of an uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 4
 
 
 class Model(nn.Module):
-    """A small transformer that guesses the next token; with dropout, which is random."""
+    """A small transformer with dropout that predicts the next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Model(nn.Module):
         self.head = nn.Linear(256, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Scores of the token after each: (batch, length, vocabulary)."""
+        """Returns the scores of each next token: (batch, length, vocabulary)."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         scores: torch.Tensor = self.head(self.layers(self.embed(tokens), mask, is_causal=True))
         return scores
 
 
 class Batches:
-    """Shuffled batches without end. Their place is two numbers, so a resume repeats no sample."""
+    """Endless shuffled batches. The position is two numbers, so a resume repeats no sample."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -52,7 +52,7 @@ class Batches:
         self._epoch = self._position = 0
 
     def __next__(self) -> torch.Tensor:
-        # The order of an epoch follows from its number.
+        # The order of an epoch depends on its number alone.
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self._epoch))
         batch = self._samples[order[self._position : self._position + BATCH]]
         self._position += BATCH
@@ -61,18 +61,18 @@ class Batches:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Returns the position."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes there."""
+        """Moves to a position."""
         self._epoch, self._position = state["epoch"], state["position"]
 
 
 def main() -> None:
     """Trains, from the newest step if there is one."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.steps)
 
-    # One line, once: the optimizer waits before it changes what a lazy save has not copied yet.
+    # Once per optimizer: it waits before it changes tensors that a lazy save has not copied yet.
     penstock.guard(optimizer)
 
     with penstock.CheckpointStore(arguments.directory, keep_last=3) as store:
@@ -114,10 +114,10 @@ def main() -> None:
                     "random": torch.get_rng_state(),
                     "step": step,
                 }
-                # Returns at once. The next forward and backward pass run while it is copied.
+                # Returns at once. The next forward and backward pass run during the copy.
                 pending = store.save_async(step, state, lazy=True)
                 tell(f"saving step {step}: training waited {pending.stall_seconds * 1e3:.1f} ms")
-        # Leaving the block waits for the last save, and raises what went wrong with it.
+        # Leaving the block waits for the last save and raises its error, if it failed.
     tell(f"digest {digest([model.state_dict(), optimizer.state_dict()])}")
 
 
@@ -143,7 +143,7 @@ def digest(value: Any) -> str:
 
 
 def tell(text: str) -> None:
-    """Prints a line right away, wherever the output goes."""
+    """Prints a line without buffering."""
     print(text, flush=True)
 
 

@@ -1,12 +1,12 @@
-"""A run of Lightning's Trainer that goes on after a kill, in the middle of an epoch.
+"""A run of Lightning's Trainer that resumes after a kill, in the middle of an epoch.
 
     python examples/lightning_training.py                                # one process
     torchrun --nproc-per-node 2 examples/lightning_training.py           # DDP
     torchrun --nproc-per-node 2 examples/lightning_training.py --shard   # FSDP2
 
-Saves go on in the background. Beside `PenstockIO`, one line of a Trainer's, nothing here is about
-Penstock; with ``--shard`` the strategy is Penstock's as well. Start it again after a kill: it goes
-on from the newest complete checkpoint, and ends with the bits that it would have ended with.
+Saves run in the background. `PenstockIO`, one line of the Trainer's arguments, is all that is about
+Penstock; with ``--shard`` the strategy is Penstock's as well. Start the program again after a kill:
+it resumes from the newest complete checkpoint, and ends with the bits of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH = 16
 
 
 class Regression(lightning.LightningModule):
-    """Learns to turn its input around; draws random numbers of PyTorch, NumPy and Python."""
+    """Learns to reverse its input; draws random numbers of PyTorch, NumPy and Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,20 +48,20 @@ class Regression(lightning.LightningModule):
         )
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        """One step; nothing in it is about saving."""
+        """Runs one step; no line here is about saving."""
         noise = 1 + 0.01 * (random.random() + np.random.rand())
         loss = (self.net(batch * noise) - batch.flip(1)).square().mean()
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> Any:
-        """AdamW, with a rate that sinks each epoch."""
+        """AdamW, with a rate that falls each epoch."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
 
 
 class ShardedRegression(Regression):
-    """The same, with parameters that are spread over the ranks."""
+    """The regression, with its parameters sharded over the ranks."""
 
     def configure_model(self) -> None:
         """Shards the model."""
@@ -71,20 +71,20 @@ class ShardedRegression(Regression):
 
 
 class Teller(lightning.Callback):
-    """Prints what happens."""
+    """Prints the run's progress."""
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Where it begins."""
+        """Prints where the run begins."""
         step = trainer.global_step
         tell(trainer, f"resumed from step {step}" if step else "a new run")
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-        """Each step."""
+        """Prints each step."""
         tell(trainer, f"step {trainer.global_step}: loss {outputs['loss'].item():.6f}")
 
 
 def samples() -> list[torch.Tensor]:
-    """The data."""
+    """Returns the data."""
     return list(torch.sin(torch.arange(SAMPLES)[:, None] * torch.arange(1, WIDTH + 1) / 7))
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     arguments = parse()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning|torchdata")
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.set_num_threads(1)
     lightning.seed_everything(int(os.environ.get("RANK", 0)), verbose=False)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
@@ -122,7 +122,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     module = ShardedRegression() if arguments.shard else Regression()
-    # They know their place within an epoch, which PyTorch's own loader and samplers do not.
+    # These keep their position within an epoch; PyTorch's own loader and samplers do not.
     data: Any = samples()
     rank = int(os.environ.get("RANK", 0))
     sampler = StatefulDistributedSampler(data, num_replicas=ranks, rank=rank, shuffle=True)
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def digest(trainer: Any, module: Any) -> str:
-    """SHA-256 over the model and the optimizer, whole."""
+    """SHA-256 over the whole model and optimizer."""
     found = hashlib.sha256()
     (optimizer,) = trainer.optimizers
     parts = [*module.state_dict().values()]

@@ -1,10 +1,10 @@
-"""Ray Train: checkpoints are written where Ray keeps them, and nothing is uploaded.
+"""Ray Train: checkpoints are written to Ray's storage directly, without an upload.
 
     python examples/ray_training.py                     # local mode, in this process
     python examples/ray_training.py --workers 2         # two workers of Ray, DDP over gloo
 
-Killed at any moment and started again it resumes from the newest complete checkpoint, and ends with
-the bits that it would have ended with.
+Killed at any moment and started again, it resumes from the newest complete checkpoint, and ends
+with the bits of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH = 16  # of all workers together
 
 
 class Batches:
-    """Shuffled batches that know their place."""
+    """Shuffled batches that keep their position."""
 
     def __init__(self) -> None:
         self.epoch = self.position = 0
@@ -44,16 +44,16 @@ class Batches:
         return batch.chunk(context.get_world_size())[context.get_world_rank()]
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Returns the position."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes there."""
+        """Moves to a position."""
         self.epoch, self.position = state["epoch"], state["position"]
 
 
 def train(arguments: dict[str, Any]) -> None:
-    """What every worker runs."""
+    """The function that every worker runs."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def train(arguments: dict[str, Any]) -> None:
     torch.manual_seed(1 + ray.train.get_context().get_world_rank())
     training = penstock.Training(model=model, optimizer=optimizer, loader=Batches())
 
-    # In local mode Ray does not say where the run is.
+    # In local mode Ray does not give the run's directory.
     root = arguments["directory"]
     step = resume(training, storage_path=root) or 0
     tell(f"resumed from step {step}" if step else "a new run")
@@ -85,7 +85,7 @@ def train(arguments: dict[str, Any]) -> None:
 
 
 def digest(training: penstock.Training) -> str:
-    """SHA-256 over the model and the moments of the optimizer."""
+    """SHA-256 over the model and the optimizer's moments."""
     found = hashlib.sha256()
     moments = training.optimizer.state_dict()["state"]
     for tensor in (
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     arguments = parser.parse_args()
     directory = os.path.abspath(arguments.directory)
-    # A crash may have torn the list that Ray keeps of checkpoints.
+    # A crash may have truncated Ray's list of checkpoints.
     repair(os.path.join(directory, "run"))
     trainer = ray.train.torch.TorchTrainer(
         train,

@@ -1,13 +1,14 @@
-"""A run that goes on after a kill, after damage, and after the scheduler took its machines back.
+"""A run that resumes after a kill, after damage, and after preemption by the scheduler.
 
     python examples/resume.py                                    # one process
     torchrun --nproc-per-node 2 examples/resume.py               # DDP
     torchrun --nproc-per-node 2 examples/resume.py --shard       # FSDP2
     python examples/resume.py --offload                          # moments of AdamW on storage
 
-`penstock.Training` holds everything that has to survive; `CheckpointStore.resume` brings it to the
-newest good step, on any number of ranks; `penstock.on_signal` makes a last save when SIGTERM or
-SIGUSR1 comes. Start it again: on as many ranks it ends with the bits that it would have ended with.
+`penstock.Training` holds all state that has to survive; `CheckpointStore.resume` restores the
+newest good step, on any number of ranks; `penstock.on_signal` saves a last time on SIGTERM or
+SIGUSR1. Start the program again: on the same number of ranks it ends with the bits of an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ import penstock.offload
 WIDTH = 64
 SAMPLES = 512
 BATCH = 16  # of all ranks together
-EXIT_PREEMPTED = 75  # "try again": what a job script asks for to queue the job once more
+EXIT_PREEMPTED = 75  # "try again": a job script queues the job once more
 
 
 class Batches:
-    """Shuffled batches that know their place, which is two numbers."""
+    """Shuffled batches that keep their position, which is two numbers."""
 
     def __init__(self) -> None:
         self.epoch = self.position = 0
@@ -48,16 +49,16 @@ class Batches:
         return batch.chunk(dist.get_world_size())[dist.get_rank()] if is_many() else batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Returns the position."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes there."""
+        """Moves to a position."""
         self.epoch, self.position = state["epoch"], state["position"]
 
 
 def begin(steps: int, *, shard: bool, offload: str | None = None) -> penstock.Training:
-    """A new run: what it is built of does not depend on whether it goes on with an old one."""
+    """Builds a new run; it is the same whether or not the run then resumes an old one."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(
         nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH)
@@ -72,17 +73,17 @@ def begin(steps: int, *, shard: bool, offload: str | None = None) -> penstock.Tr
     if offload is None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     else:
-        # The bits of torch.optim.AdamW(..., fused=True), with its moments in files.
+        # Computes the bits of torch.optim.AdamW(..., fused=True), with its moments in files.
         optimizer = penstock.offload.AdamW(model.parameters(), lr=1e-3, directory=offload)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    torch.manual_seed(1 + (dist.get_rank() if is_many() else 0))  # another dropout on each rank
+    torch.manual_seed(1 + (dist.get_rank() if is_many() else 0))  # each rank draws its own dropout
     return penstock.Training(
         model=model, optimizer=optimizer, scheduler=scheduler, loader=Batches(), average_loss=0.0
     )
 
 
 def train_step(training: penstock.Training) -> None:
-    """One step; nothing in it is about saving."""
+    """Runs one step; no line here is about saving."""
     batch = next(training.loader)
     loss = (training.model(batch) - batch.flip(1)).square().mean()
     training.optimizer.zero_grad()
@@ -93,7 +94,7 @@ def train_step(training: penstock.Training) -> None:
 
 
 def train(store: penstock.CheckpointStore, training: penstock.Training, arguments: Any) -> bool:
-    """Trains, from the newest good step if there is one; whether it came to the end."""
+    """Trains from the newest good step if there is one; returns whether the run is complete."""
     step = store.resume(training) or 0
     tell(f"resumed from step {step}" if step else "a new run")
     with penstock.on_signal(store, training) as preempted:
@@ -110,9 +111,9 @@ def train(store: penstock.CheckpointStore, training: penstock.Training, argument
 
 
 def main() -> None:
-    """Trains to the end, or until a signal comes."""
+    """Trains to the end, or until a signal arrives."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -124,18 +125,18 @@ def main() -> None:
     if is_done:
         tell(f"digest {digest(training)}")
     if is_many():
-        # The threads of gloo let go of a collective's tensors a little after it (pytorch#190489).
+        # gloo's threads release a collective's tensors shortly after it returns (pytorch#190489).
         time.sleep(0.1)
         dist.destroy_process_group()
     sys.exit(0 if is_done else EXIT_PREEMPTED)
 
 
 def digest(training: penstock.Training) -> str:
-    """SHA-256 over the model and the optimizer, whole."""
+    """SHA-256 over the whole model and optimizer."""
     found = hashlib.sha256()
 
     def add(part: Any) -> None:
-        # A moment in a file is read; of a DTensor it is what this rank holds.
+        # Reads a moment from its file; for a DTensor, this rank's part.
         part = part.read() if hasattr(part, "read") else part
         if isinstance(part, torch.Tensor):
             part = part.full_tensor() if hasattr(part, "full_tensor") else part

@@ -1,4 +1,4 @@
-"""A run of torchtitan's Llama 3 whose checkpoints are Penstock's: killed, it goes on as if not.
+"""A run of torchtitan's Llama 3 with Penstock's checkpoints, which resumes after a kill.
 
     python examples/torchtitan_training.py                              # one process
     torchrun --nproc-per-node 2 examples/torchtitan_training.py         # FSDP2
@@ -9,9 +9,9 @@ In a config function of torchtitan two lines change:
     …
     checkpoint=Checkpointer.Config(enable=True, interval=500, async_mode="async_with_pinned_mem"),
 
-torchtitan's `Trainer` wants an accelerator. So that this runs anywhere, `Run` stands in for it: the
-debug model of Llama 3, torchtitan's optimizers, schedulers and loader, and the calls of `Trainer`
-to the checkpointer in the same places.
+torchtitan's `Trainer` requires an accelerator. `Run` stands in for it so that this example runs
+anywhere: the debug model of Llama 3, torchtitan's optimizers, schedulers and loader, and the same
+calls to the checkpointer in the same places as in `Trainer`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCH = 2
 
 
 class Sentences(IterableDataset):
-    """Tokens without end, others on each rank and in each worker, that know their place."""
+    """Endless tokens, different on each rank and in each worker, that keep their position."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -56,29 +56,29 @@ class Sentences(IterableDataset):
             yield torch.randint(0, WORDS, (LENGTH + 1,), generator=generator)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Returns the position."""
         return {"count": self._count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes there."""
+        """Moves to a position."""
         self._count = state["count"]
 
 
 class Run:
-    """What torchtitan's `Trainer` is made of.
+    """A stand-in for torchtitan's `Trainer`, built of the same parts.
 
     Args:
-        folder: Where the checkpoints are.
-        checkpoint: What of them, and when.
-        layers: How many the model has.
-        workers: Of the loader.
+        folder: Directory of the checkpoints.
+        checkpoint: Configuration of the checkpointer.
+        layers: Number of the model's layers.
+        workers: Number of the loader's workers.
     """
 
     def __init__(self, folder: str, checkpoint: Any, *, layers: int = 2, workers: int = 0) -> None:
         rank, size = (dist.get_rank(), dist.get_world_size()) if is_many() else (0, 1)
         torch.manual_seed(0)  # the same weights on every rank
         self.model = build(layers)
-        torch.manual_seed(1 + rank)  # other words hidden on each
+        torch.manual_seed(1 + rank)  # each rank masks other words
         adamw = default_adamw(lr=1e-3)
         adamw.implementation = "for-loop"
         self.optimizers = adamw.build(model_parts=[self.model])
@@ -99,15 +99,15 @@ class Run:
         )
 
     def state_dict(self) -> dict[str, int]:
-        """What `Trainer` keeps of itself."""
+        """Returns the state that `Trainer` keeps itself."""
         return {"step": self.step, "ntokens_seen": self.ntokens_seen}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Takes it over."""
+        """Restores the state."""
         self.step, self.ntokens_seen = state["step"], state["ntokens_seen"]
 
     def train(self, steps: int) -> Iterator[float]:
-        """Trains up to a step; gives the loss of each, once its save has begun."""
+        """Trains up to a step; yields each step's loss once its save has begun."""
         batches = iter(self.dataloader)
         while self.step < steps:
             self.step += 1
@@ -117,7 +117,7 @@ class Run:
 
     def _train_step(self, batch: torch.Tensor) -> float:
         words, following = batch[:, :-1], batch[:, 1:]
-        # Draws from the generator that dropout would draw from.
+        # Uses the generator that dropout would use.
         words = torch.where(torch.rand(words.shape) < 0.1, 0, words)
         loss = torch.nn.functional.cross_entropy(
             self.model(words).flatten(0, 1), following.flatten()
@@ -131,7 +131,7 @@ class Run:
         return float(loss.item())
 
     def digest(self) -> str:
-        """SHA-256 over the model and the optimizers, whole, and over the place in the data."""
+        """SHA-256 over the whole model, the optimizers, and the position in the data."""
         found = hashlib.sha256()
         states = [self.model.state_dict(), self.optimizers.state_dict()]
         for value in [*states[0].values(), *states[1].values()]:
@@ -146,7 +146,7 @@ class Run:
 
 
 def build(layers: int) -> Any:
-    """The debug model, sharded where there are ranks."""
+    """Builds the debug model, sharded if there are ranks."""
     config = model_registry("debugmodel").model
     config.layers = config.layers[:layers]
     for layer in config.layers:
@@ -191,7 +191,7 @@ def main() -> None:
     run.checkpointer.close()
     tell(f"digest {run.digest()}")
     if is_many():
-        # The threads of gloo let go of a collective's tensors a little after it (pytorch#190489).
+        # gloo's threads release a collective's tensors shortly after it returns (pytorch#190489).
         time.sleep(0.1)
         dist.destroy_process_group()
 

@@ -1,10 +1,10 @@
-"""The Trainer of transformers, with checkpoints that are complete or are none.
+"""The Trainer of transformers, with checkpoints that are always complete.
 
     python examples/transformers_trainer.py
     torchrun --nproc-per-node 2 examples/transformers_trainer.py     # DDP
 
-`enable` is the line that is about Penstock. Kill it whenever you like and start it again: it goes
-on from the newest complete checkpoint, and ends with the bits that it would have ended with.
+`enable` is the only line about Penstock. Kill the program at any moment and start it again: it
+resumes from the newest complete checkpoint, and ends with the bits of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLES = 128
 
 
 class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Rows of tokens that follow from their number."""
+    """Rows of tokens computed from their number."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -45,22 +45,22 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Tell(TrainerCallback):
-    """Prints how far it is; nothing in it is about saving."""
+    """Prints the run's progress; no line here is about saving."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Where it begins."""
+        """Prints where the run begins."""
         step = state.global_step
         if state.is_world_process_zero:
             print(f"resumed from step {step}" if step else "a new run", flush=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """A step is over."""
+        """Prints a finished step."""
         if state.is_world_process_zero:
             print(f"step {state.global_step}: epoch {state.epoch:.3f}", flush=True)
 
 
 def begin(directory: str, steps: int, every: int) -> Trainer:
-    """A new run: what it is built of does not depend on whether it goes on with an old one."""
+    """Builds a new run; it is the same whether or not the run then resumes an old one."""
     arguments = TrainingArguments(
         output_dir=directory,
         max_steps=steps,
@@ -85,7 +85,7 @@ def begin(directory: str, steps: int, every: int) -> Trainer:
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
-    set_seed(1 + arguments.process_index)  # another dropout on each rank
+    set_seed(1 + arguments.process_index)  # each rank draws its own dropout
     trainer = Trainer(model, arguments, train_dataset=Sentences(), callbacks=[Tell()])
     return enable(trainer, asynchronous=True)
 
@@ -93,7 +93,7 @@ def begin(directory: str, steps: int, every: int) -> Trainer:
 def main() -> None:
     """Trains to the end."""
     arguments = parse()
-    # What makes a run repeatable to the last bit. Saving asks for none of it.
+    # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     trainer = begin(arguments.directory, arguments.steps, arguments.every)
@@ -101,7 +101,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         print(f"digest {digest(trainer)}", flush=True)
     if dist.is_initialized():
-        # The threads of gloo let go of a collective's tensors a little after it (pytorch#190489).
+        # gloo's threads release a collective's tensors shortly after it returns (pytorch#190489).
         time.sleep(0.1)
         dist.destroy_process_group()
 

@@ -1,16 +1,16 @@
-r"""Where the checks run: any machine as it is, and a cluster to begin with.
+r"""Where the checks run: this machine as it is, and an example of a cluster.
 
-ReFrame takes the first system whose `hostnames` match, or the one that `--system` names. A site
-puts its own in place of `cluster`, or into a file that it adds with a second `-C`.
+ReFrame uses the first system whose `hostnames` match, or the one that `--system` names. A site
+replaces `cluster` by its own system, or adds a second settings file with `-C`.
 
-What a partition is expected to give stands in its `extras`, and nowhere else: a check that finds
-nothing there reports its figures and holds them against nothing.
+The expected figures of a partition are in its `extras`, and nowhere else: a check without an entry
+there reports its figures and compares them with nothing.
 """
 
 site_configuration = {
     "systems": [
         {
-            # An example: its names, options and figures are those of no cluster.
+            # An example: its names, options and figures belong to no real cluster.
             "name": "cluster",
             "hostnames": [r"cluster-login\d+"],
             "partitions": [
@@ -20,12 +20,12 @@ site_configuration = {
                     "launcher": "srun",
                     "access": ["--partition=gpu", "--exclusive"],
                     "environs": ["builtin"],
-                    # Checks at the same time would measure each other.
+                    # Checks that run at the same time would measure each other.
                     "max_jobs": 1,
                     "extras": {
                         "references": {
-                            # check, mode, nodes x processes; then the value, how far below and
-                            # above it may be as fractions, and the unit.
+                            # check, mode, nodes x processes; then the value, the lower and upper
+                            # tolerance as fractions, and the unit.
                             "fio-write-1x4": {"rate": (5.0, -0.1, None, "GB/s")},
                             "fio-read-1x4": {
                                 "rate": (12.0, -0.1, None, "GB/s"),

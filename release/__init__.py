@@ -1,4 +1,4 @@
-"""`make release`: builds what would be published, and checks it; publishes nothing.
+"""`make release`: builds and checks the files of a release; publishes nothing.
 
-What each step is for, and how to debug a released wheel, is in ../docs/maintainers/releasing.md.
+CONTRIBUTING.md explains each step, and how to debug a released wheel.
 """

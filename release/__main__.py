@@ -49,11 +49,11 @@ def _release(targets: tuple[str, ...], dist: Path) -> None:
         notes.append("what is not committed is not in it")
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
-    # What packs is told to say that everything is of this time, so that it packs the same again.
+    # Packing tools take this time for all files, so the same commit packs to the same bytes.
     os.environ["SOURCE_DATE_EPOCH"] = output("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
     source.export(ROOT, _WORK / "tree")
     sdist = source.pack(_WORK / "tree", dist)
-    # What is in no source distribution, nobody can build: so the wheels are built from it.
+    # Building the wheels from the source distribution shows that it lacks no file.
     tree = source.unpack(sdist, _WORK / "sdist")
     if "Project-URL" not in (tree / "PKG-INFO").read_text():
         notes.append(

@@ -1,4 +1,4 @@
-"""What has to hold of the files before anybody may have them."""
+"""Checks that the files of a release have to pass."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ assert penstock.verify(sys.argv[1]).ok
 
 
 def check_metadata(files: Iterable[Path]) -> None:
-    """Has twine say what an index would, and looks at the links of what it would show.
+    """Runs twine's checks of the metadata, and checks the links of the description.
 
     Raises:
-        ReleaseError: Something is refused, or a link leads nowhere there.
+        ReleaseError: twine refuses a file, or a link of the description is broken.
     """
     files = list(files)
     run(*python("twine", "check", "--strict", *files))
@@ -58,10 +58,10 @@ def check_metadata(files: Iterable[Path]) -> None:
 
 
 def check_module(wheel: Path, debug: Path) -> str:
-    """Looks at what is in a wheel; returns the oldest platform tag that it could have.
+    """Checks the module in a wheel; returns the oldest platform tag that it could have.
 
     Raises:
-        ReleaseError: It needs more than its tag says, is for another machine type, or its debug
+        ReleaseError: It needs more than its tag promises, is for another machine type, or its debug
             tables are not where a debugger looks for them.
     """
     found = json.loads(output(*python("auditwheel", "show", "--json", wheel)))
@@ -83,15 +83,15 @@ def check_module(wheel: Path, debug: Path) -> str:
 
 
 def check_installed(wheel: Path, place: Path, constraints: Path) -> None:
-    """Installs a wheel into an environment of its own, saves and loads, and asks the doctor.
+    """Installs a wheel into an environment of its own, saves and loads, and runs the doctor.
 
     Args:
-        wheel: For this machine type.
-        place: For the environment, which is made anew, and for a checkpoint.
-        constraints: The versions of what it depends on.
+        wheel: A wheel for this machine type.
+        place: Directory for a new environment and a checkpoint.
+        constraints: Versions of the dependencies.
 
     Raises:
-        ReleaseError: Something does not work.
+        ReleaseError: One of these steps failed.
     """
     shutil.rmtree(place, ignore_errors=True)
     venv.create(place / "venv")
@@ -100,14 +100,14 @@ def check_installed(wheel: Path, place: Path, constraints: Path) -> None:
         *python("uv", "pip", "install", "--quiet", "--python", interpreter),
         *("--constraint", constraints, wheel),
     )
-    # Elsewhere, or the package of the tree would be imported.
+    # In another directory, since Python would import the package of this tree here.
     run(interpreter, "-c", _TRIAL, place / "checkpoint", within=place)
     run(place / "venv/bin/penstock", "verify", place / "checkpoint", within=place)
     run(place / "venv/bin/penstock", "doctor", "--no-measure", place, within=place)
 
 
 def _metadata(file: Path) -> bytes:
-    """The metadata of a wheel or a source distribution."""
+    """Returns the metadata of a wheel or a source distribution."""
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as content:
             (name,) = (one for one in content.namelist() if one.endswith(".dist-info/METADATA"))
@@ -120,25 +120,25 @@ def _metadata(file: Path) -> bytes:
 
 
 class _Links(HTMLParser):
-    """Where the links and images of a page lead to."""
+    """Collects the targets of a page's links and images."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keeps the target of a tag that has one."""
+        """Records the target of a tag that has one."""
         self.found += [value for name, value in attrs if name in ("href", "src") and value]
 
 
 def _glibc(name: str) -> tuple[int, ...]:
-    """The version of glibc in a platform tag; more than any where there is none."""
+    """Returns the version of glibc in a platform tag; infinite if there is none."""
     words = name.split("_")
     return (int(words[1]), int(words[2])) if words[0] == "manylinux" else (1 << 30,)
 
 
 def _sections(content: bytes) -> dict[str, Any]:
-    """What an ELF file says of itself and of its debug tables."""
+    """Returns an ELF file's machine type, section names, debug link and build id."""
     file = ELFFile(io.BytesIO(content))
     names = {section.name for section in file.iter_sections()}
     link = file.get_section_by_name(".gnu_debuglink")

@@ -1,4 +1,4 @@
-"""Commands that a release is made with."""
+"""Commands that build a release."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class ReleaseError(Exception):
-    """Something cannot be released as it is; the message says what, and what to do."""
+    """A release is not possible; the message gives the reason and the remedy."""
 
 
 def run(
     *command: str | Path, within: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Runs a command, which shows what it does.
+    """Runs a command, whose output is shown.
 
     Raises:
-        ReleaseError: It failed.
+        ReleaseError: The command failed.
     """
     done = subprocess.run(command, cwd=within, env=environment, check=False)
     if done.returncode:
@@ -29,10 +29,10 @@ def run(
 
 
 def output(*command: str | Path) -> str:
-    """What a command prints.
+    """Returns the output of a command.
 
     Raises:
-        ReleaseError: It failed.
+        ReleaseError: The command failed.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -41,11 +41,11 @@ def output(*command: str | Path) -> str:
 
 
 def python(*arguments: str | Path) -> tuple[str | Path, ...]:
-    """A module of this environment as a command."""
+    """Returns the command that runs a module in this environment."""
     return (sys.executable, "-m", *arguments)
 
 
 def command_line(*command: str | Path) -> str:
-    """A command as one types it, without where its program is."""
+    """Returns a command as one types it, without the directory of its program."""
     first, *others = map(str, command)
     return " ".join((first.rpartition("/")[2], *others))

@@ -1,4 +1,4 @@
-"""What is released: the tree as it was committed, with a README that an index can show."""
+"""The source of a release: the committed tree, with a README that an index can show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)]+)\)")
 
 
 def export(root: Path, place: Path) -> None:
-    """Puts the last commit into a directory: nothing that lies around in the tree gets into it."""
+    """Exports the last commit to a directory, without uncommitted files of the tree."""
     shutil.rmtree(place, ignore_errors=True)
     archive = subprocess.run(
         ["git", "-C", str(root), "archive", "HEAD"], capture_output=True, check=True
@@ -33,13 +33,12 @@ def export(root: Path, place: Path) -> None:
 
 
 def linked(text: str, address: str | None, version: str) -> str:
-    """A README whose links hold wherever it is shown.
+    """Makes the links of a README work outside the repository.
 
     Args:
         text: Markdown, with links relative to the root of the repository.
-        address: Of the repository. Where it has none that is known, what a link says is left, and
-            where it goes is not.
-        version: Links go to the files as this one has them.
+        address: URL of the repository. Without a known one, links become plain text.
+        version: Links lead to the files of this version.
     """
     target = rf"[\1]({address}/blob/v{version}/\2)" if address else r"\1"
     return _RELATIVE_LINK.sub(target, text)

@@ -1,4 +1,4 @@
-"""Wheels: built for a machine type, their debug tables in files of their own."""
+"""Wheels for each machine type, with their debug tables in separate files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from release.command import ReleaseError, output, python, run
 
 TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 COMPATIBILITY = "manylinux_2_28"
-"""PEP 600: glibc 2.28, which all distributions have that Python 3.11 is packaged for."""
+"""PEP 600: glibc 2.28, which every distribution with a package of Python 3.11 has."""
 
 MODULE = Path("penstock/_native.abi3.so")
 
 
 def require_targets(targets: tuple[str, ...]) -> None:
-    """Refuses to begin where the toolchain cannot compile for one of them.
+    """Checks that the toolchain can compile for all targets.
 
     Raises:
-        ReleaseError: Its standard library is missing.
+        ReleaseError: The standard library of a target is missing.
     """
     library = _sysroot() / "lib/rustlib"
     missing = [target for target in targets if not (library / target / "lib").is_dir()]
@@ -36,15 +36,15 @@ def build(source: Path, target: str, dist: Path, cache: Path) -> Path:
     Args:
         source: The tree to build.
         target: One of `TARGETS`.
-        dist: Where it goes.
-        cache: What cargo keeps from one build to the next.
+        dist: Output directory.
+        cache: Cargo's target directory, kept between builds.
     """
     registry = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo") / "registry/src"
     flags = [
-        # Where somebody built it is of no use in a message, and makes every build another one.
+        # Build directories are useless in messages, and would make each build differ.
         f"--remap-path-prefix={registry}=/cargo",
         f"--remap-path-prefix={source}=/penstock",
-        # By which a debugger knows that a file of debug tables belongs to a module.
+        # Debuggers match a debug file to its module by the build id.
         "-Clink-arg=-Wl,--build-id=sha1",
     ]
     environment = {
@@ -53,7 +53,7 @@ def build(source: Path, target: str, dist: Path, cache: Path) -> Path:
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
     }
     before = set(dist.glob("*.whl"))
-    # With zig also for this machine type: it links against the glibc that the tag promises.
+    # zig links against the glibc that the tag promises, so it builds for this machine type too.
     run(
         *python("maturin", "build", "--release", "--zig", "--compatibility", COMPATIBILITY),
         *("--target", target, "--out", dist),
@@ -77,12 +77,12 @@ def build_benchmarks(source: Path, dist: Path) -> Path:
 def split(wheel: Path, debug: Path) -> Path:
     """Moves the debug tables of a wheel's module to a file of their own; returns its path.
 
-    The module keeps its symbols, so that a backtrace has names, and the name of the file
+    The module keeps its symbols, so that a backtrace has names, and the name of the debug file
     (``.gnu_debuglink``), which debuggers look for beside it.
 
     Args:
-        wheel: Is replaced.
-        debug: The directory for the file, below which it has a directory named for the wheel.
+        wheel: Wheel to replace.
+        debug: Directory for debug files; the wheel's is in a subdirectory with its name.
     """
     found = debug / wheel.stem / f"{MODULE.name}.debug"
     found.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def split(wheel: Path, debug: Path) -> Path:
 
 
 def _copy_tables(module: Path, debug: Path) -> None:
-    # LLVM's, which the toolchain brings: that of a system knows its own machine type only.
+    # LLVM's tool from the toolchain: a system's own knows its own machine type only.
     sysroot = _sysroot()
     (objcopy,) = sysroot.glob("lib/rustlib/*/bin/rust-objcopy")
     environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot / "lib")}

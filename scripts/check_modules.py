@@ -1,10 +1,11 @@
-"""Says where modules of a Rust crate, or its folders, import each other in a circle.
+"""Finds circular imports between the modules, or the folders, of a Rust crate.
 
     python scripts/check_modules.py SRC...
 
-A module is a file. It imports what it names by `use`, or by a path in its code; not what it
-declares by `mod`, nor what it hands on by `pub use` and does not use itself. Neither unit tests nor
-comments count. A method that another file gives a type is not seen: nothing names that file.
+A module is a file. It imports the names in its `use` declarations and the paths in its code; `mod`
+declarations do not count, nor does a `pub use` whose name it does not use itself. Unit tests and
+comments are skipped. A method that another file adds to a type is not seen, as no name leads to
+that file.
 """
 
 import re
@@ -23,7 +24,7 @@ Module = tuple[str, ...]
 
 
 class Source(NamedTuple):
-    """A file, and what it says of others."""
+    """A file's submodules, imports and re-exports."""
 
     children: set[str]
     imported: list[list[str]]
@@ -31,7 +32,7 @@ class Source(NamedTuple):
 
 
 def paths(tree: str) -> list[list[str]]:
-    """The paths of a `use`, one for each name in its braces."""
+    """Returns the paths of a `use`, one for each name in its braces."""
     tree = tree.strip()
     if "{" not in tree:
         return [re.split(r"\s+as\s+", tree)[0].split("::")] if tree else []
@@ -50,7 +51,7 @@ def paths(tree: str) -> list[list[str]]:
 
 
 def read(file: Path) -> Source:
-    """What a file says of others."""
+    """Parses a file's submodules, imports and re-exports."""
     text = UNIT_TESTS.sub("", COMMENT_OR_TEXT.sub("", file.read_text()))
     children = set(DECLARATION.findall(text))
     text = DECLARATION.sub("", text)
@@ -68,13 +69,13 @@ def read(file: Path) -> Source:
 
 
 def name_of(file: Path, root: Path) -> Module:
-    """What Rust calls the module in a file."""
+    """Returns the Rust module path of a file."""
     parts = file.relative_to(root).with_suffix("").parts
     return parts[:-1] if parts[-1] in ("lib", "main", "mod") else parts
 
 
 def resolve(path: list[str], module: Module, sources: dict[Module, Source]) -> Module | None:
-    """The module that a path leads to from another one, past those that hand it on."""
+    """Resolves a path seen from a module, following re-exports; None outside the crate."""
     at = module
     names = list(path)
     if names[0] == "crate":
@@ -95,7 +96,7 @@ def resolve(path: list[str], module: Module, sources: dict[Module, Source]) -> M
 
 
 def imports(root: Path) -> dict[Module, set[Module]]:
-    """What each module of a crate imports of the others."""
+    """Returns the imports of each module of a crate from its other modules."""
     sources = {name_of(file, root): read(file) for file in sorted(root.rglob("*.rs"))}
     graph = {}
     for module, source in sources.items():
@@ -105,7 +106,7 @@ def imports(root: Path) -> dict[Module, set[Module]]:
 
 
 def folders(graph: dict[Module, set[Module]]) -> dict[Module, set[Module]]:
-    """What the topmost modules, each with all below it, import of each other."""
+    """Merges each topmost module with all below it, and returns their imports from each other."""
     merged: dict[Module, set[Module]] = {}
     for module, others in graph.items():
         outside = {other[:1] for other in others if other[:1] != module[:1]}
@@ -114,7 +115,7 @@ def folders(graph: dict[Module, set[Module]]) -> dict[Module, set[Module]]:
 
 
 def main() -> int:
-    """Prints a circle of each kind, if there is one, and returns the exit status."""
+    """Prints a circle of modules and one of folders, if any, and returns the exit status."""
     status = 0
     for root in map(Path, sys.argv[1:]):
         graph = imports(root)

@@ -1,11 +1,10 @@
-"""Compiles the kernels, by NVRTC: it needs neither a GPU nor a driver.
+"""Compiles the kernels by NVRTC, which needs neither a GPU nor a driver.
 
     python scripts/compile_kernels.py [--check]
 
-Writes `crates/io/kernels/gather.ptx`, which is what is launched: the driver makes code of it for
-the GPU that it finds. With --check nothing is written: it says whether the file is what comes of
-the sources, whether there is code for every kind of GPU, and whether the kernels in docs/gpu.md
-compile.
+Writes `crates/io/kernels/gather.ptx`, which Penstock launches: the driver compiles it for the GPU
+at hand. With --check nothing is written: the script checks that the file matches its sources, that
+there is code for every kind of GPU, and that the kernels in docs/gpu.md compile.
 """
 
 import argparse
@@ -24,13 +23,13 @@ HEADER = "fifo.cuh"
 COMPILED = KERNELS / "gather.ptx"
 GUIDE = ROOT / "docs/gpu.md"
 
-# The oldest that has what the kernels need. Newer GPUs run its text as well.
+# The oldest architecture with all that the kernels need. Newer GPUs run its PTX as well.
 ARCHITECTURE = "compute_70"
 GPUS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 def installed(pattern: str) -> Path:
-    """A file of one of NVIDIA's packages."""
+    """Returns a file of one of NVIDIA's packages."""
     for directory in nvidia.__path__:
         for found in Path(directory).glob(pattern):
             return found
@@ -38,18 +37,18 @@ def installed(pattern: str) -> Path:
 
 
 class Nvrtc:
-    """The compiler."""
+    """The NVRTC compiler."""
 
     def __init__(self) -> None:
-        # The oldest version that knows the architecture: drivers read text of their own version and
-        # of older ones.
+        # The oldest NVRTC that knows the architecture: drivers read PTX of their own version and of
+        # older ones.
         self._library = ctypes.CDLL(str(installed("cuda_nvrtc/lib/libnvrtc.so.11*")))
 
     def compile(self, source: str, name: str) -> str:
-        """PTX of a source.
+        """Compiles a source to PTX.
 
         Raises:
-            SystemExit: It does not compile; with what the compiler says.
+            SystemExit: The source does not compile; the message is the compiler's.
         """
         header = (KERNELS / HEADER).read_bytes()
         program = ctypes.c_void_p()
@@ -84,10 +83,10 @@ class Nvrtc:
 
 
 def assemble(ptx: str, gpu: str) -> None:
-    """Makes code of PTX, as the driver does.
+    """Assembles PTX for a GPU, as the driver does.
 
     Raises:
-        SystemExit: It is none; with what the assembler says.
+        SystemExit: The PTX is invalid; the message is the assembler's.
     """
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
@@ -104,7 +103,7 @@ def assemble(ptx: str, gpu: str) -> None:
 
 
 def main() -> None:
-    """Writes the text, or checks it."""
+    """Writes the PTX, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check

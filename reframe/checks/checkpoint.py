@@ -15,9 +15,9 @@ from .storage import StorageCheck
 
 @rfm.simple_test
 class CheckpointCheck(StorageCheck):
-    """Each process saves a state of its own, durably, and loads it again from a cold cache.
+    """Each process saves a state of its own durably, and loads it again from a cold cache.
 
-    Tensors have the sizes of a transformer's. What was loaded is compared bit for bit.
+    Tensor sizes are those of a transformer. Loaded tensors are compared bit for bit.
     """
 
     descr = "Penstock checkpoints, saved and loaded"
@@ -25,14 +25,14 @@ class CheckpointCheck(StorageCheck):
     name_of_kind = "checkpoint"
 
     size = variable(str, value="1G", loggable=True)
-    """Of the state of each process."""
+    """Size of each process's state."""
 
     engine = variable(str, value="auto", loggable=True)
     """auto, uring or threads."""
 
     @run_before("run")
     def say_what(self) -> None:
-        """Sizes and paths."""
+        """Passes sizes and paths to the program."""
         self.executable_opts = [
             *self.executable_opts,
             f"--size={self.size}",
@@ -41,15 +41,15 @@ class CheckpointCheck(StorageCheck):
 
     @sanity_function
     def what_was_loaded_is_what_was_saved(self) -> bool:
-        """Every tensor, and every digest of the files."""
+        """Checks that every tensor and every digest of the files matched."""
         return self.is_sound("save", "load")
 
     @performance_function("GB/s")
     def save(self) -> float:
-        """Until it is durable."""
+        """Rate of the save until it is durable."""
         return self.per_second("save", 1e9)
 
     @performance_function("GB/s")
     def load(self) -> float:
-        """With all digests checked."""
+        """Rate of the load, with all digests checked."""
         return self.per_second("load", 1e9)

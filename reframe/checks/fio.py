@@ -1,4 +1,4 @@
-"""Sequential writes and reads by fio, of one and of several processes."""
+"""Sequential writes and reads by fio, with one and with several processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .storage import StorageCheck
 
 @rfm.simple_test
 class FioCheck(StorageCheck):
-    """Large requests, past the page cache, many in flight; what was written is verified."""
+    """Large requests, past the page cache, many in flight; written data is verified."""
 
     descr = "sequential writes and reads by fio"
     tags = {"fio"}
@@ -28,27 +28,27 @@ class FioCheck(StorageCheck):
     mode = parameter(["write", "read"], loggable=True)
 
     size = variable(str, value="1G", loggable=True)
-    """Of each process."""
+    """Bytes that each process writes or reads."""
 
     block = variable(str, value="1M", loggable=True)
     depth = variable(int, value=16, loggable=True)
     direct = variable(int, value=1, loggable=True)
-    """0 goes through the page cache, as on tmpfs, which takes nothing else."""
+    """0 uses the page cache, which is all that tmpfs supports."""
 
     engine = variable(str, value="libaio", loggable=True)
-    """Or io_uring, where the kernel and its policy let it."""
+    """io_uring also works, if the kernel and its policy allow it."""
 
     fio = variable(str, value="fio")
 
     @run_after("init")
     def name_it(self) -> None:
-        """In references: ``fio-write-1x4``."""
+        """Sets the name in references, as in ``fio-write-1x4``."""
         self.name_of_kind = f"fio-{self.mode}"
         self.tags |= {self.mode}
 
     @run_after("setup")
     def skip_without_fio(self) -> None:
-        """Of other nodes nothing is known here."""
+        """Skips where this node lacks fio; other nodes are not asked."""
         is_local = self.current_partition.scheduler.registered_name == "local"
         self.skip_if(
             is_local and shutil.which(self.fio) is None,
@@ -57,7 +57,7 @@ class FioCheck(StorageCheck):
 
     @run_before("run")
     def say_what(self) -> None:
-        """Runs before the base class puts the program in front."""
+        """Sets fio's options; runs before the base class puts the program in front."""
         self.executable_opts = [
             *self.executable_opts,
             f"--fio={self.fio}",
@@ -71,22 +71,22 @@ class FioCheck(StorageCheck):
 
     @sanity_function
     def everything_was_moved_and_is_right(self) -> bool:
-        """There are figures, there was no error, and every block is the one that was written."""
+        """Checks that there are figures, no error, and every block as it was written."""
         return self.is_sound(self.mode)
 
     @performance_function("GB/s")
     def rate(self) -> float:
-        """Of all processes; that of writes with the sync."""
+        """Rate of all processes; for writes the time includes the sync."""
         return self.per_second(self.mode, 1e9)
 
     @performance_function("1/s")
     def iops(self) -> float:
-        """Requests completed."""
+        """Completed requests per second."""
         found = sn.evaluate(self.nodes())
         seconds = max(one["phases"][self.mode]["seconds"] for one in found)
         return sum(one["requests"] for one in found) / seconds
 
     @performance_function("us")
     def p99(self) -> float:
-        """Latency of requests; that of the slowest node."""
+        """99th percentile of latency, on the slowest node."""
         return max(one["p99_us"] for one in sn.evaluate(self.nodes()))

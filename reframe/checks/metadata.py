@@ -1,4 +1,4 @@
-"""Many files in trees, in the manner of mdtest."""
+"""Many files in trees, as mdtest does it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PHASES = ("mkdir", "create", "stat", "remove", "rmdir")
 
 @rfm.simple_test
 class MetadataCheck(StorageCheck):
-    """Directories and empty files made, looked at and removed by all processes, phase by phase.
+    """All processes create, stat and remove directories and empty files, phase by phase.
 
-    Each process has a tree of its own (mdtest's -u) and looks at the files of a neighbour (its -N),
-    on another node where there is one, so that no cache of its own answers. The figures are those
-    of a small Python program and not to be held against mdtest's.
+    Each process has its own tree (mdtest's -u) and stats the files of a neighbour (its -N), on
+    another node if there is one, so that its own cache does not answer. The figures are those of a
+    small Python program, not comparable with mdtest's.
     """
 
     descr = "directories and files made, looked at and removed"
@@ -24,17 +24,17 @@ class MetadataCheck(StorageCheck):
     name_of_kind = "metadata"
 
     files = variable(int, value=2000, loggable=True)
-    """Of each process."""
+    """Number of files that each process creates."""
 
     depth = variable(int, value=2, loggable=True)
-    """Levels of directories below that of the process (mdtest's -z)."""
+    """Levels of directories below the process's own (mdtest's -z)."""
 
     branching = variable(int, value=4, loggable=True)
-    """Directories in each that has any (mdtest's -b)."""
+    """Subdirectories of each directory above the last level (mdtest's -b)."""
 
     @run_before("run")
     def say_what(self) -> None:
-        """How many of what."""
+        """Passes the counts to the program."""
         self.executable_opts = [
             *self.executable_opts,
             f"--files={self.files}",
@@ -44,30 +44,30 @@ class MetadataCheck(StorageCheck):
 
     @sanity_function
     def every_file_was_there_and_is_gone(self) -> bool:
-        """As a walk through the trees sees it."""
+        """Checks that a walk through the trees found every file, and none after the removal."""
         return self.is_sound(*PHASES)
 
     @performance_function("1/s")
     def mkdir(self) -> float:
-        """Directories made."""
+        """Directories created per second."""
         return self.per_second("mkdir")
 
     @performance_function("1/s")
     def create(self) -> float:
-        """Files made, opened and closed."""
+        """Files created, opened and closed per second."""
         return self.per_second("create")
 
     @performance_function("1/s")
     def stat(self) -> float:
-        """Files looked at."""
+        """Calls of stat per second."""
         return self.per_second("stat")
 
     @performance_function("1/s")
     def remove(self) -> float:
-        """Files removed."""
+        """Files removed per second."""
         return self.per_second("remove")
 
     @performance_function("1/s")
     def rmdir(self) -> float:
-        """Directories removed."""
+        """Directories removed per second."""
         return self.per_second("rmdir")

@@ -1,4 +1,4 @@
-"""What the checks of storage share: where they work, on how many nodes, and what is expected."""
+"""Base of all storage checks: working directory, number of nodes, and references."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from reframe.core.builtins import deferrable, parameter, run_after, run_before, 
 
 
 class StorageCheck(rfm.RunOnlyRegressionTest):
-    """A program that runs once on each node and prints what it found as a line of JSON.
+    """A program that runs once on each node and prints its results as a line of JSON.
 
     Several nodes need a scheduler that starts the program on each, and a directory that all of them
-    see: it is also where they wait for each other.
+    see, where they also wait for each other.
     """
 
     directory = variable(str, value=".", loggable=True)
-    """Where files are written: ``-S directory=/scratch``. Relative to where ReFrame was started."""
+    """Directory for the files, as in ``-S directory=/scratch``; relative to ReFrame's start."""
 
     python = variable(str, value=sys.executable)
-    """The interpreter on the nodes, which has Penstock."""
+    """Interpreter on the nodes, with Penstock installed."""
 
     num_nodes = parameter([1, 2, 4])
     processes = parameter([1, 4], loggable=True)
 
     name_of_kind = variable(str)
-    """What the check is called in references."""
+    """Name of the check in references, before the numbers of nodes and processes."""
 
     valid_systems = ["*"]
     valid_prog_environs = ["*"]
@@ -38,12 +38,12 @@ class StorageCheck(rfm.RunOnlyRegressionTest):
 
     @property
     def reference_name(self) -> str:
-        """What ``references`` in the `extras` of a partition has to call this variant."""
+        """Name of this variant in ``references``, in the `extras` of a partition."""
         return f"{self.name_of_kind}-{self.num_nodes}x{self.processes}"
 
     @run_after("init")
     def ask_for_nodes(self) -> None:
-        """One task on each node, which starts the processes itself."""
+        """Requests one task on each node, which starts the processes itself."""
         # Later hooks run in the directory of the check.
         self.directory = os.path.abspath(self.directory)
         self.num_tasks = self.num_nodes
@@ -51,7 +51,7 @@ class StorageCheck(rfm.RunOnlyRegressionTest):
 
     @run_after("setup")
     def skip_without_scheduler(self) -> None:
-        """A laptop has one node."""
+        """Skips variants of several nodes on a partition without a scheduler."""
         is_local = self.current_partition.scheduler.registered_name == "local"
         self.skip_if(
             is_local and self.num_nodes > 1,
@@ -61,14 +61,14 @@ class StorageCheck(rfm.RunOnlyRegressionTest):
 
     @run_after("setup")
     def take_references(self) -> None:
-        """What the partition is expected to give."""
+        """Takes this variant's expected figures from the partition."""
         expected = self.current_partition.extras.get("references", {})
         if self.reference_name in expected:
             self.reference = {self.current_partition.fullname: expected[self.reference_name]}
 
     @run_before("run")
     def work_in_a_directory_of_its_own(self) -> None:
-        """Made by the job and removed by it, also when it is stopped."""
+        """Creates a directory for the job, removed at its end, also when the job is stopped."""
         name = f"penstock-reframe-{self.reference_name}-{os.getpid()}-{time.time_ns()}"
         work = os.path.join(self.directory, name)
         self.prerun_cmds = [
@@ -86,18 +86,18 @@ class StorageCheck(rfm.RunOnlyRegressionTest):
 
     @deferrable
     def nodes(self) -> list[dict]:
-        """What each node found."""
+        """Returns the results of each node."""
         return sn.evaluate(sn.extractall(r"^(\{.*\})$", self.stdout, 1, json.loads))
 
     @deferrable
     def per_second(self, phase: str, unit: float = 1) -> float:
-        """Of all nodes together, by the time of the slowest."""
+        """Rate of all nodes together, over the time of the slowest."""
         found = [one["phases"][phase] for one in sn.evaluate(self.nodes())]
         return sum(one["count"] for one in found) / max(one["seconds"] for one in found) / unit
 
     @deferrable
     def is_sound(self, *phases: str) -> bool:
-        """Whether every node has said something, and that all was as it should be."""
+        """Checks that every node has reported, and that all items were right."""
         nodes = sn.evaluate(self.nodes())
         sn.evaluate(sn.assert_eq(self.job.exitcode, 0, "the program failed, see its stderr"))
         sn.evaluate(sn.assert_eq(len(nodes), self.num_nodes, "nodes answered: {0}, not {1}"))

@@ -1,7 +1,7 @@
 """Runs the matrix of versions: `python -m tests.compat run`, `table` or `new`.
 
-Each cell has an environment of its own, which is removed when it has run: the wheel of this tree,
-a version of a framework, and the tests of the tree that belong to it.
+Each cell runs in an environment of its own, removed afterwards: the wheel of this tree, a version
+of a framework, and the tests of the tree for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPORTED = ("torch", "numpy")
 
 
 def main() -> int:
-    """Runs what the command line says; returns whether anything failed."""
+    """Runs the command line; returns whether anything failed."""
     arguments = _arguments()
     if arguments.command == "table":
         table.write()
@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _new(suite: str | None) -> list[Cell]:
-    """The unpinned cells whose version the registry has moved on from; prints each."""
+    """Prints and returns the unpinned cells for which the registry has a newer version."""
     tried = {(one.suite, one.asked): one.versions for one in results()}
     found = []
     for cell in cells(suite=suite):
@@ -93,7 +93,7 @@ def _new(suite: str | None) -> list[Cell]:
 
 
 def _resolved(cell: Cell, package: str) -> str:
-    """The version of a package that would be installed in a cell."""
+    """Returns the version of a package that a cell would install now."""
     command = [*_UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"]
     command += ["--python-version", cell.python, *_how(cell)]
     listed = subprocess.run(
@@ -163,7 +163,7 @@ def _versions(python: Path, cell: Cell) -> dict[str, str]:
 
 
 def _call(command: list[str], environment: dict[str, str] | None = None) -> str | None:
-    """Runs a command in the repository; the end of what it said if it failed."""
+    """Runs a command in the repository; returns the end of its output if it failed."""
     ended = subprocess.run(
         command,
         cwd=REPOSITORY,

@@ -20,12 +20,12 @@ class Cell:
 
     Attributes:
         suite: Its name.
-        asked: The version of the suite's package: a number, "newest" or "pre-release".
-        python: The version of Python.
-        requirements: What is installed, beside Penstock.
-        tests: What pytest is given.
-        but: An expression of pytest for tests that are left out.
-        variables: What is set in the environment.
+        asked: Version of the suite's package: a number, "newest" or "pre-release".
+        python: Version of Python.
+        requirements: Packages to install, beside Penstock.
+        tests: Arguments of pytest.
+        but: A pytest expression for the tests to skip.
+        variables: Environment variables.
     """
 
     suite: str
@@ -42,13 +42,13 @@ class Result:
     """The outcome of a cell.
 
     Attributes:
-        suite: As of the cell.
-        asked: As of the cell.
-        date: When it ran, as in ISO 8601.
-        versions: What was installed, by package, with "python".
-        passed: How many tests passed.
-        skipped: How many did not apply.
-        failed: The names of those that failed, or of what kept any from running.
+        suite: Suite of the cell.
+        asked: Requested version of the cell.
+        date: Date of the run, in ISO 8601.
+        versions: Installed versions by package, and "python".
+        passed: Number of tests that passed.
+        skipped: Number of tests that did not apply.
+        failed: Names of the tests that failed, or the reason why none ran.
     """
 
     suite: str
@@ -61,18 +61,18 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Whether all that was run passed, and some was."""
+        """Whether some tests ran, and all of them passed."""
         return bool(self.passed) and not self.failed
 
 
 def suites() -> dict[str, dict[str, Any]]:
-    """The suites, by name."""
+    """Returns the suites by name."""
     found: dict[str, dict[str, Any]] = _matrix()["suites"]
     return found
 
 
 def cells(*, suite: str | None = None, asked: str | None = None) -> list[Cell]:
-    """The cells of the matrix, or those of a suite, of a version."""
+    """Returns the cells of the matrix, or those of a suite or a version."""
     common = _matrix()["packages"]
     found = [
         _cell(name, one, facts, common)
@@ -106,15 +106,15 @@ def _cell(name: str, one: dict[str, Any], facts: dict[str, Any], common: list[st
 
 
 def results() -> list[Result]:
-    """The results in the tree."""
+    """Returns the stored results."""
     return [Result(**one) for one in json.loads(RESULTS.read_text())] if RESULTS.exists() else []
 
 
 def store(new: Result) -> None:
-    """Puts a result in the place of the one of the same cell."""
+    """Replaces the result of the same cell."""
     kept = {(one.suite, one.asked): one for one in results()} | {(new.suite, new.asked): new}
     order = [(cell.suite, cell.asked) for cell in cells()]
-    # Of cells that the matrix has no more nothing is kept.
+    # Results of cells that have left the matrix are dropped.
     found = [asdict(kept[key]) for key in order if key in kept]
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""The page of the documentation that says which versions were tried, made of the results."""
+"""Writes the tested versions into the documentation's page, from the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- table: make compat -->", "<!-- end of table -->"
 
 
 def write() -> None:
-    """Puts the table of the results into the page."""
+    """Replaces the page's table by that of the results."""
     PAGE.write_text(_with_table(PAGE.read_text(), table()))
 
 
@@ -25,7 +25,7 @@ def is_current() -> bool:
 
 
 def table() -> str:
-    """The results as Markdown."""
+    """Returns the results as a Markdown table."""
     lines = [
         "| | version | with | date | tests | outcome |",
         "|---|---|---|---|---|---|",

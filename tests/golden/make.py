@@ -1,8 +1,8 @@
-"""Writes golden checkpoints: `make.py NAME...`; those that exist are never written again.
+"""Writes golden checkpoints: `make.py NAME...`; existing ones are never written again.
 
-What is under `v1/` was written by a version 1 writer and has to load forever. The states are
-deterministic; only the id and the time in a checkpoint differ from one run to another. A new
-state gets a new name, an old one is never changed.
+A version 1 writer wrote the files under `v1/`, which have to load forever. The states are
+deterministic; only the id and the time in a checkpoint differ from one run to another. A new state
+gets a new name, and an old one is never changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = Path(__file__).parent / "v1"
 
 
 def plain() -> Any:
-    """Every tag of the tree that stands for a plain value (6.1, 6.2)."""
+    """Returns every tag of the tree for a plain value (6.1, 6.2)."""
     nan = struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]
     return {
         "constants": [None, True, False],
@@ -51,7 +51,7 @@ def plain() -> Any:
 
 
 def typed() -> Any:
-    """Values of the standard library (6.2)."""
+    """Returns values of the standard library (6.2)."""
     zone = dt.timezone(dt.timedelta(hours=-5, seconds=30), "there")
     return {
         "dates": [dt.date(1, 1, 1), dt.date(9999, 12, 31)],
@@ -67,7 +67,7 @@ def typed() -> Any:
 
 
 def composites() -> Any:
-    """Tensors that are made of others (6.9), some tied."""
+    """Returns tensors made of other tensors (6.9), some tied."""
     matrix = torch.arange(24.0).view(4, 6) * (torch.arange(24).view(4, 6) % 5 == 0)
     rows = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
     twice = torch.sparse_coo_tensor(
@@ -83,7 +83,7 @@ def composites() -> Any:
 
 
 def tensors() -> Any:
-    """Every type that PyTorch has had for long, ties and views (4.2 to 4.5)."""
+    """Returns PyTorch's long-standing types, ties and views (4.2 to 4.5)."""
     names = (
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
         *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
@@ -93,7 +93,7 @@ def tensors() -> Any:
 
 
 def pattern(name: str) -> torch.Tensor:
-    """Ten elements of some type, of many bits."""
+    """Returns ten elements of a type, with varied bits."""
     dtype = getattr(torch, name)
     count = 10 * torch.empty(0, dtype=dtype).element_size()
     data = [value % 2 if name == "bool" else value * 37 % 256 for value in range(count)]
@@ -120,12 +120,12 @@ def ties() -> Any:
 
 
 def recent_types() -> Any:
-    """Types that came to PyTorch later."""
+    """Returns types of newer PyTorch versions."""
     return {name: pattern(name) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2", "uint4", "int7")}
 
 
 def arrays() -> Any:
-    """NumPy's own types (4.4)."""
+    """Returns NumPy's own types (4.4)."""
     return {
         "big-endian": np.arange(5, dtype=">f4"),
         "text": np.array([["a", "ünï"]]),
@@ -140,14 +140,14 @@ def arrays() -> Any:
 
 
 def names() -> Any:
-    """Names that collide, are empty, or mean something elsewhere (6.4)."""
+    """Returns names that collide, are empty, or have a meaning elsewhere (6.4)."""
     keys = ["a.b", "", "__metadata__", "\ud800", "../..", 'quo"te\\', "nul\0", "a.b~2", "1", 1]
     state: dict[Any, Any] = {key: torch.tensor([index]) for index, key in enumerate(keys)}
     return {**state, "a": {"b": torch.tensor([99])}}
 
 
 def training() -> Any:
-    """A model and its optimizer, in several shards that cross pages and digest chunks."""
+    """Returns a model and its optimizer; several shards cross pages and digest chunks."""
     model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30))
     count = 0
     with torch.no_grad():
@@ -166,14 +166,14 @@ def training() -> Any:
 
 
 def linked() -> Any:
-    """Tensors of which some lie in a file that a link has made part of it (5.5)."""
+    """Returns tensors, some in a file that becomes part of the checkpoint by a link (5.5)."""
     moments = (torch.arange(300_000) % 241).to(torch.float32)
     state = {"weights": torch.arange(70.0), "moments": {0: moments, 1: pattern("bfloat16")}}
     return {**state, "again": moments, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
 
 
 def in_file(state: Any, path: Path) -> Any:
-    """The same with the tensors in a file."""
+    """Returns a state with its tensors in a file."""
     from held_files import Held
 
     moments = state["moments"]
@@ -185,7 +185,7 @@ def in_file(state: Any, path: Path) -> Any:
 
 
 def grouped() -> Any:
-    """A model in shards of its own, with its index and files beside it (3.7, 5.6)."""
+    """Returns a model for shards of its own, with its index and files beside it (3.7, 5.6)."""
     torch.manual_seed(5)
     model = {f"module.layers.{index}.weight": torch.randn(20, 30) for index in range(5)}
     head = model["module.layers.0.weight"]
@@ -194,7 +194,7 @@ def grouped() -> Any:
 
 
 def leaf() -> Any:
-    """A state that is one tensor (6.4)."""
+    """Returns a state that is a single tensor (6.4)."""
     return torch.arange(3)
 
 
@@ -222,7 +222,7 @@ GIVEN = {
 
 
 def main() -> None:
-    """Writes the named checkpoints that are not there yet."""
+    """Writes the named checkpoints that do not exist yet."""
     import penstock
 
     sys.path.append(str(Path(__file__).parent.parent / "python"))

@@ -1,4 +1,4 @@
-"""What `tests/python/device` shows on the driver for tests, once more on a GPU and by PyTorch.
+"""The tests of `tests/python/device` on a real GPU with PyTorch, not on the driver for tests.
 
 Run it with `make test-gpu`, in a process where nothing uses the driver for tests.
 """
@@ -38,12 +38,12 @@ DTYPES = [
 
 
 def drawn(shape, dtype=torch.float32, seed=0):
-    """A tensor of the GPU whose bytes tell places apart."""
+    """Returns a tensor on the GPU whose bytes differ from place to place."""
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).to(dtype).to(DEVICE)
     nbytes = torch.empty(shape, dtype=dtype, device="meta").numel() * dtype.itemsize
-    # Without an exponent of all ones: what is no number is not equal to itself.
+    # Excludes exponents of all ones, as NaN does not equal itself.
     raw = torch.randint(0, 60, (nbytes,), generator=generator, dtype=torch.uint8)
     return raw.view(dtype).reshape(shape).to(DEVICE)
 
@@ -76,13 +76,13 @@ def same(one, other):
 
 
 def busy(stream=None, seconds=0.05):
-    """Keeps a stream from going on for a while."""
+    """Keeps a stream busy for a while."""
     with torch.cuda.stream(stream or torch.cuda.current_stream()):
         torch.cuda._sleep(int(seconds * 1.5e9))
 
 
 def child(script, *arguments, **environment):
-    """A script in a process of its own; what it printed."""
+    """Runs a script in a process of its own; returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
@@ -254,7 +254,7 @@ loaded = penstock.load(sys.argv[1] + "/a", device="cuda")
 assert bool((loaded["a"] == 1).all())
 print(report.device_bytes, "unpinned" in [one.kind for one in report.fallbacks])
 """
-        # Directories of pytest are its user's alone.
+        # Other users cannot enter pytest's directories.
         with tempfile.TemporaryDirectory() as place:
             assert child(script, place, HOME=place) == f"{256 * MIB} False\n"
 
@@ -353,14 +353,14 @@ class TestRows:
 
 
 def documented_kernel():
-    """The kernel of docs/gpu.md."""
+    """Returns the kernel of docs/gpu.md."""
     page = os.path.join(os.path.dirname(__file__), "../../docs/gpu.md")
     with open(page) as file:
         return file.read().split("```cuda\n")[1].split("```")[0]
 
 
 class TestTables:
-    """Tables that change."""
+    """Mutable tables."""
 
     COLUMNS = {"weight": (64, "float32"), "moment": ((), "float32")}  # noqa: RUF012
 
@@ -639,7 +639,7 @@ class TestOptimizers:
             busy()
             for at, (host, gpu) in enumerate(zip(on_host, on_gpu, strict=True)):
                 host.grad = torch.randn(host.shape, generator=seeded(100 * step + at)).to(dtype)
-                # A kernel of the stream makes it, some time later.
+                # A kernel queued on the stream computes it, some time later.
                 gpu.grad = host.grad.to(DEVICE, non_blocking=True) * 1
             one.step()
             other.step()

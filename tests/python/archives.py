@@ -1,4 +1,4 @@
-"""Archives of `torch.save`, packed anew in the ways of other programs."""
+"""Archives of `torch.save`, repacked in the ways of other programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def members(path):
-    """The content of each member, by its name."""
+    """Returns the content of each member by name."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -17,10 +17,10 @@ def packed(path, content, compression=zipfile.ZIP_STORED, *, stream=False, large
     """Writes an archive.
 
     Args:
-        path: Where.
-        content: Members, by their names.
-        compression: Of each.
-        stream: Whether sizes and sums come behind the members (data descriptors).
+        path: Path of the archive.
+        content: Content of each member by name.
+        compression: Compression method of each member.
+        stream: Whether sizes and checksums follow the members (data descriptors).
         large: Whether sizes take 64 bits.
         names: Members that are written once more, empty.
     """
@@ -38,7 +38,7 @@ def packed(path, content, compression=zipfile.ZIP_STORED, *, stream=False, large
 
 
 class Forward:
-    """A file that can only be written."""
+    """A file that can only be written forward."""
 
     def __init__(self, file):
         self._file = file
@@ -48,12 +48,12 @@ class Forward:
         return self._file.write(data)
 
     def flush(self):
-        """Writes what is left."""
+        """Writes buffered bytes."""
         self._file.flush()
 
 
 def patched(path, *, flags=None, method=None):
-    """Changes the flags, or the method, that each member is noted with."""
+    """Changes the flags, or the compression method, in each member's headers."""
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         starts = [entry.header_offset for entry in archive.infolist()]
@@ -73,6 +73,6 @@ def patched(path, *, flags=None, method=None):
 
 
 def saved(path, state, **arguments):
-    """A file of `torch.save`."""
+    """Writes a file by `torch.save`."""
     torch.save(state, path, **arguments)
     return path

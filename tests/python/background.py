@@ -1,4 +1,4 @@
-"""Saves in the background, as tests hold them up and make them fail."""
+"""Delays and failures of background saves, for tests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import penstock
 MIB = 1 << 20
 
 SLOWLY = penstock.Options(queue_depth=1, io_threads=1, extent_bytes=MIB)
-"""One request at a time: what is under way is seen under way."""
+"""One request at a time: a save under way stays visible for long."""
 
 
 @contextmanager
 def held(store, step):
-    """Keeps saves of a step from beginning, until the block ends or what it gives is called."""
+    """Holds saves of a step back until the block ends, or the yielded function is called."""
     directory = Path(store.path(step))
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY)
@@ -37,7 +37,7 @@ def held(store, step):
 
 
 def in_the_way(store, step):
-    """Makes the save of a step fail, whoever saves: a file is where its directory should be."""
+    """Makes any save of a step fail: a file takes the place of its directory."""
     path = Path(store.path(step))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"in the way")

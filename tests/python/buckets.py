@@ -1,5 +1,8 @@
-"""Real servers for a test: VersityGW, which speaks S3 and whose objects are files of a directory,
-and Azurite, the emulator of Azure's Blob Storage."""
+"""Real servers of buckets for tests.
+
+VersityGW speaks S3 and stores objects as files of a directory; Azurite emulates Azure's Blob
+Storage.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,17 @@ _INSTALLED = Path(__file__).resolve().parents[2] / ".cache/versitygw-v1.8.0/vers
 _STARTING_SECONDS_MAX = 60
 
 _OPERATION = re.compile(r" s3_(\w+) ")
-"""In a line of the server's log."""
+"""Matches the operation in a line of the server's log."""
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
 class Bucket:
-    """A bucket of a server of its own.
+    """A bucket on a server of its own.
 
     Attributes:
-        url: Of the bucket.
-        endpoint: Where the server answers.
+        url: URL of the bucket.
+        endpoint: Address of the server.
         files: The directory whose files are the objects.
     """
 
@@ -55,7 +58,7 @@ class Bucket:
         self._server: subprocess.Popen[bytes] | None = None
 
     def names(self, key: str = "") -> list[str]:
-        """Keys below one, from there on."""
+        """Returns the keys below a key, relative to it."""
         below = self.files / key
         return sorted(
             str(path.relative_to(below))
@@ -64,11 +67,11 @@ class Bucket:
         )
 
     def requests(self) -> list[str]:
-        """The operations of all requests so far, in their order."""
+        """Returns the operations of all requests so far, in order."""
         return _OPERATION.findall(self._log.read_text())
 
     def start(self) -> None:
-        """Starts the server, where it was before if it was."""
+        """Starts the server, on the same port as before if it ran before."""
         address = self.endpoint.removeprefix("http://") or _free_address()
         keys = {"ROOT_ACCESS_KEY_ID": "key", "ROOT_SECRET_ACCESS_KEY": "secret"}
         self._server = subprocess.Popen(
@@ -89,7 +92,7 @@ class Bucket:
 
 
 def program() -> Path:
-    """The server; skips where there is none."""
+    """Returns the server's program, or skips the test without it."""
     found = Path(os.environ.get("PENSTOCK_VERSITYGW") or _INSTALLED)
     if not found.exists():
         pytest.skip("VersityGW is not installed: `make objects-server` does it with Go")
@@ -110,11 +113,11 @@ ACCOUNT, ACCOUNT_KEY = "penstock", "c2VjcmV0"
 
 
 class Container:
-    """A container of an Azurite of its own.
+    """A container on an Azurite of its own.
 
     Attributes:
-        url: Of the container.
-        endpoint: Where the account answers.
+        url: URL of the container.
+        endpoint: Address of the account.
     """
 
     url = "az://container"
@@ -137,11 +140,11 @@ class Container:
         self._create()
 
     def _create(self) -> None:
-        """Makes the container, by a request as Azure wants it signed."""
+        """Creates the container by a signed request."""
         told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
         headers = "".join(f"{name}:{value}\n" for name, value in told.items())
         resource = f"/{ACCOUNT}/{ACCOUNT}/container\nrestype:container"
-        # The verb, eleven headers that are not sent, those of Azure, and what is asked for.
+        # The verb, eleven unsent headers, Azure's headers, and the resource.
         text = "PUT" + "\n" * 12 + headers + resource
         key = base64.b64decode(ACCOUNT_KEY)
         signature = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
@@ -150,7 +153,7 @@ class Container:
         urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=told)).close()
 
     def stop(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         self._server.kill()
         self._server.wait()
 
@@ -170,7 +173,7 @@ def _await(server: subprocess.Popen[bytes], host: str, port: str) -> None:
 
 @pytest.fixture
 def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
-    """A container that the environment leads to."""
+    """Yields a container that the environment's settings lead to."""
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
     serving_one = Container()
@@ -178,7 +181,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", serving_one.endpoint)
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
-        # What the test before had is another server's.
+        # Drops the client of the previous test's server.
         penstock.set_remote(serving_one.url, None)
         yield serving_one
         penstock.set_remote(serving_one.url, None)
@@ -188,14 +191,14 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
 
 @pytest.fixture(params=["bucket", "container"])
 def place(request: pytest.FixtureRequest) -> Bucket | Container:
-    """A bucket of S3, and a container of Azure."""
+    """Returns a bucket of S3, and for the next test run a container of Azure."""
     found: Bucket | Container = request.getfixturevalue(request.param)
     return found
 
 
 @contextmanager
 def serving(root: Path) -> Iterator[Bucket]:
-    """A bucket with its server."""
+    """Yields a bucket with its server."""
     bucket = Bucket(root)
     try:
         bucket.start()
@@ -206,14 +209,14 @@ def serving(root: Path) -> Iterator[Bucket]:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket that the environment leads to."""
+    """Yields a bucket that the environment's settings lead to."""
     with serving(tmp_path / "server") as serving_one:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
         for name, value in KEYS.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("AWS_ENDPOINT_URL", serving_one.endpoint)
-        # What the test before had is another server's.
+        # Drops the client of the previous test's server.
         penstock.set_remote(serving_one.url, None)
         yield serving_one
         penstock.set_remote(serving_one.url, None)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: what callers choose, by `penstock.Options` or the environment or both."""
+"""Hypothesis strategies: options set by `penstock.Options`, the environment, or both."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SUITED = {
     "staging_bytes": [8 * _MIB, 64 * _MIB],
     "shard_bytes": [4096, 5 * 4096 + 1, _MIB],
 }
-"""Of options that have to suit each other, or the states that are drawn, what does."""
+"""Values that suit each other, or the drawn states, for options that have to."""
 
 
 def _values(option: dataclasses.Field[object]) -> list[object]:
-    """What is drawn for an option, beside leaving it open; direct I/O has to be possible."""
+    """Returns the values to draw for an option; direct I/O has to be possible."""
     match option.metadata["kind"]:
         case Word(words):
             return [*words]
@@ -48,30 +48,30 @@ _VALUES = {name: _values(option) for name, option in _OPTIONS.items()}
 
 @dataclass(frozen=True)
 class Choices:
-    """Options that a caller gives, and variables of the environment."""
+    """Options given by a caller, and variables of the environment."""
 
     given: dict[str, object]
     environment: dict[str, str]
 
     @contextmanager
     def made(self) -> Iterator[penstock.Options | None]:
-        """What to pass as ``options=`` while the environment is as it says."""
+        """Sets the environment and yields the value of ``options=``."""
         with mock.patch.dict(os.environ, self.environment):
             yield penstock.Options(**self.given) if self.given else None
 
     @property
     def verifies(self) -> bool:
-        """Whether loads are to check digests."""
+        """Whether loads check digests."""
         of_environment = self.environment.get("PENSTOCK_VERIFY", "1") != "0"
         return bool(self.given.get("verify", of_environment))
 
 
 @st.composite
 def choices(draw: st.DrawFn, **fixed: object) -> Choices:
-    """Each option left open, given, set by its variable, or both.
+    """Draws each option: open, given, set by its variable, or both.
 
     Args:
-        fixed: Options that are not drawn, by name; they come by either way.
+        fixed: Options with a fixed value, by name; they are given or set by variable.
     """
     given: dict[str, object] = {}
     environment: dict[str, str] = {}
@@ -88,7 +88,7 @@ def choices(draw: st.DrawFn, **fixed: object) -> Choices:
             case "environment":
                 environment[_OPTIONS[name].metadata["variable"]] = text
             case "both":
-                # What is given counts.
+                # The given value takes precedence.
                 given[name] = value
                 other = draw(st.sampled_from(values)) if name not in fixed else value
                 other = str(int(other)) if isinstance(other, bool) else str(other)

@@ -1,11 +1,11 @@
-"""A deep comparer of states: the judge of every round trip.
+"""A deep comparison of states, which judges every round trip.
 
 `assert_same(actual, expected)` fails with the path of the first difference in types, order of
 members, dtypes, shapes, bytes (so that NaN payloads and -0.0 count), attributes of ordered
-dictionaries, and ties: what was one object has to be one object, what was a view into another
-tensor has to share its memory at the same place, and what was apart has to be apart.
+dictionaries, and ties: one object has to stay one object, a view of another tensor has to share its
+memory at the same place, and separate memory has to stay separate.
 
-What changes by design is spelled out in `COMES_BACK_AS` and nowhere else.
+`COMES_BACK_AS` lists all changes by design.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ COMES_BACK_AS: dict[type, type] = {
     np.memmap: np.ndarray,
     memoryview: np.ndarray,
 }
-"""Documented in `penstock.save`: the plain type of the same elements."""
+"""Documented in `penstock.save`: a plain type with the same elements."""
 
 _PLAIN = (int, bool, str, bytes, bytearray, type(None), range, slice)
 _TYPED = (dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal, pathlib.PurePath, uuid.UUID)
 
 
 class Leaf(NamedTuple):
-    """One tensor or array of the expected state beside the one that came back."""
+    """A tensor or array of the expected state, and the loaded one."""
 
     path: str
     expected: Any
@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the elements of a tensor or array lie."""
+    """The memory range of a tensor or array."""
 
     low: int
     high: int
@@ -59,14 +59,14 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 
 def tensor_bytes(value: Any) -> bytes:
-    """The elements of a tensor or array in row-major order."""
+    """Returns the elements of a tensor or array in row-major order."""
     if isinstance(value, np.ndarray):
         return value.tobytes()
     value = value.detach().resolve_conj().resolve_neg()
     if value.numel() == 0:
         return b""
     item_bytes = value.element_size()
-    # Bytes first: not every type can be made contiguous by an operator of its own.
+    # Bytes first: not every type has an operator that makes it contiguous.
     raw = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
     first = value.storage_offset() * item_bytes
     strides = (*(stride * item_bytes for stride in value.stride()), 1)
@@ -110,7 +110,7 @@ def _compare(actual: Any, expected: Any, path: str, leaves: list[Leaf]) -> None:
 
 
 def tensors_in(value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that a tensor is made of; none where it has elements of its own."""
+    """Returns the tensors inside a composite tensor; none if it has elements of its own."""
     value = value.detach()
     if value.layout is torch.sparse_coo:
         return {"indices": value._indices(), "values": value._values()}
@@ -130,9 +130,9 @@ def tensors_in(value: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def is_same_outside(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors made of others are the same but for those."""
+    """Whether two composite tensors are equal except for their inner tensors."""
     if one.layout is torch.jagged:
-        # Their ragged sizes are symbols, of which each tensor has its own.
+        # Their ragged sizes are symbols, which differ for each tensor.
         return one._ragged_idx == other._ragged_idx and one.dtype == other.dtype
     if one.is_nested:
         # Without rows PyTorch has no table of sizes.
@@ -161,7 +161,7 @@ def _compare_dicts(actual: Any, expected: Any, path: str, leaves: list[Leaf]) ->
 
 
 def plain_text(value: Any) -> str:
-    """Text that two plain values share only if they are the same, NaN payloads included."""
+    """Returns text that is equal only for equal plain values, NaN payloads included."""
     if type(value) is float:
         return f"float {struct.pack('>d', value).hex()}"
     if type(value) is complex:
@@ -176,7 +176,7 @@ def plain_text(value: Any) -> str:
         text = value.dtype.str
         data = bytes(value) if isinstance(value, np.bytes_) else np.asarray(value).tobytes()
         if isinstance(value, np.longdouble) and np.finfo(np.longdouble).nmant == 63:
-            # 80 bits, of which NumPy 2.5 leaves the padding as it finds it.
+            # 80 bits; NumPy 2.5 leaves the padding uninitialized.
             data = data[:10]
         return f"{type(value).__qualname__} {text} {data.hex()} {value!r}"
     if isinstance(value, zoneinfo.ZoneInfo):
@@ -188,7 +188,7 @@ def plain_text(value: Any) -> str:
 
 
 def _compare_ties(leaves: list[Leaf]) -> None:
-    """What shared memory shares it, at the same distance; what did not does not."""
+    """Checks that memory is shared exactly where it was, at the same distances."""
     spans = [(_span(leaf.expected), _span(leaf.actual), leaf) for leaf in leaves]
     identities: dict[int, Leaf] = {}
     for leaf in leaves:
@@ -211,13 +211,13 @@ def _compare_ties(leaves: list[Leaf]) -> None:
 
 
 def _contains(outer: Span, inner: Span) -> bool:
-    """Whether the format promises to keep the tie: same elements, or a view of whole elements."""
+    """Whether the format preserves this tie: same elements, or a view of whole elements."""
     is_inside = outer.low <= inner.low and inner.high <= outer.high
     return outer.is_contiguous and outer.dtype == inner.dtype and is_inside
 
 
 def _assert_apart(spans: list[tuple[Span, Span, Leaf]]) -> None:
-    """Memories that came back overlapping did so before."""
+    """Checks that memory overlaps only where it did before."""
     now = sorted(spans, key=lambda row: row[1].low)
     for index, (before, before_now, leaf) in enumerate(now):
         for after, after_now, other in now[index + 1 :]:
@@ -245,7 +245,7 @@ def _span(value: Any) -> Span:
 
 
 def _dtype_text(dtype: torch.dtype) -> str:
-    """The text NumPy has for a type, where it has one: arrays and tensors may be tied."""
+    """Returns NumPy's text for a type, if it has one: arrays and tensors may be tied."""
     try:
         return np.dtype(str(dtype).removeprefix("torch.")).str
     except TypeError:

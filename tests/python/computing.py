@@ -1,9 +1,8 @@
-"""PyTorch on a GPU that there is none of: what it computes of `GpuTensor`s, the host does.
+"""PyTorch operations on a GPU that does not exist: the host computes them for `GpuTensor`s.
 
-An operation waits for all that the stream has, computes on the host with the shapes and strides
-that the tensors have, and its result is copied to the device. So two ways to compute something on
-the device have the same bits where they ask for the same operations. Tensors of the host among
-those of the device are an error, as they are on a GPU.
+An operation waits for the stream, computes on the host with the shapes and strides of the tensors,
+and copies its result to the device. So two ways of computing on the device have the same bits if
+they call the same operations. Mixing tensors of the host and the device is an error, as on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gpu import GpuTensor
 
 @contextmanager
 def computing(gpu):
-    """Has tensors of the device be computed with."""
+    """Makes tensors of the device usable in PyTorch's operations."""
     gpu.compute = _compute
     try:
         with _Making(gpu):
@@ -29,7 +28,7 @@ def computing(gpu):
 
 
 class _Making(TorchFunctionMode):
-    """Has the driver for tests have what PyTorch makes there, or moves there."""
+    """Creates tensors of the driver for tests where PyTorch would create or move them."""
 
     def __init__(self, gpu):
         super().__init__()
@@ -40,11 +39,11 @@ class _Making(TorchFunctionMode):
         if _is_there(kwargs.get("device")):
             return self._gpu.put(func(*args, **{**kwargs, "device": "cpu"}))
         if func is torch.Tensor.to and any(map(_is_there, args)):
-            # It is there.
+            # It exists already.
             args = [one for one in args if not _is_there(one)]
             return func(*args, **kwargs) if args[1:] or kwargs else args[0]
         if func is torch.Tensor.nonzero:
-            # Before PyTorch asks for the device.
+            # Before PyTorch initializes the device.
             return torch.ops.aten.nonzero(*args)
         return func(*args, **kwargs)
 
@@ -77,7 +76,7 @@ def _compute(func, args, kwargs):
     if is_there and "device" in kwargs:
         host_kwargs["device"] = "cpu"
     if func is torch.ops.aten.histc.default:
-        # Which counts whole numbers on a GPU only.
+        # Counts integers only on a GPU.
         numbers, *rest = host_args
         made = func(numbers.float(), *rest, **host_kwargs).to(numbers.dtype)
     else:

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: real disks, the matrix of engines, checkpoints to damage."""
+"""Fixtures of all tests: real disks, a matrix of engines, checkpoints to damage."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Before anything imports PyTorch: on some processors MKL's results depend on where memory begins,
-# and weights that are streamed do not begin where those of a model in memory do.
+# Set before any import of PyTorch: on some processors MKL's results depend on the alignment of
+# memory, and streamed weights are not aligned like those of a model in memory.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 import pytest
@@ -31,12 +31,12 @@ pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", name)]:
-    # Settings of whoever runs the tests must not decide what is tested.
+    # The tests must not depend on the user's settings.
     del os.environ[_name]
 
 
 def slow(*values: Any) -> list[Any]:
-    """Values of a parameter with which a test is a slow one."""
+    """Marks values of a parameter as slow."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
@@ -59,7 +59,7 @@ def supports_direct(directory: Path) -> bool:
 
 @cache
 def uring_refusal() -> str | None:
-    """Why io_uring does not work here; None if it does."""
+    """Returns why io_uring does not work here; None if it does."""
     with tempfile.TemporaryDirectory() as directory:
         try:
             # Long enough to be stored in a shard: a tree alone needs no engine.
@@ -72,7 +72,7 @@ def uring_refusal() -> str | None:
 
 @cache
 def watch_refusal() -> str | None:
-    """Why lazy saves are eager ones here, as the kernel does not watch memory; None if it does."""
+    """Returns why lazy saves fall back to eager ones here; None if the kernel can watch memory."""
     import torch
 
     with tempfile.TemporaryDirectory() as directory:
@@ -90,7 +90,7 @@ def need_watch() -> None:
 
 
 def tell(*values: object) -> None:
-    """Shown with a test that fails: seeds, what was measured."""
+    """Prints values for the report of a failed test: seeds, measurements."""
     print(*values)  # noqa: T201
 
 
@@ -102,7 +102,7 @@ def need_uring() -> None:
 
 @pytest.fixture
 def disk_path(tmp_path):
-    """A fresh directory on a file system with direct I/O, in the repository if /tmp has none."""
+    """Yields a fresh directory with direct I/O, in the repository if /tmp has none."""
     if supports_direct(tmp_path):
         yield tmp_path
         return
@@ -118,7 +118,7 @@ def disk_path(tmp_path):
 
 @pytest.fixture
 def memory_path(tmp_path):
-    """A directory in memory, where there is one: for many saves whose disk is not the point."""
+    """Yields a directory in memory if possible, for many saves whose disk does not matter."""
     if not os.access("/dev/shm", os.W_OK):
         yield tmp_path
         return
@@ -131,7 +131,7 @@ MATRIX = [("uring", "on"), ("uring", "off"), ("threads", "on"), ("threads", "off
 
 @pytest.fixture(params=MATRIX, ids=["-".join(pair) for pair in MATRIX])
 def options(request):
-    """Both engines, past the page cache and through it."""
+    """Returns options for both engines, with and without direct I/O."""
     engine, direct = request.param
     if engine == "uring":
         need_uring()
@@ -140,14 +140,14 @@ def options(request):
 
 @pytest.fixture
 def need_root():
-    """Skips where the test cannot do what only root may."""
+    """Skips the test unless it runs as root."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
 
 
 @contextmanager
 def mounted(kind: str, directory: Path, size_bytes: int):
-    """A small file system of its own; skips where this machine does not let us mount one."""
+    """Mounts a small file system; skips the test if mounting is not possible."""
     directory.mkdir()
     if kind in ("tmpfs", "ramfs"):
         command = ["mount", "-t", kind, "-o", f"size={size_bytes}", "penstock-test", directory]
@@ -165,7 +165,7 @@ def mounted(kind: str, directory: Path, size_bytes: int):
 
 
 def run_or_skip(command: list[str | Path]) -> None:
-    """Runs a command; skips where it fails, with what it said."""
+    """Runs a command; skips the test with the command's output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -177,14 +177,14 @@ def run_or_skip(command: list[str | Path]) -> None:
 def run_child(
     script: str, *arguments: object, is_fresh: bool = False, timeout_seconds: int = 200
 ) -> Any:
-    """Runs a script in a process of its own; the last line it prints is JSON and comes back.
+    """Runs a script in a process of its own; returns the JSON of its last line of output.
 
     Args:
-        script: The program.
-        arguments: Of it.
-        is_fresh: Whether a new interpreter runs it in any case. Else what names PyTorch runs in a
-            fork of one that has imported it.
-        timeout_seconds: For how long.
+        script: Source of the program.
+        arguments: Arguments of the program.
+        is_fresh: Whether to start a new interpreter in any case. Otherwise a script that mentions
+            PyTorch runs in a fork of a process that has imported it.
+        timeout_seconds: Time limit of the program.
     """
     command = ["-c", textwrap.dedent(script), *map(str, arguments)]
     if is_fresh or "torch" not in script:
@@ -203,7 +203,7 @@ def run_child(
 
 @pytest.fixture(scope="session")
 def jobs():
-    """Ranks that live as long as the tests: what one save leaves behind, the next one meets."""
+    """Yields jobs whose ranks serve all tests, so leftovers of one save meet the next one."""
     # Only some tests need PyTorch and its processes.
     from ranks import Pool
 
@@ -214,7 +214,7 @@ def jobs():
 
 @pytest.fixture
 def lone_job():
-    """This process as a job of its own."""
+    """Makes this process a job of one rank."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

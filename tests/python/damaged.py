@@ -1,4 +1,4 @@
-"""Steps of a store that are damaged on purpose."""
+"""Ways to damage steps of a store."""
 
 import os
 

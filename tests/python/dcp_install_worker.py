@@ -1,7 +1,7 @@
-"""What ranks do in the tests of `install` of `penstock.integrations.dcp`, in the frameworks' words.
+"""Ranks for the tests of `penstock.integrations.dcp.install`, which call DCP as frameworks do.
 
 Each command saves and loads through code of a framework that passes a ``checkpoint_id`` and nothing
-else, and raises what is not as promised.
+else, and raises if a promise is broken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.integrations.dcp import install, uninstall
 
 
 def own_format(path: str, layout: str, step: str) -> None:
-    """As DCP saves it."""
+    """A checkpoint in DCP's own format."""
     dcp.save(make_state(layout, int(step)), checkpoint_id=path)
 
 
@@ -46,7 +46,7 @@ def load(path: str, layout: str, step: str) -> None:
 
 
 def save_async(path: str, kind: str) -> None:
-    # PyTorch before 2.7 knows threads only.
+    # PyTorch before 2.7 has threads only.
     types: Any = AsyncCheckpointerType
     how = {} if types is None else {"async_checkpointer_type": types[kind.upper()]}
     with install():
@@ -60,12 +60,12 @@ def save_async(path: str, kind: str) -> None:
             assert penstock.verify(path).ok
             load(path, "columns", str(step))
             dist.barrier()
-            # `load` has taken it back.
+            # `load` has modified it.
             install()
 
 
 def alone(path: str) -> None:
-    """Each rank for itself, to a path of its own, though there is a group."""
+    """Each rank alone, to a path of its own, despite a process group."""
     own = f"{path}-{dist.get_rank()}"
     with install():
         dcp.save({"w": torch.ones(3) * dist.get_rank()}, checkpoint_id=own, no_dist=True)
@@ -75,14 +75,14 @@ def alone(path: str) -> None:
 
 
 def refuse(path: str, missing: str) -> None:
-    """What a save of DCP's own has left that did not end, or lost since."""
+    """Remains of a save by DCP itself that did not end, or has lost files since."""
     kinds = (penstock.IncompleteCheckpointError, dcp.CheckpointException)
     with install(), pytest.raises(kinds, match=missing):
         dcp.load(make_state("rows", is_blank=True), checkpoint_id=path)
 
 
 def fabric(path: str) -> None:
-    """Lightning Fabric's strategy of model parallelism; its Trainer's calls the same."""
+    """Lightning Fabric's strategy of model parallelism; Lightning's Trainer calls the same."""
     from lightning.fabric.strategies import model_parallel
 
     model, optimizer = make_fsdp(1)
@@ -100,7 +100,7 @@ def fabric(path: str) -> None:
 
 
 def lightning(path: str) -> None:
-    """Two trainings of Lightning's Trainer, FSDP2 by its strategy: one goes on where one ended."""
+    """Two trainings of Lightning's Trainer with FSDP2: the second resumes the first."""
     import lightning as pl
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch import nn
@@ -145,7 +145,7 @@ def lightning(path: str) -> None:
 
 
 def transformers(path: str) -> None:
-    """The optimizer of a model that transformers has spread over ranks."""
+    """The optimizer of a model that transformers has sharded over ranks."""
     from transformers.distributed.checkpoint import (
         load_optimizer_distributed,
         save_optimizer_distributed,
@@ -162,7 +162,7 @@ def transformers(path: str) -> None:
 
 
 def torchtitan(folder: str, mode: str) -> None:
-    """Its own manager, which takes no step without DCP's `.metadata`."""
+    """torchtitan's own manager, which ignores steps without DCP's `.metadata`."""
     from torchtitan.components.checkpointer.dcp import CheckpointManager
 
     install()
@@ -238,7 +238,7 @@ def _titan(kind: Any, folder: str, mode: str, seed: int) -> Any:
 
 
 def accelerate(path: str) -> None:
-    """FSDP2 of accelerate, which names DCP's classes where it saves and loads."""
+    """FSDP2 of accelerate, which passes DCP's classes when it saves and loads."""
     from accelerate import PartialState
     from accelerate.utils import fsdp_utils
     from accelerate.utils.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
@@ -272,7 +272,7 @@ def _same(model: Any, optimizer: Any, other: Any, its_optimizer: Any) -> None:
 
 
 def replace(path: str) -> None:
-    """Saves over a checkpoint of DCP's own, and over its own, until it is killed; alone."""
+    """Saves over a checkpoint of DCP's own, then over its own, until it is killed; alone."""
     with install():
         for step in itertools.count(1):
             state = {"a": torch.full((300_000,), float(step)), "step": step}

@@ -1,7 +1,7 @@
-"""One rank of the tests of `penstock.integrations.dcp`: `dcp_worker.py COMMAND…`, as by torchrun.
+"""One rank of the tests of `penstock.integrations.dcp`: `dcp_worker.py COMMAND…`, by torchrun.
 
 A command is a function below with its arguments, as in ``save:/tmp/x:rows``; they run in order.
-Every rank checks what it can, and ends with an error if that is not as promised.
+Every rank checks its own results, and exits with an error if a promise is broken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAILURE_SECONDS_MAX = 60
 
 
 def whole(name: str, step: int = 0) -> torch.Tensor:
-    """Every element of a tensor follows from its name, its place and the step."""
+    """Returns a tensor whose elements depend on its name, their place and the step."""
     shape = SHAPES[name]
     count = int(torch.tensor(shape).prod())
     return (torch.arange(count, dtype=torch.float32) + 1000 * len(name) + step).reshape(shape)
@@ -73,7 +73,7 @@ def make_state(layout: str, step: int = 0, *, is_blank: bool = False) -> dict[st
 
 
 def check(found: Any, expected: Any) -> None:
-    """Whether two states are equal, wherever their tensors lie."""
+    """Checks that two states are equal, on any devices."""
     if isinstance(expected, torch.Tensor):
         found, expected = (
             t.full_tensor() if isinstance(t, DTensor) else t for t in (found, expected)
@@ -109,15 +109,15 @@ def penstock_save(path: str, layout: str) -> None:
 
 
 def penstock_load(path: str) -> None:
-    """Whole tensors on every rank, whoever wrote them."""
+    """Loads whole tensors on every rank, whichever rank wrote them."""
     state = penstock.load(path)
     check({name: state["model"][name] for name in SHAPES}, {name: whole(name) for name in SHAPES})
     check({key: state[key] for key in values(0)}, values(0))
 
 
 def save_async(path: str, layout: str, kind: str) -> None:
-    """Two saves: the second process-based one is of a process that is there already."""
-    # PyTorch before 2.7 knows threads only.
+    """Saves twice: the second process-based save reuses the first one's process."""
+    # PyTorch before 2.7 has threads only.
     types: Any = AsyncCheckpointerType
     how = {} if types is None else {"async_checkpointer_type": types[kind.upper()]}
     for step in (1, 2):
@@ -149,7 +149,7 @@ class FailingPlanner(dcp.DefaultSavePlanner):
 
 
 def fail(path: str, rank: str) -> None:
-    """All raise soon, nothing is committed, and the next save leaves only its own files."""
+    """All ranks raise soon, nothing is committed, and the next save leaves only its own files."""
     before = files(path)
     writer = StorageWriter(path, overwrite=True)
     began = time.monotonic()
@@ -189,7 +189,7 @@ def manifest(path: str) -> bytes:
 
 
 def refuse(path: str) -> None:
-    """A checkpoint that is there, plans that are cached, ranks that would save for themselves."""
+    """An existing checkpoint, cached plans, and ranks that would save alone."""
     expect(penstock.CheckpointExistsError, path, storage_writer=StorageWriter(path))
     expect(ValueError, path, storage_writer=StorageWriter(path), use_collectives=False)
     planner = dcp.DefaultSavePlanner(enable_plan_caching=True)

@@ -1,17 +1,17 @@
-"""Signals do by default what they do in a terminal, however the tests were started.
+"""Signals have their default actions of a terminal, however the tests were started.
 
-A shell has processes in the background ignore SIGINT, and nohup SIGHUP; whatever these start
-inherits it, and tests send signals to what they start.
+A shell makes background processes ignore SIGINT, and nohup SIGHUP. Their children inherit that, and
+tests send signals to their children.
 """
 
 from __future__ import annotations
 
 import signal
 
-# SIGPIPE and SIGXFSZ are what the interpreter itself ignores, and gives back to its children.
+# The interpreter itself ignores SIGPIPE and SIGXFSZ, and restores them in its children.
 for _number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(_number) is signal.SIG_IGN:
-        # A handler is not inherited. Who protected the tests from SIGHUP still has done so.
+        # Handlers are not inherited, so tests that nohup protects from SIGHUP stay protected.
         is_interrupt = _number == signal.SIGINT
         signal.signal(_number, signal.default_int_handler if is_interrupt else lambda *_: None)
 signal.pthread_sigmask(signal.SIG_SETMASK, [])

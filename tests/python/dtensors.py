@@ -1,4 +1,4 @@
-"""States of `DTensor`s in every layout, as each rank has them and as they are whole."""
+"""States of `DTensor`s in every layout, as each rank has them and whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Where a tensor lies, and what it is."""
+    """Mesh, placements, shape and dtype of a tensor."""
 
     mesh: Any
     placements: list[Placement]
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 LINE = [0, 1, 2, 3]
 GRID = [[0, 1], [2, 3]]
-# Before PyTorch 2.5 no placement says that its dimension is cut by another one first.
+# Before PyTorch 2.5 there is no placement for a dimension that another one cuts first.
 STRIDED = None if _StridedShard is None else _StridedShard(0, split_factor=2)
 
 LAYOUTS = {
@@ -75,7 +75,7 @@ if STRIDED is not None:
 
 
 def values(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor that follows from its name, whatever its bits mean."""
+    """Returns a tensor of arbitrary bits that depend on its name."""
     generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     if dtype is torch.bool:
         return torch.from_numpy(generator.integers(0, 2, shape, np.uint8)).bool()
@@ -85,14 +85,14 @@ def values(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) 
 
 @cache
 def _mesh(text: str) -> DeviceMesh:
-    # Groups are made with it: once in a process.
+    # It makes process groups, so once per process.
     return DeviceMesh("cpu", eval(text))
 
 
 def part_of(
     whole: torch.Tensor, placements: Sequence[Placement], mesh: Sequence[int], where: Sequence[int]
 ) -> torch.Tensor:
-    """What PyTorch puts at a coordinate of a mesh."""
+    """Returns the part that PyTorch places at a coordinate of a mesh."""
     for placement, pieces, index in zip(placements, mesh, where, strict=True):
         if not isinstance(placement, Replicate):
             parts, _ = placement._split_tensor(whole, pieces, with_padding=False, contiguous=False)
@@ -101,7 +101,7 @@ def part_of(
 
 
 def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A `DTensor` of which every rank takes its part, without a word to the others."""
+    """Makes a `DTensor` from each rank's part of a whole, without communication."""
     where = mesh.get_coordinate()
     local = torch.empty(0, dtype=whole.dtype)
     if where is not None:
@@ -112,19 +112,19 @@ def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Place
 
 
 def sharded(name: str, layout: Layout) -> DTensor:
-    """What this rank has of a tensor."""
+    """Returns a tensor with this rank's part."""
     whole = values(name, layout.shape, layout.dtype)
     return distribute(whole, _mesh(str(layout.mesh)), layout.placements)
 
 
 def dtensors() -> dict[str, Any]:
-    """`DTensor`s in all layouts, as this rank has them; tied ones among them."""
+    """Returns `DTensor`s in all layouts on this rank, some of them tied."""
     state: dict[str, Any] = {name: sharded(name, layout) for name, layout in LAYOUTS.items()}
     return {**state, "tied": [state["rows"], {"again": state["nested"]}]}
 
 
 def whole_dtensors() -> dict[str, Any]:
-    """The same, whole."""
+    """Returns the state of `dtensors` with whole tensors."""
     state: dict[str, Any] = {
         name: values(name, layout.shape, layout.dtype) for name, layout in LAYOUTS.items()
     }
@@ -132,11 +132,11 @@ def whole_dtensors() -> dict[str, Any]:
 
 
 def plain(rank: int, name: str = "") -> dict[str, Any]:
-    """What is no `DTensor`: replicated tensors and their ties, and what each rank has of its own.
+    """Returns plain tensors: replicated ones and their ties, and values of each rank.
 
     Args:
-        rank: Whose.
-        name: Makes it another state.
+        rank: Rank that the state belongs to.
+        name: Changes all values.
     """
     weight = values(f"{name}weight", (30, 7))
     generator = torch.Generator().manual_seed(rank)
@@ -156,7 +156,7 @@ def plain(rank: int, name: str = "") -> dict[str, Any]:
 
 
 def as_loaded(state: Any) -> Any:
-    """A state as it comes back without ``into=``: `PerRank` is for the save alone."""
+    """Returns a state as it is loaded without ``into=``: `PerRank` matters to the save alone."""
     if isinstance(state, penstock.PerRank):
         return state.value
     if type(state) is OrderedDict:
@@ -167,7 +167,7 @@ def as_loaded(state: Any) -> Any:
 
 
 def cleared(state: Any) -> Any:
-    """A state of the same kind with other values, to load into: same ties, same layouts."""
+    """Returns a target with other values: same ties, same layouts."""
     return _Clearing().clear(as_loaded(state))
 
 
@@ -205,7 +205,7 @@ class _Clearing:
 
 
 def local_bytes(state: Any) -> list[bytes]:
-    """The elements of all tensors of a state in order, of `DTensor`s those of this rank."""
+    """Returns the elements of all tensors in order; for `DTensor`s the local ones."""
     if isinstance(state, DTensor):
         is_mine = state.device_mesh.get_coordinate() is not None
         return [tensor_bytes(state.to_local()) if is_mine else b""]
@@ -219,5 +219,5 @@ def local_bytes(state: Any) -> list[bytes]:
 
 
 def rank() -> int:
-    """The number of this rank."""
+    """Returns this process's rank."""
     return dist.get_rank()

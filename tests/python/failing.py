@@ -1,4 +1,4 @@
-"""Storage that fails below every engine: by the kernel's own errors, or by those of a server."""
+"""Storage that fails below every engine: by the kernel's own errors, or by a FUSE server's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PAGE_BYTES = 4096
 
 
 class FailingDisk:
-    """Ext2 in a sparse file on a tmpfs: where that is full, a block that is new cannot be written.
+    """Ext2 in a sparse file on a full tmpfs: new blocks cannot be written.
 
-    The file system on it knows of no lack of room, so nothing is refused beforehand. It has no
-    journal, whose end would make it read-only.
+    The file system on it does not know that space is short, so it refuses nothing beforehand. It
+    has no journal, whose failure would make it read-only.
 
     Attributes:
-        path: Where it is mounted.
+        path: Mount point.
     """
 
     def __init__(self, path: Path, below: Path, size_bytes: int) -> None:
@@ -34,14 +34,14 @@ class FailingDisk:
         self._size_bytes = size_bytes
 
     def fail(self, after_bytes: int = 0) -> None:
-        """Lets writes fail, once so many bytes of new blocks are written."""
+        """Makes writes fail after so many bytes of new blocks."""
         subprocess.run(["sync", "-f", self.path], check=True)
         stat = os.statvfs(self._below)
         used_bytes = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
         self._resize(max(used_bytes + after_bytes, _PAGE_BYTES))
 
     def heal(self) -> None:
-        """Lets all writes through again."""
+        """Makes all writes succeed again."""
         self._resize(self._size_bytes)
 
     def _resize(self, size_bytes: int) -> None:
@@ -50,7 +50,7 @@ class FailingDisk:
 
 @contextmanager
 def failing_disk(directory: Path, size_bytes: int) -> Iterator[FailingDisk]:
-    """Such a disk; skips where this machine does not let us mount one."""
+    """Mounts such a disk; skips the test if mounting is not possible."""
     directory.mkdir()
     with mounted("tmpfs", directory / "below", size_bytes) as below:
         image, path = below / "disk", directory / "disk"
@@ -69,10 +69,10 @@ def failing_disk(directory: Path, size_bytes: int) -> Iterator[FailingDisk]:
 
 
 class FailingFiles:
-    """A file system in user space some of whose operations fail (`failing_files.py`).
+    """A file system in user space with failing operations (`failing_files.py`).
 
     Attributes:
-        path: Where it is mounted.
+        path: Mount point.
     """
 
     def __init__(self, path: Path, server: subprocess.Popen[str]) -> None:
@@ -82,12 +82,12 @@ class FailingFiles:
     def fail(
         self, operation: str, kind: str, skip: int = 0, count: int = 1, name: str = ""
     ) -> None:
-        """Lets some operations fail; see `failing_files.Fault`."""
+        """Makes some operations fail; see `failing_files.Fault`."""
         told = {"operation": operation, "kind": kind, "skip": skip, "count": count, "name": name}
         self._tell(told)
 
     def heal(self) -> tuple[dict[str, int], int]:
-        """Lets no operation fail; says how many of each there were since, and how many failed."""
+        """Ends the faults; returns the operations since `fail` by name, and the failed ones."""
         done = self._tell(None)
         return done["counts"], done["failed"]
 
@@ -102,7 +102,7 @@ class FailingFiles:
 
 @contextmanager
 def failing_files(directory: Path) -> Iterator[FailingFiles]:
-    """Such a file system; skips where this machine does not let us mount one."""
+    """Mounts such a file system; skips the test if mounting is not possible."""
     directory.mkdir()
     with user_space(directory, "failing_files.py") as (path, server):
         files = FailingFiles(path, server)

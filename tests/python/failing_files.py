@@ -1,8 +1,8 @@
-"""A file system in user space some of whose operations fail: another directory, seen through it.
+"""A file system in user space with failing operations, which shows another directory.
 
 ``python failing_files.py DIRECTORY MOUNTPOINT``. Each line on standard input is a `Fault` as JSON,
-or null for none; the answer is a line with the operations since the line before, and how many of
-them failed. It ends when it is unmounted.
+or null for none; the answer is a line with the operations since the previous line, and the number
+of them that failed. The program ends when it is unmounted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ class Fault(NamedTuple):
     """An error, or another fault, of some operations.
 
     Attributes:
-        operation: The name of the method here.
-        kind: The name of an error; ``short`` for half of what was asked for; ``flipped`` for one
-            other bit in what is read; ``lost`` for a sync that fails, with what it was to sync.
-        skip: So many operations of that name are let through before.
-        count: So many fail.
-        name: Files whose path has this in it.
+        operation: Name of the method here.
+        kind: Name of an error; ``short`` for half of the requested bytes; ``flipped`` for a flipped
+            bit in a read; ``lost`` for a failed sync that drops its data.
+        skip: Number of operations of that name that succeed first.
+        name: Part of the paths of affected files.
     """
 
     operation: str
@@ -37,7 +36,7 @@ class Fault(NamedTuple):
 
 
 _PAGE_BYTES = 1 << 12
-"""A short transfer ends at a whole one, where direct I/O can go on."""
+"""A short transfer ends at a page boundary, where direct I/O can resume."""
 
 
 def _half(nbytes):
@@ -59,7 +58,7 @@ class Failing(Passthrough):
         self._lock = threading.Lock()
 
     def init_with_config(self, connection, config):
-        # In a page cache a short read is the end of the file, and the kernel puts zeros behind it.
+        # In a page cache a short read is the end of the file, and the kernel pads it with zeros.
         config.direct_io = 1
         config.use_ino = 1
         config.hard_remove = 1
@@ -67,14 +66,14 @@ class Failing(Passthrough):
             setattr(config, name, 0.0)
 
     def set(self, fault):
-        """Takes another fault; returns what was done under the one before."""
+        """Sets another fault; returns the operations under the previous one."""
         with self._lock:
             done = {"counts": self._counts, "failed": self._failed}
             self._fault, self._seen, self._failed, self._counts = fault, 0, 0, {}
         return done
 
     def _kind(self, operation, *paths):
-        """The kind of the fault of an operation; one that is an error is raised."""
+        """Returns the kind of fault of an operation; raises it if it is an error."""
         with self._lock:
             self._counts[operation] = self._counts.get(operation, 0) + 1
             fault = self._fault
@@ -111,7 +110,7 @@ class Failing(Passthrough):
         kind = self._kind("fsync", path)
         unsynced = self._unsynced.pop(os.fstat(fh).st_ino, [])
         if kind == "lost":
-            # As a kernel that has dropped the pages which it could not write.
+            # Like a kernel that has dropped pages which it could not write.
             with open(f"/proc/self/fd/{fh}", "r+b") as file:
                 for offset, nbytes in unsynced:
                     file.seek(offset)
@@ -161,7 +160,7 @@ class Failing(Passthrough):
 
     def readdir(self, path, fh):
         self._kind("readdir", path)
-        # Where inodes are ours, an entry without one is none.
+        # If the file system numbers its inodes, an entry without a number is invalid.
         return [
             (name, {"st_ino": os.lstat(f"{self._at(path)}/{name}").st_ino}, 0)
             for name in super().readdir(path, fh)

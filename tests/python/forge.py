@@ -1,4 +1,4 @@
-"""Forgeries: checkpoints whose digests are right and whose contents lie."""
+"""Forgeries: checkpoints with right digests and wrong contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Forgery:
-    """A checkpoint to tamper with; whatever is written gets its digests recomputed."""
+    """A checkpoint to tamper with; the digests of its files are recomputed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class Forgery:
         self.write_manifest_text(encode(members)[:-1])
 
     def write_manifest_text(self, stamped: bytes) -> None:
-        """Text without the closing brace; the stamp is added."""
+        """Writes text without the closing brace; the stamp is added."""
         self.manifest_file.write_bytes(stamped + f',"digest":"{digest(stamped)}"}}\n'.encode())
 
     def write_part(self) -> None:
@@ -41,7 +41,7 @@ class Forgery:
         self.write_manifest()
 
     def write_tree(self, tree: str) -> None:
-        """Any text in the place of the tree."""
+        """Writes any text in the place of the tree."""
         members = {key: value for key, value in self.part.items() if key != "tree"}
         self.write_part_text(encode(members)[:-1] + b',"tree":' + tree.encode() + b"}\n")
 
@@ -57,5 +57,5 @@ class Forgery:
 
 
 def encode(value: Any) -> bytes:
-    """JSON as the writer writes it."""
+    """Encodes JSON as Penstock's writer does."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,17 +1,17 @@
-"""Python programs that begin with PyTorch imported: forks of an interpreter that has done so.
+"""Python programs that start with PyTorch imported: forks of an interpreter that did so.
 
-Importing PyTorch takes seconds, most tests that need a process of their own much less. `run` and
-`Popen` take what `subprocess` takes behind the interpreter: ``-c CODE``, ``-m MODULE`` or a file,
-and arguments. Only third parties are imported: Penstock comes as new as anywhere. A process ends as
-any other, through the end of the interpreter, and is a child of whoever has started it, as the
-server hands it over and tests adopt orphans (`leftovers`).
+Importing PyTorch takes seconds, most tests in a process of their own much less. `run` and `Popen`
+take the arguments of `subprocess` after the interpreter: ``-c CODE``, ``-m MODULE`` or a file, and
+its arguments. Only third-party packages are imported in advance: each process imports Penstock
+anew. A process ends like any other, through the end of the interpreter, and is a child of the
+process that started it, as the server hands it over and tests adopt orphans (`leftovers`).
 
-`RankPopen` begins with what ranks and optimizers need as well, `GraphPopen` with PyTorch Geometric,
-`ModelPopen` with models of transformers, which take longer again to import, `JaxPopen` with JAX and
-without PyTorch, `RayPopen` with Ray Train. They have servers of their own, as Penstock asks what is
-imported.
+`RankPopen` starts with the imports of ranks and optimizers as well, `GraphPopen` with PyTorch
+Geometric, `ModelPopen` with models of transformers, which take even longer to import, `JaxPopen`
+with JAX and without PyTorch, `RayPopen` with Ray Train. Each has a server of its own, as Penstock
+checks which modules are imported.
 
-Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
+Not for tests of an interpreter's start, nor for tests without PyTorch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IMPORTS_OF_RANKS = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    # What DTensor and optimizers import at their first use.
+    # DTensor and optimizers import it at their first use.
     "torch._dynamo",
 ]
 IMPORTS_OF_GRAPHS = [
@@ -80,7 +80,7 @@ IMPORTS_OF_RAY = [
 ]
 IMPORTS_OF_TRAINERS = [
     "accelerate",
-    # What accelerate looks for in every model, where it is installed.
+    # Accelerate checks every model for it, if it is installed.
     "deepspeed",
     "torch._dynamo",
     "transformers.models.gpt2.modeling_gpt2",
@@ -90,10 +90,10 @@ _REQUEST_BYTES_MAX = 1 << 20
 
 
 class _Server:
-    """The interpreter that is forked, begun when it is needed for the first time.
+    """The interpreter that is forked, started at its first use.
 
     Args:
-        imports: What it has imported.
+        imports: Modules that it imports.
     """
 
     def __init__(self, imports: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class _Server:
         self._pipe: socket.socket | None = None
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
-        """The process that runs a program."""
+        """Returns the process id of a fork that runs a program."""
         if self._pipe is None:
             self._begin()
         socket.send_fds(self._pipe, [json.dumps(request).encode()], files)
@@ -122,7 +122,7 @@ class _Server:
         server.returncode = 0
 
     def end(self) -> None:
-        """Ends the server; the next program has another one."""
+        """Ends the server; the next program starts another one."""
         if self._pipe is not None:
             self._pipe.close()
             os.waitpid(self.pid, 0)
@@ -156,7 +156,7 @@ servers = (
 
 
 class Popen(subprocess.Popen):
-    """`subprocess.Popen` of a program for Python, without the interpreter in front."""
+    """`subprocess.Popen` for a Python program, without the interpreter in front."""
 
     server = server
 
@@ -170,7 +170,7 @@ class Popen(subprocess.Popen):
             "environment": dict(os.environ if env is None else env),
             "has_session": has_session,
         }
-        # Those of the child: it reads the first one, and writes the others.
+        # The child's ends: it reads the first one, and writes the others.
         ends = (pipes[0], pipes[3], pipes[5])
         files = [own if end == -1 else end for own, end in enumerate(ends)]
         self.pid = self.server.fork(request, files)
@@ -179,61 +179,61 @@ class Popen(subprocess.Popen):
 
 
 class RankPopen(Popen):
-    """One that begins with what ranks import, too."""
+    """Starts with the imports of ranks, too."""
 
     server = rank_server
 
 
 class GraphPopen(Popen):
-    """One that begins with PyTorch Geometric, too."""
+    """Starts with PyTorch Geometric, too."""
 
     server = graph_server
 
 
 class JaxPopen(Popen):
-    """One that begins with JAX instead of PyTorch."""
+    """Starts with JAX instead of PyTorch."""
 
     server = jax_server
 
 
 class RayPopen(Popen):
-    """One that begins with Ray Train, too."""
+    """Starts with Ray Train, too."""
 
     server = ray_server
 
 
 class TrainerPopen(Popen):
-    """One that begins with the Trainer of transformers, too."""
+    """Starts with the Trainer of transformers, too."""
 
     server = trainer_server
 
 
 class TitanPopen(Popen):
-    """One that begins with torchtitan."""
+    """Starts with torchtitan."""
 
     server = titan_server
 
 
 class LightningPopen(Popen):
-    """One that begins with Lightning, too."""
+    """Starts with Lightning, too."""
 
     server = lightning_server
 
 
 class AcceleratePopen(Popen):
-    """One that begins with Accelerate, too."""
+    """Starts with Accelerate, too."""
 
     server = accelerate_server
 
 
 class DeepSpeedPopen(Popen):
-    """One that begins with DeepSpeed, too."""
+    """Starts with DeepSpeed, too."""
 
     server = deepspeed_server
 
 
 class InterpreterPopen(Popen):
-    """One of a whole command, `[sys.executable, "-P", "-m", …]`."""
+    """Takes a whole command, `[sys.executable, "-P", "-m", …]`."""
 
     def __init__(self, command: Sequence[object], **options: Any) -> None:
         interpreter, *arguments = command
@@ -242,13 +242,13 @@ class InterpreterPopen(Popen):
 
 
 class ModelPopen(InterpreterPopen):
-    """One that begins with what generates text, too."""
+    """Starts with the imports for generating text, too."""
 
     server = model_server
 
 
 def replacing(popen: type[Popen]) -> types.SimpleNamespace:
-    """The module `subprocess`, for a module of ours that is to start forks."""
+    """Returns a stand-in for the module `subprocess` that starts forks."""
     return types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
@@ -260,7 +260,7 @@ def run(
     popen: type[Popen] = Popen,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` gives, with the output as text."""
+    """Runs a program in a fork; returns the result of `subprocess.run`, with text output."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     with popen(arguments, **streams) as process:
         try:
@@ -275,7 +275,7 @@ def run(
 
 
 def _serve(pipe: socket.socket) -> dict[str, Any]:
-    """Forks; returns in forks only, with the program to run."""
+    """Forks for each request; returns in the forks only, with the program to run."""
     while True:
         data, files, _, _ = socket.recv_fds(pipe, _REQUEST_BYTES_MAX, 3)
         if not data:
@@ -303,7 +303,7 @@ def _serve(pipe: socket.socket) -> dict[str, Any]:
 
 
 def _open_streams() -> None:
-    """As the interpreter opens them: those of the server know of its files."""
+    """Opens the standard streams: those of the server belong to its own files."""
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for name, errors in (("stdin", "strict"), ("stdout", "strict"), ("stderr", "backslashreplace")):
         number = ("stdin", "stdout", "stderr").index(name)
@@ -343,13 +343,13 @@ def _run(request: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _pipe = socket.socket(fileno=int(sys.argv[1]))
-    # A signal for all of the foreground is none for the server.
+    # The server ignores a signal to the whole foreground group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for _name in sys.argv[2:]:
-        # Only for speed: the program that needs a module which is missing here says so itself.
+        # For speed only: a program that needs a missing module raises by itself.
         with contextlib.suppress(ModuleNotFoundError):
             __import__(_name)
-    # Forks share what is there, and do not have it copied and taken apart at their end.
+    # Forks share these objects, and neither copy nor collect them at their end.
     gc.collect()
     gc.freeze()
     _request = _serve(_pipe)

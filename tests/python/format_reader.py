@@ -1,7 +1,7 @@
-"""A reader of Penstock checkpoints in nothing but the standard library.
+"""A reader of Penstock checkpoints that uses nothing but the standard library.
 
-Written from `docs/format.md` alone, whose paragraphs it cites: the proof that the document is
-enough to write one in any language. It trusts nothing it reads, checks every digest and every
+Written from `docs/format.md` alone, whose paragraphs it cites: it proves that the document suffices
+to write a reader in any language. It trusts no byte that it reads, checks every digest and every
 number, and is slow.
 """
 
@@ -45,13 +45,13 @@ CARRIED = {
     "complex128": (16, "F64", 2),
     "complex32": (4, "F16", 2),
     "bcomplex32": (4, "BF16", 2),
-    # Of earlier writers; those of now name the type itself.
+    # Earlier writers' carriers; current ones name the type itself.
     **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2"), (1, "U8", 1)),
     **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), (1, "U8", 1)),
     **dict.fromkeys((f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)), (1, "U8", 1)),
     "bits16": (2, "U16", 1),
 }
-# 4.4: the carrier that is the type itself, and by how much it makes the last dimension longer.
+# 4.4: the carrier that is the type itself, and its factor for the last dimension.
 NAMED = {
     "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
     "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
@@ -71,7 +71,7 @@ UNPACK = dict(
 
 
 class FormatError(Exception):
-    """The checkpoint is damaged, newer, or none."""
+    """The checkpoint is damaged, newer, or missing."""
 
 
 def _table() -> list[int]:
@@ -110,7 +110,7 @@ class Tensor(NamedTuple):
     data: bytes
 
     def values(self) -> list[Any]:
-        """The elements as Python numbers, for the types that Python has."""
+        """Returns the elements as Python numbers, for the types that Python has."""
         if self.dtype == "bfloat16":
             bits = struct.unpack(f"<{len(self.data) // 2}H", self.data)
             return [struct.unpack("<f", struct.pack("<I", value << 16))[0] for value in bits]
@@ -146,11 +146,11 @@ class Checkpoint:
             self._check_alias(alias)
 
     def state(self) -> Any:
-        """6: the state."""
+        """6: returns the state."""
         return self._value(self.part["tree"], 0)
 
     def tensor(self, name: str) -> Tensor:
-        """A stored tensor by its name."""
+        """Returns a stored tensor by its name."""
         names = [row["name"] for row in self.part["tensors"]]
         return self._data("tensor", names.index(name), None)
 
@@ -343,7 +343,7 @@ class Checkpoint:
         if node["$"] == "counter":
             return Counter(dict(pairs))
         if node["$"] == "defaultdict":
-            # The type is named, not made: a reader runs no code (6.5).
+            # The type is named, not constructed: a reader runs no code (6.5).
             return Other("defaultdict", (node["factory"], dict(pairs)))
         value = OrderedDict(pairs) if node["$"] == "odict" else dict(pairs)
         if "attrs" in node:
@@ -480,7 +480,7 @@ def _check_overlaps(rows: list[dict[str, Any]]) -> None:
 
 
 def _parse(text: bytes | str) -> Any:
-    """JSON without repeated members and without NaN and Infinity."""
+    """Parses JSON without repeated members and without NaN and Infinity."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)

@@ -1,9 +1,9 @@
-"""A GPU without one: tensors whose memory only the driver for tests can reach.
+"""A GPU without hardware: tensors whose memory only the driver for tests can reach.
 
-`make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it as it uses NVIDIA's,
-by the path in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the
-strides and the address of a tensor of ``cuda:0``, and is taken for one. What PyTorch would compute
-of such tensors `computing` has.
+`make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it like NVIDIA's, by the
+path in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the
+strides and the address of a tensor of ``cuda:0``, and passes for one. `computing` implements
+PyTorch's operations on such tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NON_BLOCKING = 1
 
 _GLOBAL = 0
 THREAD_LOCAL = 1
-"""How much a capture forbids: memory may be allocated in other threads meanwhile."""
+"""Capture mode that allows other threads to allocate memory during the capture."""
 
 
 DTYPES = [
@@ -54,13 +54,13 @@ DTYPES = [
 
 
 def drawn(shape, dtype, seed=0):
-    """A tensor whose bytes tell places apart."""
+    """Returns a tensor whose bytes differ from place to place."""
     generator = torch.Generator().manual_seed(seed)
     items = torch.empty(shape, dtype=dtype).numel()
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).to(dtype)
     nbytes = items * torch.empty((), dtype=dtype).element_size()
-    # Without an exponent of all ones: what is no number is not equal to itself.
+    # Excludes exponents of all ones, as NaN does not equal itself.
     raw = torch.randint(0, 60, (nbytes,), generator=generator, dtype=torch.uint8)
     return raw.view(dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
@@ -92,7 +92,7 @@ def same(one, other):
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor of ``cuda:0``, as far as Penstock looks at one."""
+    """A tensor of ``cuda:0``, with the attributes that Penstock reads."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -108,7 +108,7 @@ class GpuTensor(torch.Tensor):
         )
         tensor.gpu = gpu
         tensor.storage_address = address
-        # What is in use as long as a tensor of it is.
+        # Keeps the memory in use while a tensor refers to it.
         tensor.block = block
         return tensor
 
@@ -118,7 +118,7 @@ class GpuTensor(torch.Tensor):
     def untyped_storage(self):
         return self.block or super().untyped_storage()
 
-    # What PyTorch does by a kernel.
+    # Operations that PyTorch runs as kernels.
 
     def contiguous(self):
         return self.gpu.put(self.gpu.read(self).contiguous())
@@ -128,7 +128,7 @@ class GpuTensor(torch.Tensor):
             self.gpu.bring(self, source)
             return self
         if self.is_contiguous():
-            # Nothing else of its memory, which others may write to.
+            # Writes only the tensor's own bytes, as others may write to the rest of the storage.
             values = self.gpu.read(source) if type(source) is GpuTensor else source
             made = torch.empty(self.shape, dtype=self.dtype).copy_(values)
             self.gpu._write(self.data_ptr(), made.untyped_storage())
@@ -148,7 +148,7 @@ class GpuTensor(torch.Tensor):
     def __bool__(self):
         return bool(self.gpu.read(self))
 
-    # And what it does without one: other tensors of the same memory.
+    # Operations without a kernel: other tensors of the same memory.
 
     def view(self, *how):
         return self.alias(self._like().view(*how))
@@ -179,12 +179,12 @@ class GpuTensor(torch.Tensor):
         self.block.used_by.append(stream.cuda_stream)
 
     def alias(self, like):
-        # A view is made for inference alone where what it is of was.
+        # A view is an inference tensor exactly if its base is.
         with torch.inference_mode(self.is_inference()):
             return GpuTensor(self.gpu, self.storage_address, like, self.block)
 
     def _like(self):
-        """One without memory of the same shape and place."""
+        """Returns a tensor of the same shape and place, without memory."""
         like = torch.empty(0, dtype=self.dtype, device="meta")
         return like.as_strided(self.shape, self.stride(), self.storage_offset())
 
@@ -215,7 +215,7 @@ class GpuTensor(torch.Tensor):
 
 
 def _on_host(index):
-    """An index, with tensors of the host in place of those of the device."""
+    """Returns an index with its device tensors copied to the host."""
     if type(index) is GpuTensor:
         return index.gpu.read(index)
     if isinstance(index, tuple) and any(isinstance(one, torch.Tensor) for one in index):
@@ -225,9 +225,9 @@ def _on_host(index):
 
 
 class Block:
-    """Memory of the device, which is given to the next tensor when nobody has it any more.
+    """Memory of the device, given to the next tensor once all references are gone.
 
-    As by the allocator of PyTorch: at once, whatever a stream still does with it.
+    Like PyTorch's allocator, it is reused at once, whatever a stream still does with it.
     """
 
     def __init__(self, gpu, address, nbytes):
@@ -244,13 +244,13 @@ class Block:
         return self._nbytes
 
     def __del__(self):
-        # The allocator would wait for what such a stream has: here nobody gets it.
+        # PyTorch's allocator would wait for that stream; here the memory is never reused.
         unused = self._gpu.unused.setdefault(0, []) if self.used_by else self._unused
         unused.append(self._address)
 
 
 class Gpu:
-    """The driver's first device, and the stream of a training on it."""
+    """The driver's first device, and a training's stream on it."""
 
     def __init__(self):
         self.driver = ctypes.CDLL(str(DRIVER))
@@ -264,10 +264,10 @@ class Gpu:
         self.call("cuCtxPushCurrent_v2", context)
         self._context = context
         self.stream = self.new_stream()
-        # That of threads beside the training's which choose none; None for `stream`.
+        # Default stream of threads beside the training's; None for `stream`.
         self.others = None
         self.asked = []
-        # Tensors that PyTorch moved in such a way that the host may wait for its stream.
+        # Tensors that PyTorch moved so that the host may have to wait for its stream.
         self.waited = []
         self.fresh = Fresh()
         self.compute = None
@@ -275,7 +275,7 @@ class Gpu:
         self._kept = []
 
     def call(self, name, *arguments):
-        """Calls a function of the driver's that has to succeed."""
+        """Calls a function of the driver, which has to succeed."""
         if not getattr(self._of_thread, "has_context", False):
             self._of_thread.has_context = True
             self.driver.cuCtxPushCurrent_v2(self._context)
@@ -283,7 +283,7 @@ class Gpu:
 
     @property
     def current(self):
-        """The stream that is current in this thread."""
+        """Returns the current stream of this thread."""
         if self._chosen is not None:
             return self._chosen
         if self.others is not None and threading.current_thread() is not self._thread:
@@ -297,7 +297,7 @@ class Gpu:
 
     @contextmanager
     def choosing(self, stream):
-        """What `torch.cuda.stream` does."""
+        """Chooses a stream for this thread, like `torch.cuda.stream`."""
         chosen = self._of_thread.__dict__.setdefault("streams", [])
         chosen.append(ctypes.c_void_p(stream.cuda_stream))
         try:
@@ -306,16 +306,16 @@ class Gpu:
             chosen.pop()
 
     def fail(self, name, nth=1, status=999):
-        """Has a call of a function fail, the next or a later one."""
+        """Makes the nth call of a function from now fail."""
         self.driver.penstock_fake_fail_call(name.encode(), ctypes.c_uint64(nth), status)
 
     def mend(self):
-        """Has nothing fail that has not failed yet."""
+        """Clears the faults that have not struck yet."""
         self.driver.penstock_fake_clear_faults()
 
     @contextmanager
     def holding(self, stream=None):
-        """A stream begins nothing meanwhile, or none does."""
+        """Holds back the work of a stream, or of all streams."""
         if stream is None:
             self.driver.penstock_fake_hold_all()
         else:
@@ -328,7 +328,7 @@ class Gpu:
                 self.driver.penstock_fake_release(ctypes.c_uint64(stream.value))
 
     def leaks(self):
-        """What was made and not let go of, by kind."""
+        """Counts the driver's unreleased resources by kind."""
         names = (
             "allocations",
             "device_bytes",
@@ -346,27 +346,27 @@ class Gpu:
         return dict(zip(names, counts, strict=True))
 
     def calls(self, name):
-        """How often a function was called."""
+        """Returns the number of calls of a function."""
         count = self.driver.penstock_fake_calls
         count.restype = ctypes.c_uint64
         return count(name.encode())
 
     def new_stream(self):
-        """A stream whose delays are drawn from here on."""
+        """Creates a stream with newly drawn delays."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         return stream
 
     def draw(self, seed, delay_us_max):
-        """Has the training's stream take times that are drawn anew."""
-        # What it has done with memory is done before another stream gets that.
+        """Gives the training a new stream with newly drawn delays."""
+        # The old stream has to finish with its memory before another stream uses that.
         self.call("cuStreamSynchronize", self.stream)
         self.driver.penstock_fake_seed(ctypes.c_uint64(seed))
         self.driver.penstock_fake_delay_us_max(ctypes.c_uint64(delay_us_max))
         self.stream = self.new_stream()
 
     def put(self, host, stream=None):
-        """A tensor of the device with the storage and the strides of one of the host."""
+        """Returns a device tensor with the storage and the strides of a host tensor."""
         block, address = self._allocate(host)
         tensor = GpuTensor(self, address, host, block)
         self._write(address, host.untyped_storage(), stream)
@@ -391,9 +391,9 @@ class Gpu:
                 self.call("cuMemFree_v2", ctypes.c_uint64(addresses.pop()))
 
     def empty(self, shape, dtype):
-        """New memory, which work that is queued on the training's stream still writes to.
+        """Returns new memory, to which queued work of the training's stream still writes.
 
-        In a thread that has chosen a stream, work of that one.
+        In a thread that has chosen a stream, the work is on that stream.
         """
         tensor = self.put(drawn(shape, dtype, 77), self._chosen)
         if tensor.numel():
@@ -402,7 +402,7 @@ class Gpu:
         return tensor
 
     def put_pageable(self, host):
-        """The same, where nothing can be pinned."""
+        """Returns a device tensor, without using pinned memory."""
         block, address = self._allocate(host)
         source = ctypes.c_void_p(host.untyped_storage().data_ptr())
         nbytes = ctypes.c_size_t(host.untyped_storage().nbytes())
@@ -410,7 +410,7 @@ class Gpu:
         return GpuTensor(self, address, host, block)
 
     def change(self, tensor, host, *, is_counted=True):
-        """What an optimizer does: queued, and counted by PyTorch, if it is not a fused one."""
+        """Queues a change like an optimizer's; PyTorch does not count those of fused ones."""
         assert host.untyped_storage().nbytes() >= host.nbytes
         self._write(tensor.storage_address, host.untyped_storage())
         if is_counted:
@@ -429,7 +429,7 @@ class Gpu:
         self._kept.append(pinned)
 
     def bring(self, tensor, host):
-        """What PyTorch does to copy a tensor of pinned memory here: it waits for nothing."""
+        """Copies pinned memory to the device as PyTorch does, without waiting."""
         address, source = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_void_p(host.data_ptr())
         size = ctypes.c_size_t(host.nbytes)
         if host.nbytes:
@@ -437,7 +437,7 @@ class Gpu:
         torch.autograd.graph.increment_version(tensor)
 
     def fetch(self, host, tensor):
-        """And to copy one to pinned memory."""
+        """Copies from the device to pinned memory as PyTorch does, without waiting."""
         assert tensor.is_contiguous()
         target, address = ctypes.c_void_p(host.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
         if host.nbytes:
@@ -445,7 +445,7 @@ class Gpu:
             self.call("cuMemcpyDtoHAsync_v2", target, address, size, self.current)
 
     def pinned(self, sizes, dtype):
-        """A tensor of pinned memory, which goes with the next `forget` once nobody has it."""
+        """Returns a pinned tensor, freed by the next `forget` once no reference is left."""
         place, count = ctypes.c_void_p(), math.prod(sizes)
         nbytes = max(count * dtype.itemsize, 1)
         if self.driver.cuMemAllocHost_v2(ctypes.byref(place), ctypes.c_size_t(nbytes)) != 0:
@@ -458,7 +458,7 @@ class Gpu:
         return pinned
 
     def look(self, tensor):
-        """A kernel that reads a contiguous tensor: queued. What it has seen is there later."""
+        """Queues a kernel that reads a contiguous tensor; returns a function that awaits it."""
         pinned, nbytes = ctypes.c_void_p(), ctypes.c_size_t(tensor.nbytes)
         self.call("cuMemAllocHost_v2", ctypes.byref(pinned), nbytes)
         address = ctypes.c_uint64(tensor.data_ptr())
@@ -474,18 +474,18 @@ class Gpu:
         return seen
 
     def peek(self, tensor):
-        """What a contiguous tensor has at the moment, whatever is queued."""
+        """Returns the current content of a contiguous tensor, whatever is queued."""
         raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
         place = ctypes.c_void_p(raw.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
         self.call("cuMemcpyDtoH_v2", *place, ctypes.c_size_t(tensor.nbytes))
         return raw.view(tensor.dtype).view(tensor.shape)
 
     def read(self, tensor):
-        """What PyTorch does to copy a tensor to the host: it waits."""
+        """Copies a tensor to the host as PyTorch does, waiting for the stream."""
         return self.view_of(tensor).clone()
 
     def view_of(self, tensor):
-        """A view, of the same strides, on a copy of the storage up to the tensor's end."""
+        """Returns a view of the same strides on a host copy of the storage."""
         self.call("cuStreamSynchronize", self.stream)
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -499,7 +499,7 @@ class Gpu:
 
     @contextmanager
     def another_current(self, monkeypatch):
-        """Who works meanwhile has the second device as the current one."""
+        """Makes the second device the current one for calls during the block."""
         plain = torch.cuda.current_stream
 
         def current_stream(ordinal=0):
@@ -514,7 +514,7 @@ class Gpu:
 
     @contextmanager
     def capturing(self, mode=_GLOBAL):
-        """The training's stream goes into a graph; the capture has to survive."""
+        """Captures the training's stream in a graph; the capture has to survive."""
         self.call("cuStreamBeginCapture_v2", self.stream, mode)
         yield
         graph = ctypes.c_void_p()
@@ -522,7 +522,7 @@ class Gpu:
         self.call("cuGraphDestroy", graph)
 
     def forget(self):
-        """Frees what new contents came from."""
+        """Frees the pinned sources of new contents."""
         self.call("cuStreamSynchronize", self.stream)
         for pinned in self._kept:
             self.call("cuMemFreeHost", pinned)
@@ -530,7 +530,7 @@ class Gpu:
 
 
 class Fresh:
-    """How much new memory is in use, and was at most."""
+    """Bytes of new memory in use, and their maximum."""
 
     def __init__(self):
         self.nbytes = self.nbytes_max = 0
@@ -541,7 +541,7 @@ class Fresh:
 
 
 def is_refused_in_a_fork(*asks):
-    """Whether each is refused by name in a fork of this process."""
+    """Whether each call is refused by name in a fork of this process."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -565,7 +565,7 @@ _gpu = None
 
 
 def have_gpu():
-    """The one of this process; makes PyTorch and Penstock take it for one."""
+    """Returns this process's GPU, which PyTorch and Penstock take for a real one."""
     global _gpu
     if _gpu is None:
         os.environ.setdefault(VARIABLE, str(DRIVER))
@@ -575,7 +575,7 @@ def have_gpu():
 
 @contextmanager
 def taken_for_real():
-    """Has `GpuTensor` pass for a tensor of PyTorch's, and its stream for the current one."""
+    """Makes `GpuTensor` pass for a tensor of PyTorch, and its stream for the current one."""
     gpu = have_gpu()
     make, read = Flattener.__init__, matching._memory_of
     gpu.fresh, gpu.waited, gpu.others = Fresh(), [], None
@@ -607,7 +607,7 @@ def taken_for_real():
         device = keywords.get("device", arguments[0] if arguments else None)
         if getattr(device, "type", None) != "cuda":
             if type(tensor) is GpuTensor and str(device) == "cpu" and keywords.get("non_blocking"):
-                # PyTorch has the copy come to pinned memory, and waits for nothing.
+                # PyTorch copies to pinned memory without waiting.
                 host = gpu.pinned(tensor.shape, tensor.dtype)
                 gpu.fetch(host, tensor)
                 return host

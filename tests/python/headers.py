@@ -1,4 +1,4 @@
-"""Safetensors files that are written byte by byte."""
+"""Safetensors files written byte by byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
     b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
 )
-"""The text that Git LFS leaves in the place of a file."""
+"""Text that Git LFS puts in the place of a file."""
 
 BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
@@ -23,19 +23,19 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Every type that the library knows, with the bits of an element."""
+"""All types of the safetensors library, with their bits per element."""
 
 FLOAT6 = ("F6_E2M3", "F6_E3M2")
-"""Those that no type of PyTorch holds."""
+"""Types without a counterpart in PyTorch."""
 
 
 def entry(kind: str, shape: Any, begin: int, end: int, **more: Any) -> dict[str, Any]:
-    """A tensor's entry in a header."""
+    """Returns a tensor's entry in a header."""
     return {"dtype": kind, "shape": shape, "data_offsets": [begin, end], **more}
 
 
 def write(path: Path, header: str | dict[str, Any], data: bytes) -> Path:
-    """Writes a file of a header and the bytes behind it."""
+    """Writes a file of a header and the bytes after it."""
     text = (header if isinstance(header, str) else json.dumps(header)).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     return path

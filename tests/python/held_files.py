@@ -1,4 +1,4 @@
-"""Files of tensors as an optimizer on storage holds them, in a few lines and in memory's time."""
+"""Files of tensors like those of an optimizer on storage, in a few lines and in memory."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ STORED = {
     torch.uint8: "U8",
     torch.int64: "I64",
 }
-"""What safetensors calls a type."""
+"""Names of the types in safetensors."""
 
 
 class Held(HeldFile):
-    """A file of tensors; gone with this object, as that of an optimizer is.
+    """A file of tensors, deleted with this object like an optimizer's.
 
     Args:
-        path: Where.
-        tensors: By their names in the file.
+        path: Path of the file.
+        tensors: The tensors by their names in the file.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -72,7 +72,7 @@ class Held(HeldFile):
         path.write_bytes(whole)
 
     def tensor(self, label: str, like: Any = None) -> FileTensor:
-        """One of its tensors."""
+        """Returns one of its tensors."""
         at, dtype, shape = self._places[label]
         return FileTensor(self, self._data_start + at, label, dtype, shape, like)
 
@@ -91,10 +91,10 @@ class Held(HeldFile):
 
 
 class Target(FileTarget):
-    """A place for a tensor, which is filled a few rows at a time, in one go with others.
+    """A target for a tensor, filled a few rows at a time together with other targets.
 
     Args:
-        path: What its file will be called.
+        path: Path of its future file.
         dtype: Type of the elements.
         shape: Sizes on this rank.
         like: The `DTensor` that it belongs to.
@@ -112,7 +112,7 @@ class Target(FileTarget):
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def rows(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Start and sizes of some rows; None behind the last one."""
+        """Returns start and sizes of some rows; None after the last one."""
         if not self.shape:
             return None if first else ((), ())
         sizes = (min(count, self.shape[0] - first), *self.shape[1:])
@@ -120,7 +120,7 @@ class Target(FileTarget):
 
 
 class RowsFiller(Filler):
-    """Fills targets together, the first rows of all, then those behind."""
+    """Fills several targets together: the first rows of all, then the next ones."""
 
     ROWS = 3
 
@@ -148,7 +148,7 @@ class RowsFiller(Filler):
         for index, one in enumerate(targets):
             if (rows := one.rows(first, self.ROWS)) is not None:
                 boxes.append(FileBox(index, *rows, place))
-                # Apart from each other, where elements of any type may lie.
+                # At separate aligned places, where elements of any type may be stored.
                 place += -(-math.prod(rows[1]) * one.dtype.itemsize // 64) * 64 + 64
         return boxes
 
@@ -157,12 +157,12 @@ FILLER = RowsFiller()
 
 
 def chunks_of(data: bytes) -> list[int]:
-    """Digests of the chunks of a file."""
+    """Returns the digests of a file's chunks."""
     pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     arrays = [np.frombuffer(piece, np.uint8) for piece in pieces]
     return _native.digests([to_source(of_array(array, "chunk"), "chunk") for array in arrays])
 
 
 def name_of(tensor: FileTensor) -> str:
-    """The type of its elements, as the format calls it."""
+    """Returns the format's name for the type of its elements."""
     return dtypes.torch_names()[tensor.dtype][0]

@@ -1,7 +1,7 @@
-"""What a test leaves behind fails it: a process, a thread, a mount; and none of it stays.
+"""Fails a test that leaves a process, a thread or a mount behind, and ends what it left.
 
-The process that runs tests adopts the orphans of those that it started, so that nothing escapes by
-losing its parent.
+The process that runs tests adopts the orphans of its children, so that no process escapes by losing
+its parent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ENDING_SECONDS_MAX = 30
-"""For how long what is about to end is waited for: what was killed, and not waited for, is."""
+"""How long a test waits for ending processes and threads, such as killed, unreaped children."""
 
 _threads: set[threading.Thread] = set()
 
 
 def pytest_sessionstart() -> None:
-    """Takes orphans from now on."""
+    """Adopts orphans from now on."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no orphans can be adopted")
@@ -40,7 +40,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Looks around when the fixtures of a test are gone."""
+    """Checks for leftovers after the fixtures of a test are gone."""
     result = yield
     if left := [*_processes(), *_started_threads(), *_mounts(item.config)]:
         pytest.fail(f"left behind: {', '.join(left)}", pytrace=False)
@@ -49,7 +49,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Looks again when all is over, the servers that live as long as the tests too."""
+    """Checks again at the end of all tests, including the servers that serve all of them."""
     for server in forks.servers:
         server.end()
     forkserver._forkserver._stop()
@@ -60,7 +60,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _children() -> set[int]:
-    """Processes that this one has started or adopted, but those that live as long as the tests."""
+    """Returns the processes that this one has started or adopted, except the servers."""
     servers = {
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
@@ -71,13 +71,13 @@ def _children() -> set[int]:
         try:
             found.update(map(int, (task / "children").read_text().split()))
         except FileNotFoundError:
-            # The thread is over, and another one has its children.
+            # The thread has ended, and another one has its children.
             continue
     return found - servers
 
 
 def _processes() -> list[str]:
-    """Ends and names the processes that go on running."""
+    """Ends and names the processes that still run."""
     deadline = time.monotonic() + _ENDING_SECONDS_MAX
     while running := [pid for pid in _children() if not _is_over(pid)]:
         if time.monotonic() > deadline:
@@ -100,18 +100,18 @@ def _is_over(pid: int) -> bool:
 
 
 def _started_threads() -> list[str]:
-    # Daemons are those of libraries, which nobody can end either.
+    # Daemon threads belong to libraries, and cannot be ended.
     left = [one for one in threading.enumerate() if not one.daemon and one not in _threads]
     for one in left:
         one.join(_ENDING_SECONDS_MAX)
     left = [one for one in left if one.is_alive()]
-    # Nobody can end a thread: it is told once.
+    # A thread cannot be ended: it is reported once.
     _threads.update(left)
     return [f"thread {one.name}" for one in left]
 
 
 def _mounts(config: pytest.Config) -> list[str]:
-    """Unmounts and names what is mounted below the directories of the tests."""
+    """Unmounts and names the mounts below the directories of the tests."""
     ours = str(config._tmp_path_factory.getbasetemp())
     with open("/proc/self/mountinfo") as file:
         left = [place for line in file if (place := line.split()[4]).startswith(f"{ours}/")]

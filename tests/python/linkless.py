@@ -1,8 +1,8 @@
-"""A file system in user space that makes no hard links: another directory, seen through it.
+"""A file system in user space without hard links, which shows another directory.
 
-``python linkless.py DIRECTORY MOUNTPOINT ANSWER FREE``. ``ANSWER`` is the name of the error that a
-link gets (``EPERM``, …). ``FREE`` is ``free`` where a rename without replacing works, and
-``replacing`` where it is refused, as by most of these. It ends when it is unmounted.
+``python linkless.py DIRECTORY MOUNTPOINT ANSWER FREE``. ``ANSWER`` is the error of a link
+(``EPERM``, …). ``FREE`` is ``free`` if a rename without replacing works, and ``replacing`` if it is
+refused, as by most such file systems. The program ends when it is unmounted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from passthrough import Passthrough, Renaming
 
 
 class Linkless(Passthrough):
-    """A directory, without hard links."""
+    """A directory without hard links."""
 
     def __init__(self, directory, answer, *, renames_new):
         super().__init__(directory)

@@ -1,4 +1,4 @@
-"""A proxy in front of a server of objects that lies about some of the requests."""
+"""A proxy in front of an object server that lies about some requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REFUSALS = {"404": "NoSuchKey", "409": "OperationAborted", "503": "SlowDown"}
-"""The codes of S3 that come with a status."""
+"""Error codes of S3 for each status."""
 
 _HOPS = ("connection", "keep-alive", "transfer-encoding", "content-length")
 _ANSWER_SECONDS_MAX = 60
@@ -23,12 +23,12 @@ _LINE_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class Request:
-    """A request that passes.
+    """A request to the proxy.
 
     Attributes:
-        method: Of HTTP.
+        method: HTTP method.
         target: Path and query.
-        body: What is sent along.
+        body: Body of the request.
     """
 
     method: str
@@ -37,7 +37,7 @@ class Request:
 
     @property
     def is_listing(self) -> bool:
-        """Whether it asks which objects there are."""
+        """Whether it lists objects."""
         return self.method == "GET" and "list-type" in parse_qs(urlsplit(self.target).query)
 
 
@@ -46,9 +46,9 @@ class Answer:
     """The answer to a request.
 
     Attributes:
-        status: Its code.
-        headers: All but those of the connection.
-        body: Its content.
+        status: Status code.
+        headers: All headers except those of the connection.
+        body: Content.
     """
 
     status: int
@@ -61,14 +61,14 @@ class Lie:
     """A fault of some requests, or of their answers.
 
     Attributes:
-        kind: ``garbled`` for a status line that is none, ``flipped`` for another bit in the body,
-            ``cut`` for one that ends in its middle, ``dropped`` for a connection that ends before
-            the request is passed on, ``unanswered`` for one that ends behind it, ``stale`` for the
-            first answer that the same request got, or one of `REFUSALS` in place of passing it on.
-        skip: So many requests that it is for are let through before.
-        count: So many it is told for.
-        is_for: Whether it is for a request.
-        then: Called each time before it is told.
+        kind: ``garbled`` for an invalid status line, ``flipped`` for a flipped bit in the body,
+            ``cut`` for a truncated body, ``dropped`` for a connection that closes before the
+            request is passed on, ``unanswered`` for one that closes after that, ``stale`` for the
+            first answer to the same request, or one of `REFUSALS` instead of passing it on.
+        skip: Number of matching requests that pass first.
+        count: Number of matching requests to lie about.
+        is_for: Whether a request matches.
+        then: Called before each lie.
     """
 
     kind: str
@@ -79,12 +79,12 @@ class Lie:
 
 
 class LyingServer:
-    """The proxy: a server whose answers may be lies.
+    """A proxy server whose answers may be lies.
 
     Attributes:
-        endpoint: Where the proxy answers.
-        seen: The requests since the last lie was set, in their order.
-        told: How many of them were lied about.
+        endpoint: Address of the proxy.
+        seen: The requests since the last lie was set, in order.
+        told: Number of them that were lied about.
     """
 
     def __init__(self, behind: str) -> None:
@@ -98,12 +98,12 @@ class LyingServer:
         self.endpoint = ""
 
     def tell(self, lie: Lie | None) -> None:
-        """Lies from now on so, or not at all."""
+        """Sets the lie for the next requests, or none."""
         with self._lock:
             self._lie, self._matched, self.told, self.seen = lie, 0, 0, []
 
     def kind_for(self, request: Request) -> str | None:
-        """The lie that is told about a request."""
+        """Returns the kind of lie for a request, if any."""
         with self._lock:
             self.seen.append(request)
             lie = self._lie
@@ -117,7 +117,7 @@ class LyingServer:
         return lie.kind
 
     def pass_on(self, request: Request, headers: dict[str, str]) -> Answer:
-        """The answer of the server itself."""
+        """Returns the server's own answer."""
         connection = http.client.HTTPConnection(self._behind, timeout=_ANSWER_SECONDS_MAX)
         try:
             connection.putrequest(
@@ -136,7 +136,7 @@ class LyingServer:
         return answer
 
     def first(self, request: Request) -> Answer | None:
-        """The first answer to the same request."""
+        """Returns the first answer to the same request."""
         with self._lock:
             return self._first.get(f"{request.method} {request.target}")
 
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
     lying: LyingServer
 
     def handle_one_request(self) -> None:
-        """As of the library, with one method for all verbs."""
+        """Handles all HTTP methods by one function."""
         self.raw_requestline = self.rfile.readline(_LINE_BYTES_MAX)
         if self.raw_requestline and self.parse_request():
             self._answer()
@@ -197,15 +197,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(head + (b"" if is_head else answer.body[:part]))
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing is printed."""
+        """Prints nothing."""
 
 
 @contextmanager
 def lying(behind: str) -> Iterator[LyingServer]:
-    """A proxy, as long as the test runs.
+    """Runs a proxy for the duration of the block.
 
     Args:
-        behind: The endpoint of the server.
+        behind: Endpoint of the server.
     """
     server = LyingServer(behind)
     handler = type("Handler", (_Handler,), {"lying": server})

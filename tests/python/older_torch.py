@@ -1,7 +1,7 @@
-"""Public names of PyTorch that tests use and that its oldest versions have elsewhere.
+"""Public names of PyTorch that tests use, and that its oldest versions have elsewhere.
 
-Importing this module puts them where newer versions have them, for tests alone: Penstock is
-imported before, and `test_floors.py` holds all of it against PyTorch as it is installed.
+Importing this module puts them where newer versions have them, for the tests alone: Penstock is
+imported before, and `test_floors.py` checks all its names on the installed PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _alias(name: str, theirs: ModuleType) -> None:
-    """Registers a module under a second name, or adds its names to the package there."""
+    """Registers a module under a second name, or adds its names to an existing package."""
     try:
         package = import_module(name)
     except ImportError:
@@ -32,7 +32,7 @@ def _alias(name: str, theirs: ModuleType) -> None:
 
 
 def _without_no_dist(function: Callable[..., Any]) -> Callable[..., Any]:
-    """DCP's `save` or `load`, which before 2.7 find out themselves that there are no ranks."""
+    """Wraps DCP's `save` or `load`, which before 2.7 notice themselves that there are no ranks."""
     if "no_dist" in inspect.signature(function).parameters:
         return function
 
@@ -44,7 +44,7 @@ def _without_no_dist(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def complete() -> None:
-    """Does so, where PyTorch is installed and older."""
+    """Adds the missing names, if an older PyTorch is installed."""
     try:
         import torch.distributed.fsdp
         import torch.distributed.tensor

@@ -1,4 +1,4 @@
-"""What this process has open: files and threads."""
+"""Counts of this process's open files and threads."""
 
 import os
 import time
@@ -9,7 +9,7 @@ def count_files_and_threads():
 
 
 def settled():
-    """What is open once threads of earlier tests have gone."""
+    """Returns the counts once threads of earlier tests have ended."""
     least = count_files_and_threads()
     for _ in range(20):
         time.sleep(0.01)
@@ -18,7 +18,7 @@ def settled():
 
 
 def assert_settles_at(expected):
-    """A thread that was joined may still be listed for a moment."""
+    """Waits for the expected counts: a joined thread may still be listed for a moment."""
     deadline = time.monotonic() + 5
     while count_files_and_threads() != expected and time.monotonic() < deadline:
         time.sleep(0.01)

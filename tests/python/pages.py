@@ -1,7 +1,7 @@
-"""Pages of the documentation as tests read them: blocks of code, links and anchors.
+"""Pages of the documentation as tests read them: code blocks, links and anchors.
 
-Blocks of a page run in order, in one namespace and one directory. Three conventions, none of which
-shows in the page:
+Blocks of a page run in order, in one namespace and one directory. The page does not show these
+three conventions:
 
     <!-- python                          what runs and is not shown: set-up before a block, or
     model = torch.nn.Linear(4, 4)        what is looked at behind it
@@ -37,7 +37,7 @@ _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|(?:src|srcset|href)=\"([^\"]+)\"")
 
 @dataclass(frozen=True)
 class Block:
-    """Code in a page, with the number of its first line."""
+    """A code block in a page, with the number of its first line."""
 
     language: str
     line: int
@@ -45,22 +45,22 @@ class Block:
     title: str | None = None
     is_hidden: bool = False
     not_run: str | None = None
-    """Why it is not run."""
+    """Reason why it is not run."""
 
 
 def pages() -> list[Path]:
-    """All that is read by users and maintainers."""
+    """Returns all pages for users and maintainers."""
     found = [REPOSITORY / path for path in READ_AS_FILES]
     return [*found, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def named(page: Path) -> str:
-    """The path of a page in the repository."""
+    """Returns the path of a page in the repository."""
     return str(page.relative_to(REPOSITORY))
 
 
 def blocks(page: Path) -> list[Block]:
-    """The code of a page, hidden code too, in order."""
+    """Returns the code blocks of a page in order, hidden ones included."""
     found: list[Block] = []
     reason: str | None = None
     lines = enumerate(page.read_text().splitlines(), 1)
@@ -82,7 +82,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def _until(lines, is_end, indent=0):
-    """The lines before one that ends a block."""
+    """Returns the lines before the one that ends a block."""
     text = []
     for _, line in lines:
         if is_end(line):
@@ -92,7 +92,7 @@ def _until(lines, is_end, indent=0):
 
 
 def prose(page: Path) -> list[tuple[int, str]]:
-    """The numbered lines of a page that are no code."""
+    """Returns the numbered lines of a page outside of code."""
     found, fence = [], ""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         mark = _FENCE.match(line)
@@ -107,7 +107,7 @@ def prose(page: Path) -> list[tuple[int, str]]:
 
 
 def links(page: Path) -> list[tuple[int, str]]:
-    """What a page links to, by line."""
+    """Returns the link targets of a page, with their lines."""
     return [
         (number, target)
         for number, line in prose(page)
@@ -117,7 +117,7 @@ def links(page: Path) -> list[tuple[int, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What of a page can be linked to, as code forges name it."""
+    """Returns the anchors of a page, named as by code forges."""
     found: set[str] = set()
     fence = ""
     for line in page.read_text().splitlines():
@@ -137,6 +137,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def slug_of(heading: str) -> str:
-    """The anchor of a heading: lower case, hyphens for spaces, letters and digits."""
+    """Returns the anchor of a heading: lower case, hyphens for spaces, letters and digits."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")

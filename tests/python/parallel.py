@@ -33,8 +33,8 @@ class Run:
 
     Args:
         kind: ``"plain"``, ``"fsdp"``, ``"tp"`` or ``"fsdp+tp"``.
-        seed: Of the parameters and the data.
-        steps: How many.
+        seed: Seed of the parameters and the data.
+        steps: Number of steps.
     """
 
     def __init__(self, kind: str, seed: int, steps: int = 2) -> None:
@@ -56,7 +56,7 @@ class Run:
             self.step()
 
     def step(self) -> float:
-        """One step; the loss before it."""
+        """Runs one step; returns the loss before it."""
         torch.manual_seed(5)
         loss = self.model(torch.randn(4, 6)).square().mean()
         self.optimizer.zero_grad()
@@ -65,17 +65,17 @@ class Run:
         return float(loss.item())
 
     def state(self) -> dict[str, Any]:
-        """Model and optimizer as PyTorch gives them."""
+        """Returns model and optimizer as PyTorch gives them."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Takes over a state that was loaded."""
+        """Restores a loaded state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def gathered(state: Any) -> Any:
-    """A state with whole tensors; all ranks have to call it."""
+    """Returns a state with whole tensors; all ranks have to call it."""
     if isinstance(state, DTensor):
         return state.full_tensor().detach()
     if isinstance(state, torch.Tensor):

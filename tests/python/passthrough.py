@@ -1,4 +1,4 @@
-"""A file system in user space that shows another directory; servers of tests change what it does.
+"""A file system in user space that shows another directory, as a base for servers of tests.
 
 mfusepy calls the methods of `Passthrough` by their names, with paths that begin at the mount point.
 """
@@ -9,7 +9,7 @@ import errno
 import os
 from ctypes.util import find_library
 
-# Version 2 of the library has no flags of a rename.
+# Version 2 of the library does not pass on the flags of a rename.
 os.environ["FUSE_LIBRARY_PATH"] = find_library("fuse3") or "libfuse3.so.3"
 
 import mfusepy
@@ -18,7 +18,7 @@ RENAME_NOREPLACE = 1
 
 
 class Passthrough(mfusepy.Operations):
-    """A directory."""
+    """Shows a directory unchanged."""
 
     use_ns = True
 
@@ -50,7 +50,7 @@ class Passthrough(mfusepy.Operations):
         os.rename(self._at(old), self._at(new))
 
     def rename_new(self, old, new):
-        """Requests come one after the other: nobody takes the name in between."""
+        """Renames without replacing. Requests are handled one by one, so the check cannot race."""
         if os.path.lexists(self._at(new)):
             raise FileExistsError(errno.EEXIST, "taken")
         self.rename(old, new)
@@ -99,9 +99,9 @@ class Passthrough(mfusepy.Operations):
 
 
 class Renaming(mfusepy.FUSE):
-    """Knows one flag of a rename, which the library passes over.
+    """Handles one flag of a rename, which the library ignores.
 
-    The operations say with `renames_new` whether they rename without replacing.
+    `renames_new` of the operations says whether they rename without replacing.
     """
 
     def rename_fuse_3(self, old, new, flags):

@@ -1,4 +1,4 @@
-"""File systems that users have checkpoints on, each mounted for one test."""
+"""File systems on which users keep checkpoints, each mounted for one test."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Place(NamedTuple):
     """A directory on a file system.
 
     Attributes:
-        path: Where it is.
-        locks: Whether locks on its directories are seen by all who use it.
+        path: Mount point.
+        locks: Whether all users of its directories see locks on them.
         links: Whether it makes hard links.
         renames_new: Whether it renames without replacing.
     """
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def _run(*command: object) -> None:
-    """Runs a command, or skips the test with what it says."""
+    """Runs a command; skips the test with the command's output if it fails."""
     try:
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -66,14 +66,14 @@ def _disk(path: Path, kind: str, mib: int) -> Iterator[Place]:
 def _overlay(
     path: Path, before: Callable[[Path], object], *, is_read_only: bool
 ) -> Iterator[Place]:
-    """An overlay whose lower layer has files already, as an image brings them."""
+    """Mounts an overlay whose lower layer has files already, like an image."""
     layers = [path / name for name in ("lower", "upper", "work")]
     for layer in layers:
         layer.mkdir()
     lower, upper, work = layers
     before(lower)
     point = path / "merged"
-    # As Docker mounts it: a directory of a lower layer is not renamed.
+    # Docker's options: a directory of a lower layer cannot be renamed.
     options = f"upperdir={upper},workdir={work},redirect_dir=off"
     if not is_read_only:
         with _mounted(point, "-t", "overlay", "-o", f"lowerdir={lower},{options}", "overlay"):
@@ -105,13 +105,13 @@ KINDS = ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "overlay on read-only", *LI
 
 @contextmanager
 def place(kind: str, path: Path, before: Callable[[Path], object]) -> Iterator[Place]:
-    """A file system.
+    """Mounts a file system.
 
     Args:
         kind: One of `KINDS`.
-        path: An empty directory for what it takes.
-        before: Called with a directory; what it makes there is in the place from the beginning,
-            of overlays in a lower layer.
+        path: An empty directory for images and mount points.
+        before: Fills a given directory, whose content is in the file system from the beginning; in
+            overlays in a lower layer.
     """
     if os.geteuid() != 0:
         pytest.skip("takes root: mounts")

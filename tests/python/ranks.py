@@ -1,9 +1,9 @@
-"""Ranks to test with: processes that are one `torch.distributed` job over gloo.
+"""Ranks for tests: processes that are one `torch.distributed` job over gloo.
 
 They are forked from a server that has imported PyTorch, as importing it takes longer than most
-tests. Each waits for functions to call, which have to be importable: `Job.call` has all ranks call
-one, and returns what each returned or raised. Who does not answer in time fails the test with the
-stacks of all its threads on standard error.
+tests. Each waits for functions to call, which have to be importable: `Job.call` calls one on all
+ranks, and returns each result or exception. A rank that does not answer in time fails the test,
+with the stacks of all its threads on standard error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ IMPORTS = [*forks.IMPORTS_OF_RANKS, "penstock"]
 _START_SECONDS = 120
 
 _THREADS_MAX = 24
-"""A mesh keeps the threads of its groups, three for each, as long as the process lives; and one of
-them looks around a hundred times a second. After some hundred tests that is half a processor."""
+"""A process with more threads is replaced.
+
+A mesh keeps its groups' threads, three for each, for the life of the process, and one of them polls
+a hundred times a second. After some hundred tests that takes half a processor.
+"""
 
 SIZE = 4
 
 TIMEOUT_SECONDS = 3
-"""For how long a rank waits for another that does not come, in tests where one does not."""
+"""Timeout for a missing rank, in tests where one is missing."""
 
 IMPATIENT = penstock.Options(rank_timeout_seconds=TIMEOUT_SECONDS)
 
@@ -53,9 +56,9 @@ class Job:
     """A job of some ranks.
 
     Args:
-        size: How many.
-        is_hosted: Whether the store that they meet in is this process's, as with torchrun; or
-            that of rank 0, with which it dies.
+        size: Number of ranks.
+        is_hosted: Whether this process hosts the job's key-value store, as with torchrun; otherwise
+            rank 0 does, and the store dies with it.
     """
 
     def __init__(self, size: int = SIZE, *, is_hosted: bool = True) -> None:
@@ -102,7 +105,7 @@ class Job:
         ranks: Iterable[int] | None = None,
         timeout_seconds: float = 60,
     ) -> list[Any]:
-        """What it returned or raised on each."""
+        """Returns the result or exception of each rank."""
         chosen = range(len(self._pipes)) if ranks is None else list(ranks)
         self.start(function, *arguments, ranks=chosen, timeout_seconds=timeout_seconds)
         return self.finish(ranks=chosen, timeout_seconds=timeout_seconds)
@@ -114,7 +117,7 @@ class Job:
         ranks: Iterable[int] | None = None,
         timeout_seconds: float = 60,
     ) -> None:
-        """Has ranks call a function, and does not wait for them."""
+        """Starts a function on ranks, without waiting for it."""
         for rank in range(len(self._pipes)) if ranks is None else ranks:
             module, name = function.__module__, function.__qualname__
             self._pipes[rank].send((module, name, arguments, timeout_seconds))
@@ -122,7 +125,7 @@ class Job:
     def finish(
         self, *, ranks: Iterable[int] | None = None, timeout_seconds: float = 60
     ) -> list[Any]:
-        """What the function that was started returned or raised on each rank."""
+        """Waits for started functions; returns the result or exception of each rank."""
         chosen = range(len(self._pipes)) if ranks is None else ranks
         return self._collect(chosen, timeout_seconds + 5)
 
@@ -140,7 +143,7 @@ class Job:
         return found
 
     def threads(self) -> int:
-        """Threads of the rank that has the most."""
+        """Returns the highest number of threads in any rank."""
         return max(len(os.listdir(f"/proc/{one.pid}/task")) for one in self._processes)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
@@ -148,7 +151,7 @@ class Job:
         os.kill(self._processes[rank].pid, number)
 
     def close(self) -> None:
-        """Ends all ranks, in order where nothing is wrong."""
+        """Ends all ranks, in order if none has failed."""
         for process, pipe in zip(self._processes, self._pipes, strict=True):
             if self.is_broken:
                 process.kill()
@@ -163,7 +166,7 @@ class Job:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Returns an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -171,7 +174,7 @@ def free_port() -> int:
 
 
 def environments_of(ranks: int) -> list[dict[str, str]]:
-    """What torchrun tells the ranks of one machine."""
+    """Returns torchrun's environment variables for each rank of one machine."""
     common = {
         "WORLD_SIZE": ranks,
         "LOCAL_WORLD_SIZE": ranks,
@@ -186,7 +189,7 @@ def environments_of(ranks: int) -> list[dict[str, str]]:
 
 
 def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -> None:
-    """A rank."""
+    """Runs one rank."""
     assert "torch._dynamo" in sys.modules, "somebody else has begun the server, with less imported"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, size, is_master, timedelta(seconds=60))
@@ -206,13 +209,13 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -
 
 
 class Pool:
-    """One job of each size for all tests, and another one after a test that broke it or grew it."""
+    """One job of each size for all tests, replaced if a test breaks it or adds too many threads."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
 
     def of(self, size: int) -> Job:
-        """The job of a size."""
+        """Returns the job of a size."""
         job = self._jobs.get(size)
         if job is None or job.is_broken or job.threads() > _THREADS_MAX:
             if job is not None:
@@ -221,6 +224,6 @@ class Pool:
         return job
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all jobs."""
         for job in self._jobs.values():
             job.close()

@@ -1,11 +1,11 @@
-"""The loop of examples/resume.py, killed at random and damaged on the way: does it end the same?
+"""Kills and damages runs of examples/resume.py at random, and compares their ends.
 
     python tests/python/resumed.py --kills 100 --damaged 20 --seed 7
 
-Each life is a fork of a process that has imported PyTorch, or two as ranks. SIGKILL comes after a
-random number of steps and a random fraction of one, or while the run begins. Before some lives the
-newest step is damaged: a bit of a file is flipped, or a file is cut or gone. A run that has ended
-is compared with the one that was left alone, model, optimizer, scheduler and place in the data to
+Each process is a fork of one that has imported PyTorch, or two as ranks. SIGKILL comes after a
+random number of steps and a random fraction of one, or during the start. Before some restarts the
+newest step is damaged: a bit of a file is flipped, or a file is truncated or deleted. A finished
+run is compared with an uninterrupted one: model, optimizer, scheduler and position in the data, to
 the last bit; then another run begins.
 """
 
@@ -46,7 +46,7 @@ _processes.set_forkserver_preload(IMPORTS)
 
 
 def example() -> Any:
-    """The program, as a module of its own."""
+    """Imports the program as a module."""
     path = Path(__file__).resolve().parents[2] / "examples" / "resume.py"
     spec = importlib.util.spec_from_file_location("example_resume", path)
     module = importlib.util.module_from_spec(spec)
@@ -55,7 +55,7 @@ def example() -> Any:
 
 
 class Damage(NamedTuple):
-    """What was done to a step."""
+    """A damaged file of a step."""
 
     step: int
     file: str
@@ -63,7 +63,7 @@ class Damage(NamedTuple):
 
 
 class Life:
-    """One life of a run: a process, or several ranks."""
+    """One start of a run until its end or a kill: a process, or several ranks."""
 
     def __init__(self, kind: str, directory: Path, steps: int) -> None:
         self._processes = []
@@ -85,14 +85,14 @@ class Life:
             self._pipes.append(here)
 
     def wait_for(self, events: int) -> bool:
-        """Waits until it has said so many things; whether it has, and still lives."""
+        """Waits for so many events; returns whether they came and the run is still alive."""
         return self._listen(lambda: len(self.lines) >= events)
 
     def end(self) -> list[str]:
-        """Waits for its end; what it said.
+        """Waits for its end; returns its output.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: The run failed.
         """
         self._listen(lambda: False)
         self.kill()
@@ -101,14 +101,14 @@ class Life:
         return self.lines
 
     def kill(self, chooser: random.Random | None = None) -> None:
-        """SIGKILL for all, in any order."""
+        """Kills all ranks, in random order if `chooser` is given."""
         doomed = list(self._processes)
         if chooser is not None:
             chooser.shuffle(doomed)
         for process in doomed:
             process.kill()
             if chooser is not None and chooser.random() < 0.5:
-                # The others notice, or not.
+                # The other ranks may notice, or not.
                 time.sleep(chooser.uniform(0, _STEP_SECONDS))
         for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
@@ -133,11 +133,11 @@ class Life:
 def _live(
     pipe: Connection, kind: str, directory: Path, steps: int, rank: int, size: int, port: int
 ) -> None:
-    """The life of one process."""
+    """Runs one process."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     program = example()
-    # Whoever kills it has to hear of every step.
+    # The campaign counts every step.
     program.tell = lambda text: pipe.send(text) if rank == 0 else None
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -162,7 +162,7 @@ def _live(
             pipe.send(f"failed: {traceback.format_exc()}")
     finally:
         pipe.close()
-        # Nothing of the fork server's is to be tidied up.
+        # Skips the cleanup that belongs to the fork server.
         os._exit(0)
 
 
@@ -171,7 +171,7 @@ def damage(directory: Path, chooser: random.Random) -> Damage | None:
     store = penstock.CheckpointStore(directory, no_dist=True)
     good = [step for step in store.steps() if penstock.verify(store.path(step)).ok]
     if len(good) < 2:
-        # Without a good one the run has to stop with an error, which others test.
+        # Without a good step the run has to raise, which other tests check.
         return None
     step = good[-1]
     files = sorted(path for path in Path(store.path(step)).iterdir() if path.is_file())
@@ -189,7 +189,7 @@ def damage(directory: Path, chooser: random.Random) -> Damage | None:
 
 
 class Campaign:
-    """Kills and damages in number, and what came of them."""
+    """Numbers of kills and damages, and their results."""
 
     def __init__(self, kind: str, root: Path, steps: int, chooser: random.Random) -> None:
         self._kind = kind
@@ -202,15 +202,15 @@ class Campaign:
         self.straight = self._digest(Life(kind, root / "straight", steps).end())
 
     def run(self, kills: int, damaged: int) -> None:
-        """Kills so often, with damage before so many of the lives that follow, and ends the run."""
+        """Kills so often, damages a step before some of the restarts, and finishes the run."""
         directory = self._root / f"run-{self.runs}"
         is_damaged = [index < damaged for index in range(kills)]
         self._chooser.shuffle(is_damaged)
         events_min = 0
         while self.kills < kills:
             life = Life(self._kind, directory, self._steps)
-            # Nearly half of a lifetime at most, so that the run ends some day; or at its beginning.
-            # Some lives come as far as to the next save, however slow the machine is.
+            # At most nearly half of a whole run, so that the run ends some day; or at the start.
+            # Some runs reach the next save, however slow the machine is.
             events_max = max(self._steps // 4, 2 * EVERY)
             events = self._chooser.randrange(events_min, events_max + events_min)
             if not life.wait_for(events):
@@ -222,7 +222,7 @@ class Campaign:
             if is_damaged[self.kills]:
                 done = damage(directory, self._chooser)
                 if done is None:
-                    # Another life first, which comes as far as to the next save.
+                    # First lets a run reach the next save.
                     events_min = EVERY + 2
                     continue
                 self.damages.append(done)
@@ -233,7 +233,7 @@ class Campaign:
         self._finished(Life(self._kind, directory, self._steps), directory)
 
     def _finished(self, life: Life, directory: Path) -> Path:
-        """Compares a run that has ended; returns where the next one is to be."""
+        """Compares a finished run; returns the directory of the next one."""
         found = self._digest(life.end())
         self._note(life)
         if found != self.straight:
@@ -261,7 +261,7 @@ class Campaign:
 
 
 def main() -> None:
-    """One campaign for each kind of run."""
+    """Runs one campaign for each kind of run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--damaged", type=int, default=20)
@@ -281,7 +281,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its name, as the processes of the fork server know it.
+    # By its module name, under which the fork server's processes import it.
     import resumed
 
     resumed.main()

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: the family of states that a checkpoint may hold."""
+"""Hypothesis strategies for all states that a checkpoint may hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.tensors.dtypes import ITEM_BYTES
 
 _UNPRINTABLE = re.compile(r"u?int[1-7]|bits.+|b?complex32|float4_.+")
-"""PyTorch cannot print these, as a failure has to be shown; `test_round_trip` has them as well."""
+"""PyTorch cannot print these, so a failure could not be shown; `test_round_trip` covers them."""
 
 TORCH_DTYPES = [
     getattr(torch, name)
@@ -27,7 +27,7 @@ TORCH_DTYPES = [
 NUMPY_DTYPES = ["?", "u1", "<i2", ">i4", "<u8", "<f2", ">f8", "<c8", ">c16", "<U3", "|S5", "|V3"]
 NUMPY_DTYPES += ["<M8[ns]", ">m8[25us]", "<f16"]
 
-# Lone surrogates, NUL, what JSON escapes, what file names and patterns mean something by.
+# Lone surrogates, NUL, JSON's escapes, special characters of file names and patterns.
 TEXT = st.text(
     st.one_of(
         st.characters(exclude_categories=()),
@@ -84,18 +84,18 @@ _SCALARS = st.one_of(
 )
 
 
-# Functions, as their text is short: hypothesis writes out what it nests.
+# As functions, which hypothesis prints briefly; it prints nested strategies in full.
 
 
 @st.composite
 def keys(draw: Any) -> Any:
-    """Every kind of key."""
+    """Draws every kind of key."""
     return draw(_KEYS)
 
 
 @st.composite
 def scalars(draw: Any) -> Any:
-    """Every kind of plain leaf."""
+    """Draws every kind of plain leaf."""
     return draw(_SCALARS)
 
 
@@ -104,11 +104,11 @@ SET_ITEMS = st.one_of(keys(), st.binary(max_size=5), st.frozensets(st.integers()
 
 @st.composite
 def tensors(draw: Any) -> torch.Tensor:
-    """Any type, any bits; whole, stepped, transposed, expanded, narrowed or conjugated."""
+    """Draws any type, any bits; whole, stepped, transposed, expanded, narrowed or conjugated."""
     dtype = draw(st.sampled_from(TORCH_DTYPES))
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 33]), max_size=3))
     if draw(st.integers(0, 9)) == 0:
-        # Pages and digest chunks are crossed by some.
+        # Some cross pages and digest chunks.
         shape = [draw(st.sampled_from([1024, 4097, 300_001]))]
     item_bytes = torch.empty(0, dtype=dtype).element_size()
     count = int(np.prod(shape, dtype=np.int64))
@@ -149,7 +149,7 @@ def _view(draw: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 @st.composite
 def composites(draw: Any) -> torch.Tensor:
-    """A tensor made of others: sparse in each layout, or nested in either."""
+    """Draws a composite tensor: sparse in each layout, or nested in either."""
     kind = draw(st.sampled_from(["coo", "uncoalesced", "csr", "csc", "bsr", "bsc", *_NESTED]))
     seed = draw(st.integers(0, 2**32))
     values = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed))
@@ -171,7 +171,7 @@ _NESTED = ("strided", "jagged")
 
 @st.composite
 def arrays(draw: Any) -> np.ndarray:
-    """Any type and byte order; C or Fortran, forward or backward."""
+    """Draws any type and byte order; C or Fortran order, forward or backward."""
     dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)))
     shape = draw(st.lists(st.integers(0, 5), max_size=3))
     count = int(np.prod(shape, dtype=np.int64))
@@ -179,7 +179,7 @@ def arrays(draw: Any) -> np.ndarray:
         count * dtype.itemsize
     )
     if dtype.kind in "U?":
-        # Other bits are no characters and no truth values.
+        # Other bits are invalid characters or booleans.
         data = bytes(
             byte & 1 if i % 4 == 0 or dtype.kind == "?" else 0 for i, byte in enumerate(data)
         )
@@ -205,7 +205,7 @@ def _ordered(pairs: list[tuple[Any, Any]], with_metadata: bool) -> OrderedDict[A
 
 
 def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Every container that the format has, around given children."""
+    """Draws every container of the format, around given children."""
     pairs = st.lists(st.tuples(keys(), children), max_size=4)
     return st.one_of(
         st.lists(children, max_size=4),
@@ -223,7 +223,7 @@ def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 class Again(NamedTuple):
-    """Stands for a tensor of the pool until the structure is drawn: cheap to show and to shrink."""
+    """A tensor of the pool, while the structure is drawn: cheap to show and to shrink."""
 
     index: int
     is_view: bool
@@ -238,14 +238,14 @@ FAMILY = st.recursive(
 
 @st.composite
 def states(draw: Any) -> Any:
-    """A nested state in which some tensors occur more than once, whole or as views."""
+    """Draws a nested state in which some tensors occur more than once, whole or as views."""
     either = st.one_of(tensors(), arrays())
     pool = [draw(either) for _ in range(POOL_SIZE)]
     return _fill_in(draw(FAMILY), pool)
 
 
 def _fill_in(value: Any, pool: list[Any]) -> Any:
-    """The state with the tensors of the pool in their places."""
+    """Returns the state with the tensors of the pool in their places."""
     if type(value) is Again:
         return _view_of(pool[value.index]) if value.is_view else pool[value.index]
     if isinstance(value, dict):
@@ -259,7 +259,7 @@ def _fill_in(value: Any, pool: list[Any]) -> Any:
 
 
 def _view_of(value: Any) -> Any:
-    """A view that shares the memory of a tensor or an array."""
+    """Returns a view that shares the memory of a tensor or an array."""
     if isinstance(value, torch.nn.Parameter):
         value = value.detach()
     if value.ndim == 0:

@@ -1,4 +1,4 @@
-"""File names that are no UTF-8, which Linux allows: of checkpoints, and of strays beside them."""
+"""File names that are not UTF-8, which Linux allows, in checkpoints and beside them."""
 
 from __future__ import annotations
 

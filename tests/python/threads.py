@@ -1,4 +1,4 @@
-"""Work of several threads at the same time."""
+"""Runs work on several threads at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HANG_SECONDS = 120
 
 
 def on_threads(work: Callable[..., Any], arguments: Iterable[Any]) -> None:
-    """Has a thread of its own work on each argument, all at the same time.
+    """Runs work on each argument in a thread of its own, all at the same time.
 
     Raises:
-        BaseException: What one of them has raised.
+        BaseException: The first error of a thread.
     """
     raised: list[BaseException] = []
 

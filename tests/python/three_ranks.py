@@ -23,7 +23,7 @@ HELD = {
     "model.late": [None, None, (0, 6)],
     "tail": [None, (0, 3), (3, 6)],
 }
-"""The rows of each tensor that ranks share, by rank."""
+"""The rows of each shared tensor, by rank."""
 
 
 def leaf(name):
@@ -43,7 +43,7 @@ def tree_of(rank):
 
 
 def commit(path, trees, *, boxes=True):
-    """A checkpoint of three ranks with these trees; each has a tensor of its own, and a tie."""
+    """Commits a checkpoint of three ranks with these trees; each has its own tensor, and a tie."""
     attempt = _native.Attempt.begin(str(path), overwrite=False)
     votes = []
     for rank, node in enumerate(trees):
@@ -76,7 +76,7 @@ def file_of(path, kind, rank):
 
 
 def flip(path, name, rank):
-    """Changes a byte of what a rank stored of a tensor, or has under the name for itself."""
+    """Changes a byte of a rank's part of a tensor, or of the rank's own tensor with that name."""
     checkpoint = _native.open(str(path))
     rows, boxes = checkpoint.tensors(), {index: whole for index, whole, _, _ in checkpoint.boxes()}
     _, _, _, file, begin, _ = next(

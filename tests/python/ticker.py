@@ -1,4 +1,4 @@
-"""A thread that tells whether others get to run."""
+"""A thread that shows whether other threads get to run."""
 
 import threading
 

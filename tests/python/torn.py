@@ -1,8 +1,8 @@
-"""Changes of every kind while a lazy save copies: what is committed is whole, or nothing is.
+"""Changes of every kind during the copy of a lazy save: the commit is whole, or fails.
 
-A scene has a state and a change of it. A run saves the state lazily, makes the change at a moment
-drawn by lot, and compares what was committed with what was there at the call. Each scene says
-whether its save has to succeed (a guard, a copy at the call) or may fail.
+A scene has a state and a change of it. A run saves the state lazily, makes the change at a random
+moment, and compares the committed state with the state at the call. Each scene says whether its
+save has to succeed (a guard, a copy at the call) or may fail.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ELEMENTS = 3 << 19
-"""Of the largest tensor, 6 MiB: enough that a change takes longer than the copy of a part."""
+"""Elements of the largest tensor, 6 MiB: its change takes longer than the copy of a part."""
 
 
 @dataclass
 class Scene:
-    """A state and what changes it.
+    """A state and a change of it.
 
     Attributes:
-        state: What is saved.
-        change: Changes it.
-        succeeds: Whether the save has to: what it copies late, nobody changes too early.
+        state: State to save.
+        change: Changes the state.
+        succeeds: Whether the save has to succeed, as no change comes before a late copy.
     """
 
     state: Any
@@ -59,7 +59,7 @@ def scene(make: Callable[[random.Random], Scene]) -> Callable[[random.Random], S
 
 
 def tensors(dice: random.Random, count: int = 2) -> list[torch.Tensor]:
-    """Of values in which every kernel here changes every element."""
+    """Returns tensors whose values make every kernel here change every element."""
     return [torch.full((dice.randint(ELEMENTS // 4, ELEMENTS),), 2.75) for _ in range(count)]
 
 
@@ -165,7 +165,7 @@ def other_languages(dice: random.Random) -> Scene:
 
 @scene
 def kernel_of_the_system(dice: random.Random) -> Scene:
-    """A file is read into the memory: the processor is not in user mode."""
+    """A file is read into the memory: the kernel writes, not the process."""
     (tensor,) = tensors(dice, 1)
 
     def change() -> None:
@@ -221,7 +221,7 @@ def averages(dice: random.Random) -> Scene:
 
 
 class ScheduleFree(optim.Optimizer):
-    """The shape of a schedule-free optimizer: parameters move between two points."""
+    """Like a schedule-free optimizer: parameters move between two points."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -245,7 +245,7 @@ class ScheduleFree(optim.Optimizer):
 
 
 class Foreign:
-    """An optimizer that is none of PyTorch's."""
+    """An optimizer that is not a subclass of PyTorch's."""
 
     def __init__(self, parameters: Any) -> None:
         self.parameters = list(parameters)
@@ -286,7 +286,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def stepped(dice: random.Random, kind: str, *, is_guarded: bool, has_closure: bool) -> Scene:
-    """A step of an optimizer over parameters and its own state."""
+    """Steps an optimizer over parameters and its own state."""
     weights = parameters(dice)
     optimizer = OPTIMIZERS[kind](weights)
 
@@ -330,7 +330,7 @@ def fused_closures(dice: random.Random) -> Scene:
 
 @scene
 def fused_kernels(dice: random.Random) -> Scene:
-    """Called without their optimizer."""
+    """PyTorch's fused kernels, called without their optimizer."""
     state = tensors(dice)
 
     def change() -> None:
@@ -373,7 +373,7 @@ def stepped_in_backward(dice: random.Random) -> Scene:
 
 
 def serve(meeting: str) -> None:
-    """What the rank does that saves nothing: the other's collectives, as often as it is told."""
+    """Runs the rank that saves nothing: it joins the other rank's collectives on request."""
     from torch import distributed
 
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=1, world_size=2)
@@ -387,7 +387,7 @@ def serve(meeting: str) -> None:
 
 @contextlib.contextmanager
 def collectives() -> Iterator[Callable[[random.Random], Scene]]:
-    """Two ranks, of which one saves."""
+    """Yields a scene of two ranks, of which one saves."""
     from torch import distributed
 
     def make(dice: random.Random) -> Scene:
@@ -436,7 +436,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def run(store: penstock.CheckpointStore, step: int, scene: Scene, dice: random.Random) -> str:
-    """Saves a scene while it changes; tells what came of it: whole, failed, or torn."""
+    """Saves a scene during its change; returns the outcome: whole, failed, or torn."""
     expected = snapshot(scene.state)
     pending = store.save_async(step, scene.state, lazy=True)
     if dice.random() < 0.7:
@@ -453,7 +453,7 @@ def run(store: penstock.CheckpointStore, step: int, scene: Scene, dice: random.R
 
 
 def campaign(root: Path, saves: int, seed: int) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    """Draws so many scenes; tells what came of them, in all and by scene."""
+    """Runs random scenes; returns the outcomes, in all and by scene."""
     dice = random.Random(seed)
     total: Counter[str] = Counter()
     by_scene: dict[str, Counter[str]] = {}
@@ -461,7 +461,7 @@ def campaign(root: Path, saves: int, seed: int) -> tuple[Counter[str], dict[str,
     with collectives() as make_collective:
         scenes = {**SCENES, "collectives": make_collective}
         for step in range(saves):
-            # Each in turn, so that a short campaign has all of them.
+            # In turn, so that a short campaign runs all of them.
             name = [*scenes][step % len(scenes)]
             outcome = run(store, step, scenes[name](dice), dice)
             total[outcome] += 1
@@ -471,7 +471,7 @@ def campaign(root: Path, saves: int, seed: int) -> tuple[Counter[str], dict[str,
 
 
 def main() -> None:
-    """So many saves, and the seed: by hand, with whatever penstock is on the path."""
+    """Runs a campaign by hand, with the penstock on the path."""
     count, seed = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,4 +1,4 @@
-"""A real training run, small: model, optimizer, schedulers, scaler and random numbers."""
+"""A real but small training: model, optimizer, schedulers, scaler and random numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ torch.set_num_threads(1)
 
 
 def gpt2() -> torch.nn.Module:
-    """Tied embeddings, dropout."""
-    # Seconds to import, and only these models need it.
+    """GPT-2 with tied embeddings and dropout."""
+    # Takes seconds to import, and only these models need it.
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
@@ -27,7 +27,7 @@ def gpt2() -> torch.nn.Module:
 
 
 def llama() -> torch.nn.Module:
-    """Grouped queries, odd sizes, dropout in attention, no ties."""
+    """A Llama with grouped queries, odd sizes, dropout in attention, and no ties."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -46,7 +46,7 @@ def llama() -> torch.nn.Module:
 
 
 def tied_bfloat16_llama() -> torch.nn.Module:
-    """Tied embeddings in bfloat16."""
+    """A Llama with tied embeddings in bfloat16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -64,7 +64,7 @@ MODELS = {"gpt2": gpt2, "llama": llama, "llama-bfloat16-tied": tied_bfloat16_lla
 
 
 def schedulers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Schedulers of many kinds; all of them drive the one optimizer, in this order."""
+    """Returns schedulers of many kinds, which all drive the one optimizer in this order."""
     warmup = lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=3)
     decay = lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
     return {
@@ -99,7 +99,7 @@ class Run:
         random.seed(seed)
 
     def step(self) -> str:
-        """One step of training; the loss to the last bit."""
+        """Runs one step; returns the loss to the last bit."""
         tokens = torch.randint(0, VOCABULARY, (2, 12))
         tokens[0, int(self.generator.integers(12))] = int(np.random.randint(VOCABULARY))
         tokens[1, self.shuffle.randrange(12)] = random.randrange(VOCABULARY)
@@ -116,7 +116,7 @@ class Run:
         return loss.item().hex()
 
     def state(self) -> dict[str, Any]:
-        """Everything, as PyTorch, NumPy and Python give it."""
+        """Returns the whole state as PyTorch, NumPy and Python give it."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -133,7 +133,7 @@ class Run:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continues where a state was taken."""
+        """Resumes from a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, one in self.schedulers.items():

@@ -1,7 +1,7 @@
-"""Whose turn it is: workers test side by side, but some tests have the machine for themselves.
+"""Exclusive turns: test workers run in parallel, but some tests need the machine alone.
 
-A test marked `alone` waits until no other worker tests, and the others wait for it. Locks do that,
-as the kernel takes them from a worker that dies.
+A test marked `alone` waits until no other worker runs a test, and the others wait for it. File
+locks implement that, as the kernel releases the locks of a worker that dies.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """The locks of all workers.
+    """The locks that all workers share.
 
     Args:
-        directory: That they share.
+        directory: Directory of the lock files.
     """
 
     def __init__(self, directory: Path) -> None:
-        # Whoever waits for its turn keeps the door, or those who share the machine would pass on
-        # their turns to each other for ever.
+        # A waiting worker holds the door; without it, workers that share the machine could pass
+        # turns to each other for ever.
         self._door = os.open(directory / "door.lock", os.O_CREAT | os.O_RDWR)
         self._machine = os.open(directory / "machine.lock", os.O_CREAT | os.O_RDWR)
 
@@ -37,7 +37,7 @@ class Turns:
         fcntl.flock(self._door, fcntl.LOCK_UN)
 
     def end(self) -> None:
-        """The next one, please."""
+        """Ends the turn."""
         fcntl.flock(self._machine, fcntl.LOCK_UN)
 
 
@@ -45,15 +45,15 @@ _turns: list[Turns] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Meets the other workers, if there are any."""
+    """Opens the locks, if there are other workers."""
     if hasattr(session.config, "workerinput"):
         _turns.append(Turns(session.config._tmp_path_factory.getbasetemp().parent))
 
 
-# Before the timer of the test, which a wait is no part of.
+# Before the timer of the test, which must not include the wait.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """One test."""
+    """Runs one test within a turn."""
     for turns in _turns:
         turns.take(item.get_closest_marker("alone") is not None)
     try:

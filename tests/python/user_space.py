@@ -1,4 +1,4 @@
-"""File systems in user space, each with a server of ours, mounted for one test."""
+"""File systems in user space, each served by a script, mounted for one test."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _UNMOUNTED_SECONDS_MAX = 10
 def user_space(
     path: Path, script: str, *arguments: str
 ) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Mounts what a script beside this one serves of a directory; skips where there is no FUSE.
+    """Mounts a script's view of a directory; skips the test without FUSE.
 
     Args:
-        path: An empty directory: the files are in `behind`, and seen in `fuse`.
-        script: Its name.
-        arguments: Of it, behind the directory and the mount point.
+        path: An empty directory: the files are in `behind`, and visible in `fuse`.
+        script: Name of the script, beside this file.
+        arguments: Its arguments after the directory and the mount point.
 
     Yields:
-        Where it is mounted, and the server with its standard input and output.
+        The mount point, and the server with its standard input and output.
     """
     pytest.importorskip("mfusepy", exc_type=ImportError, reason="no mfusepy: `make places`")
     behind, point = path / "behind", path / "fuse"
@@ -66,13 +66,13 @@ def _await(point: Path, server: subprocess.Popen[str], said: IO[str]) -> None:
 
 
 def _unmount(point: Path) -> None:
-    """Unmounts, when nobody has a file there any more; what is still held fails the test."""
+    """Unmounts once no file is open; a file that stays open fails the test."""
     if not os.path.ismount(point):
         return
     gc.collect()
     deadline = time.monotonic() + _UNMOUNTED_SECONDS_MAX
     while True:
-        # A ring that was closed may hold on to its files for a moment.
+        # A closed ring may keep its files open for a moment.
         done = subprocess.run(["umount", point], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return

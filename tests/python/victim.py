@@ -1,7 +1,7 @@
 """Saves in a loop until it is killed: `victim.py train|train_async|replace PATH ENGINE DIRECT`.
 
-Prints `ready`, then each step once its save was acknowledged. Imports no torch, as half a hundred
-of these start, and what is killed is the save.
+Prints `ready`, then each step once its save was acknowledged. Does not import PyTorch, as fifty of
+these processes start, and the kill is to strike during a save.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import penstock
 
 
 def make_state(step: int) -> dict[str, Any]:
-    """The state of a step: every bit follows from its number."""
+    """Returns the state of a step: every bit depends on its number."""
     generator = np.random.Generator(np.random.PCG64(step))
     weights = [generator.integers(0, 2**32, size, np.uint32) for size in (1_000_003, 262_144, 5)]
     return {"weights": weights, "tied": weights[0], "step": step, "loss": 1 / (step + 1)}
 
 
 def train(path: str, options: penstock.Options) -> None:
-    """Goes on from the newest step of a store."""
+    """Continues from the newest step of a store."""
     store = penstock.CheckpointStore(path, keep_last=2, keep_every=50, options=options)
     latest = store.latest()
     begin = 0 if latest is None else store.load(latest)["step"] + 1
@@ -34,7 +34,7 @@ def train(path: str, options: penstock.Options) -> None:
 
 
 def train_async(path: str, options: penstock.Options) -> None:
-    """The same in the background, in place: the state is changed as soon as it may be."""
+    """Saves in the background, and changes the state in place as soon as that is allowed."""
     store = penstock.CheckpointStore(path, keep_last=2, keep_every=50, options=options)
     latest = store.latest()
     begin = 0 if latest is None else store.load(latest)["step"] + 1
@@ -65,7 +65,7 @@ def replace(path: str, options: penstock.Options) -> None:
 
 
 def tell(value: object) -> None:
-    """One line to whoever is going to kill this process."""
+    """Prints one line for the process that will kill this one."""
     sys.stdout.write(f"{value}\n")
     sys.stdout.flush()
 

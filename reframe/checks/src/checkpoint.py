@@ -16,7 +16,7 @@ from penstock_bench.harness.cases import tensor_sizes
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=1)
@@ -55,7 +55,7 @@ def _work(size: int, engine: str, worker: crew.Worker) -> None:
 
 
 def _bytes(text: str) -> int:
-    """``64M`` as fio reads it: in powers of two."""
+    """Parses a size such as ``64M`` as fio does: in powers of two."""
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :].rstrip("iB")
     return int(number) * BYTES[f"{unit}iB" if unit else ""]

@@ -1,4 +1,4 @@
-"""Processes of one node that do the same phases, each beginning when all are done with the last."""
+"""Processes of one node that run the same phases, with a barrier before each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _barrier: Barrier
 
 @dataclass
 class Worker:
-    """One process of the crew.
+    """One of the processes.
 
     Attributes:
         work: The directory of the job.
         local_index: Its number on this node.
         index: Its number among the processes of all nodes.
-        count: How many there are on all nodes.
-        spans: Of each phase when it began and ended, seconds of this node's clock, and what it did.
-        verified: How much was found to be right.
-        to_verify: Of how much.
+        count: Number of processes on all nodes.
+        spans: For each phase its begin and end, in seconds of this node's clock, and its count.
+        verified: Number of items that were right.
+        to_verify: Number of items that were checked.
     """
 
     work: Path
@@ -44,11 +44,11 @@ class Worker:
     to_verify: int = 0
 
     def phase(self, name: str, does: Callable[[], int]) -> None:
-        """Does something when everybody is here, and notes how long it took.
+        """Waits for all processes, runs a phase, and records its duration.
 
         Args:
-            name: The phase; each once, in the same order for all.
-            does: Returns how much it did.
+            name: Unique name of the phase; all processes use the same order.
+            does: Runs the phase and returns the number of items.
         """
         self.gather(name)
         began = time.monotonic()
@@ -64,12 +64,12 @@ class Worker:
 
 
 def run(work: Path, processes: int, does: Callable[[Worker], None]) -> None:
-    """Runs a function in each process and prints what they found together.
+    """Runs a function in each process and prints their combined results.
 
     Args:
         work: The directory of the job.
-        processes: How many on this node.
-        does: What each does: calls of `Worker.phase`.
+        processes: Number of processes on this node.
+        does: Run by each process; calls `Worker.phase`.
     """
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(processes, timeout=_TIMEOUT_SECONDS)
@@ -77,10 +77,10 @@ def run(work: Path, processes: int, does: Callable[[Worker], None]) -> None:
     workers = [
         Worker(work, one, index * processes + one, nodes * processes) for one in range(processes)
     ]
-    # Each takes one: nobody is done before all have begun.
+    # Each process takes one call: no call ends before all have begun.
     with ProcessPoolExecutor(processes, context, _take, (barrier,)) as pool:
         begun = [pool.submit(_do, does, one) for one in workers]
-    # That others waited in vain for whoever failed is no news.
+    # Raises the cause first, not the broken barriers of the processes that waited for it.
     errors = [one.exception() for one in begun]
     for error in sorted(filter(None, errors), key=lambda one: isinstance(one, BrokenBarrierError)):
         raise error
@@ -104,7 +104,7 @@ def _do(does: Callable[[Worker], None], worker: Worker) -> Worker:
         does(worker)
         worker.gather("end")
     except BaseException:
-        # Nobody waits for one who will not come.
+        # Releases the others from the barrier.
         _barrier.abort()
         raise
     return worker

@@ -1,4 +1,4 @@
-"""Runs fio on this node: writes or reads with the time taken, and verifies what is there."""
+"""Runs fio on this node: timed writes or reads, and verification of the files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import node
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=1)
@@ -69,7 +69,7 @@ def _fio(given: argparse.Namespace, more: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"fio ended with {done.returncode}: {done.stdout[-500:]}")
-    # Notes of fio's may stand before the JSON.
+    # fio may print notes before the JSON.
     job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     if job["error"]:
         sys.exit(f"fio: a job ended with error {job['error']}")

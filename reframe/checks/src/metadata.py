@@ -1,4 +1,4 @@
-"""Directories and files, made, looked at and removed by several processes at the same time."""
+"""Several processes create, stat and remove directories and files at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=1)
@@ -31,13 +31,13 @@ def main() -> None:
 def _work(files: int, depth: int, branching: int, worker: crew.Worker) -> None:
     def of(index: int) -> tuple[list[str], list[str]]:
         directories = _tree(str(worker.work / f"tree-{index}"), depth, branching)
-        # Evenly over all directories. Paths are made before time is taken.
+        # Files are spread evenly over all directories. Paths are built before the timing begins.
         return directories, [
             f"{directories[number % len(directories)]}/file-{number}" for number in range(files)
         ]
 
     directories, mine = of(worker.index)
-    # Whoever has the same number on the next node; on a single node the next process.
+    # The process with the same number on the next node; on a single node, the next process.
     _, nodes = node.place()
     step = worker.count // nodes if nodes > 1 else 1
     _, others = of((worker.index + step) % worker.count)
@@ -53,7 +53,7 @@ def _work(files: int, depth: int, branching: int, worker: crew.Worker) -> None:
 
 
 def _tree(top: str, depth: int, branching: int) -> list[str]:
-    """A directory and all below it, parents first."""
+    """Lists a directory and all directories below it, parents first."""
     found, level = [top], [top]
     for _ in range(depth):
         level = [f"{above}/{number}" for above in level for number in range(branching)]
@@ -72,7 +72,7 @@ def _create(path: str) -> None:
 
 
 def _count(top: str) -> tuple[int, int]:
-    """Directories and files below one."""
+    """Counts directories and files below a directory."""
     walked = [(len(directories), len(files)) for _, directories, files in os.walk(top)]
     return sum(one for one, _ in walked), sum(one for _, one in walked)
 

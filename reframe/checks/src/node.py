@@ -1,4 +1,4 @@
-"""Which node this is of how many, and how they wait for each other."""
+"""This node's number, the number of nodes, and a barrier between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of srun, of mpirun of Open MPI, of launchers that speak PMI.
+# Variables of srun, of Open MPI's mpirun, and of launchers that speak PMI.
 _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.01
 
 
 def place() -> tuple[int, int]:
-    """The number of this node, and of how many; of one where no launcher says otherwise."""
+    """Returns this node's number and the number of nodes; (0, 1) without a launcher."""
     for index, count in _VARIABLES:
         if index in os.environ and count in os.environ:
             return int(os.environ[index]), int(os.environ[count])
@@ -30,14 +30,14 @@ def place() -> tuple[int, int]:
 
 
 def meet(work: Path, phase: str) -> None:
-    """Waits until every node has come here, by files that all of them see.
+    """Waits until every node has arrived, by files in the shared directory.
 
     Args:
         work: The directory of the job.
-        phase: What begins now; each name once.
+        phase: Unique name of the phase that begins.
 
     Raises:
-        TimeoutError: A node has not come.
+        TimeoutError: A node did not arrive in time.
     """
     index, count = place()
     if count == 1:
@@ -57,18 +57,18 @@ def meet(work: Path, phase: str) -> None:
 def tell(
     phases: dict[str, dict[str, float]], *, verified: int, to_verify: int, unit: str, **more: Any
 ) -> None:
-    """Prints what this node found, as the check reads it: one line, at once.
+    """Prints this node's results for the check to parse, as one line.
 
     Args:
-        phases: Of each its ``count`` and its ``seconds``.
-        verified: What was found to be right.
-        to_verify: Of so many.
-        unit: What these are.
+        phases: ``count`` and ``seconds`` of each phase.
+        verified: Number of items that were right.
+        to_verify: Number of items that were checked.
+        unit: Plural noun for the items.
         **more: Further figures.
     """
     index, _ = place()
     found = {"node": index, "phases": phases, "verified": verified, "to_verify": to_verify}
     line = json.dumps({**found, "verified_unit": unit, **more})
-    # One write, which the launcher passes on as one line.
+    # A single write, so that the launcher passes it on as one line.
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

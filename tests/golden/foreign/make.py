@@ -1,4 +1,4 @@
-"""Writes the files beside it: `python make.py NAME`, by the versions that NAME is made of."""
+"""Writes the files beside it: `python make.py NAME`, with the versions in NAME."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NESTED = {
 
 def main(name: str) -> None:
     """Writes a file in each protocol, and a directory of DCP."""
-    # The metadata of DCP notes the path.
+    # DCP's metadata contains the path.
     os.chdir(Path(__file__).parent)
     for protocol in (2, 5):
         torch.save(STATE, f"{name}-protocol-{protocol}.pt", pickle_protocol=protocol)

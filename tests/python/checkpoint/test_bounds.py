@@ -1,7 +1,6 @@
-"""A file of kilobytes costs neither minutes nor gigabytes, whatever it says.
+"""A file of kilobytes costs neither minutes nor gigabytes, whatever it claims.
 
-No clock is looked at: what would take quadratic time is refused by a count, and memory is what the
-system is let give.
+No clock is read: quadratic work is refused by a count, and memory is bounded by the system's limit.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from penstock.checkpoint.state.scalars import COLLIDING_MAX
 from penstock.cli import cli
 
 MODULUS = 2**61 - 1
-"""Python hashes an integer as its remainder by this."""
+"""Python hashes an integer as its remainder modulo this prime."""
 
 MANY = 30_000
 
@@ -103,10 +102,10 @@ def test_many_keys_of_any_other_kind_are_as_ever(tmp_path):
 
 
 def test_windows_of_one_hash_are_told_apart_in_linear_time(small):
-    """Their numbers are hashed as text, which nobody can foresee."""
+    """Their values are hashed as text, so collisions cannot be constructed."""
     forgery = Forgery(small)
     count = 4096
-    # Along a dimension of one element a stride means nothing, and may be any number.
+    # Along a dimension of one element the stride is meaningless, and may be any number.
     strides = [[(index >> 2 * digit) % 4 * MODULUS for digit in range(6)] for index in range(count)]
     assert len({hash(tuple(one)) for one in strides}) == 1
     forgery.part["aliases"] = [
@@ -140,7 +139,7 @@ def test_windows_of_one_hash_are_told_apart_in_linear_time(small):
         try:
             builder.leaf({"$": "ndarray", "a": index})
         except ValueError:
-            # NumPy has no such strides; they are compared all the same.
+            # NumPy has no such strides; they are compared nonetheless.
             continue
     assert compared < 100 * count
 
@@ -149,7 +148,7 @@ def test_windows_of_one_hash_are_told_apart_in_linear_time(small):
 
 
 def expanded(path, value, shape, kind="tensor"):
-    """A checkpoint of six elements and a window over the first that takes terabytes."""
+    """A checkpoint of six elements and a window of terabytes over the first one."""
     penstock.save(path, {"w": torch.full((6,), value), "x": torch.zeros(1)})
     forgery = Forgery(path)
     view = {"shape": shape, "strides": [0] * len(shape), "offset": 0}
@@ -161,7 +160,7 @@ def expanded(path, value, shape, kind="tensor"):
 
 
 def diffs(*pairs):
-    """Compares in a process that may take 4 GiB beyond what it has at the start."""
+    """Compares in a process that may use 4 GiB beyond its memory at the start."""
     return run_child(
         """
         import json, resource, sys

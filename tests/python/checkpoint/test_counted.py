@@ -1,4 +1,4 @@
-"""What is asked of a store costs what is asked: files opened, as the kernel counts them."""
+"""The number of files that store operations open, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENT = struct.Struct("iIII")
 
 
 class Opened:
-    """Counts how often parts of some steps are opened, by whomever."""
+    """Counts how often files of some steps are opened, by any process."""
 
     def __init__(self, store, steps):
         libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ class Opened:
             assert libc.inotify_add_watch(self.descriptor, path, IN_OPEN) >= 0
 
     def count(self, call, files="part-*.json"):
-        """How many parts a call opens, or other files."""
+        """Returns the number of parts, or other files, that a call opens."""
         self._drain()
         call()
         return len(fnmatch.filter(map(os.fsdecode, self._drain()), files))
@@ -56,12 +56,12 @@ class Opened:
 
 @pytest.fixture(params=[12, 24])
 def counted(tmp_path, request):
-    """A store that keeps all the steps it has, and what counts."""
+    """Yields a store that keeps all its steps, the counter, and the last step."""
     last = request.param
     store = penstock.CheckpointStore(tmp_path, keep_last=last)
     for step in range(1, last + 1):
         store.save(step, {"step": step, "w": np.zeros(9)})
-    # So that the next save can be watched from its beginning.
+    # The directory exists, so that the next save is counted from its beginning.
     os.mkdir(store.path(last + 1))
     opened = Opened(store, range(1, last + 2))
     yield store, opened, last
@@ -97,7 +97,7 @@ def test_a_damaged_newest_costs_no_more_than_itself(counted):
 def test_retention_after_a_save_looks_at_what_it_hangs_on(counted):
     store, opened, last = counted
     store.verify(last // 2)
-    # The one that was saved, the one that goes, and the one that was read back; some twice.
+    # The saved step, the deleted one, and the last verified one; some twice.
     assert opened.count(lambda: store.save(last + 1, {"step": last + 1})) <= 6
     assert store.steps() == list(range(2, last + 2))
 
@@ -106,10 +106,10 @@ def test_what_is_marked_is_not_opened_to_read_the_marks(counted):
     store, opened, last = counted
     for step in range(1, last + 1):
         store.verify(step)
-    # Each step is asked for its identity, and the one that is shown is looked at.
+    # Each step's identity is read, and the displayed step is checked.
     assert opened.count(store.marks, "manifest.json") == last
     assert opened.count(store.latest, "manifest.json") <= 2
-    # One look for each at what is there, and one before each change.
+    # Each step is looked up once, and once before each change.
     store = penstock.CheckpointStore(store.root, keep_last=last - 1)
     save = functools.partial(store.save, last + 1, {"step": last + 1})
     assert opened.count(save, "manifest.json") <= 2 * last + 12
@@ -123,7 +123,7 @@ def test_a_save_that_waits_for_a_reader_looks_once(counted):
     os.truncate(os.path.join(store.path(last), name), 1)
     directory = os.open(store.path(last), os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_SH)
-    # It looks whether the reader is there every 10 ms.
+    # A waiting save checks for the reader every 10 ms.
     release = threading.Timer(0.2, os.close, [directory])
 
     def save():
@@ -131,7 +131,7 @@ def test_a_save_that_waits_for_a_reader_looks_once(counted):
         with pytest.warns(penstock.PenstockWarning, match="makes way"):
             store.save(last, {"step": -1})
 
-    # Once while it waits, once alone; and the new one, which others are kept for.
+    # Once while it waits, once alone; and the new step, which retention considers.
     assert opened.count(save) <= 6
     release.join()
     assert store.load()["step"] == -1

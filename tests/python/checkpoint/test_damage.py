@@ -1,7 +1,7 @@
 """Damage and hostile input: the named error, and nothing worse.
 
-Never a panic, never an exception of another kind, never data that was not saved, and whatever is
-stored already stays as it is.
+Never a panic, never another kind of exception, never data that was not saved; stored checkpoints
+stay unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def state():
 
 @pytest.fixture
 def path(tmp_path, state):
-    """A checkpoint of several shards."""
+    """Saves a checkpoint of several shards."""
     options = penstock.Options(shard_bytes=1 << 20)
     penstock.save(tmp_path / "ckpt", state, step=5, options=options)
     return tmp_path / "ckpt"
@@ -59,7 +59,7 @@ def path(tmp_path, state):
 
 @pytest.fixture
 def small(tmp_path):
-    """A checkpoint of one small shard, quick to forge."""
+    """Saves a checkpoint of one small shard, which is quick to forge."""
     state = {"a": torch.arange(6.0), "b": np.array(["x", "yz"]), "c": torch.arange(4)}
     state["t"] = state["a"][1:3]
     penstock.save(tmp_path / "small", state)
@@ -67,13 +67,13 @@ def small(tmp_path):
 
 
 def is_whole(error):
-    """Whether an error is one of ours that names what it is about."""
+    """Whether a Penstock error has a specific class, and is not an internal error."""
     return type(error) is not penstock.PenstockError and "internal error" not in str(error)
 
 
 @contextmanager
 def harmless(*kinds):
-    """Lets errors of these kinds pass that name what they are about, and nothing else."""
+    """Allows only errors of these kinds, and no internal ones."""
     try:
         yield
     except kinds as error:
@@ -90,7 +90,7 @@ def load_error(path, **arguments):
 
 
 def assert_corrupt(path, file=None):
-    """Every way in calls it damage; returns the error of `load`."""
+    """Checks that every reader reports damage; returns the error of `load`."""
     error = load_error(path)
     assert type(error) is penstock.CorruptCheckpointError
     assert error.path == str(path)
@@ -114,7 +114,7 @@ def flip(file, position):
 
 
 def positions(path):
-    """Random bytes of a checkpoint: anywhere, and some in every file, however small."""
+    """Draws bytes of a checkpoint: anywhere, and some in every file, however small."""
     tell("seed", SEED)
     random.seed(SEED)
     files = sorted(path.iterdir())
@@ -127,7 +127,7 @@ def positions(path):
 
 
 def flipped_copies(path):
-    """A copy for each position, with one bit of that byte flipped, and flipped back after."""
+    """Yields a copy for each position with one bit flipped there, which is flipped back after."""
     for file, position in positions(path):
         good = file.read_bytes()
         flip(file, position)
@@ -145,7 +145,7 @@ def tensors_in_chunk(info, file, position):
 
 
 def assert_names(found, info, file, position):
-    """Names the file, and for data the place and a tensor that is hit."""
+    """Checks that a problem names the file, and for data the offset and a damaged tensor."""
     assert found.file == file.name
     if file.name.endswith(".safetensors"):
         hit = tensors_in_chunk(info, file, position)
@@ -181,7 +181,7 @@ def test_load_names_any_flipped_byte(path, options):
 
 
 def test_the_tensor_that_holds_the_flipped_byte_is_named(tmp_path):
-    """A digest tells the chunk; the message names whatever the chunk touches, not one by chance."""
+    """A digest covers a chunk; the message names all tensors in it."""
     state = {
         f"weights.{name}": torch.zeros(CHUNK_BYTES, dtype=torch.uint8)
         for name in ("first", "second", "third")
@@ -370,7 +370,7 @@ def test_a_manifest_of_another_save_is_damage(path, tmp_path):
     assert_corrupt(path)
 
 
-# Lies under right digests.
+# Wrong contents under right digests.
 
 EVIL_NAMES = [
     "../../etc/passwd",
@@ -410,7 +410,7 @@ def test_a_shard_of_another_name_is_never_opened(small, name):
 
 
 def change(*place, to):
-    """A forgery that puts a value at a place of the part."""
+    """Returns a change that puts a value at a place of the part."""
 
     def apply(part):
         for step in place[:-1]:
@@ -639,7 +639,7 @@ NEWER = {
     "numpy dtype of code",
     "numpy of objects",
 }
-"""What this version does not know, and another one may."""
+"""Nodes that this version does not know, and another one may."""
 
 LACKING = {
     "dtype unknown",
@@ -649,7 +649,7 @@ LACKING = {
     "numpy dtype of odd size",
     "numpy of a bad unit",
 }
-"""What this PyTorch or this NumPy does not have, and another one may."""
+"""Values that this PyTorch or NumPy does not support, and another one may."""
 
 
 @pytest.mark.parametrize("what", list(TREES))
@@ -671,7 +671,7 @@ def test_a_tree_that_lies_is_no_state_and_no_damage(small, what):
 @pytest.mark.parametrize("tree", list(TREES.values()), ids=list(TREES))
 @pytest.mark.parametrize("call", ["keys", "into", "values"])
 def test_a_tree_that_lies_harms_no_other_call(small, tree, call):
-    """Damage, or it does not fit; never another error, and a target is as it was."""
+    """Damage, or a mismatch; never another error, and the target is unchanged."""
     Forgery(small).write_tree(f'{{"x":{tree},"ok":1}}')
     target = {"x": torch.zeros(6), "ok": 5}
     with harmless(*REFUSALS, penstock.StateMismatchError):
@@ -853,13 +853,13 @@ def test_a_pattern_that_matches_nothing_names_what_does(small):
     assert raised.value.key == "zzz.*"
 
 
-# What the operating system refuses.
+# Errors of the operating system.
 
 
 AS_NOBODY = """
     import json, os, sys
     import numpy as np, penstock
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     results = []

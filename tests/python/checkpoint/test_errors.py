@@ -1,4 +1,4 @@
-"""Errors: their classes and facts, states that are refused, and trees that lie."""
+"""Errors: their classes and facts, refused states, and forged trees."""
 
 import contextlib
 import copy
@@ -34,11 +34,11 @@ REFUSALS = (
 )
 
 SAMPLES = {str: "text", int: 7, bool: True, tuple: ("a", "b")}
-"""A value for each type that a fact of an error may have; None is one where that may be."""
+"""A value for each type of an error's facts; optional facts may be None instead."""
 
 
 def kinds(base=penstock.PenstockError):
-    """The errors of the public API; other modules have subclasses of their own."""
+    """Yields the errors of the public API; other modules have subclasses of their own."""
     if base.__module__ == "penstock.errors":
         yield base
     for kind in base.__subclasses__():
@@ -51,7 +51,7 @@ def parameters(kind):
 
 
 def instances():
-    """Every error there is, with the facts it has to have, and with all that it may have."""
+    """Yields every error with its required facts, and with all facts."""
     for kind in kinds():
         hints = typing.get_type_hints(kind.__init__)
         samples = {}
@@ -73,7 +73,7 @@ INSTANCES = list(instances())
 def test_errors_have_the_facts_that_they_are_made_of():
     for kind in kinds():
         assert kind._fields == tuple(one.name for one in parameters(kind))
-        # Else no rank could tell another one of it, and no counter would count it.
+        # Otherwise ranks could not exchange it, and no metric would count it.
         assert errors.called(kind.__name__) is kind
         assert kind._result in {*metrics._SAVE_RESULTS, *metrics._LOAD_RESULTS}
 
@@ -119,7 +119,7 @@ def test_system_errors_carry_errno_and_filename():
     assert (missing.errno, missing.filename) == (errno.ENOENT, "/a")
 
 
-# States that are refused.
+# Refused states.
 
 
 class Colour(enum.IntEnum):
@@ -240,7 +240,7 @@ def test_metadata_that_would_change_is_refused(tmp_path, metadata):
         penstock.save(tmp_path / "ckpt", {}, metadata=metadata)
 
 
-# Trees that lie. The native module stores any JSON as a tree, so these are whole, valid files.
+# Forged trees. The native module stores any JSON as a tree, so these are whole, valid files.
 
 
 def save_tree(path, text, tensors=(), aliases=()):
@@ -350,7 +350,7 @@ def test_a_tree_that_lies_is_corruption(tmp_path, text):
 
 
 def unknown_to_this_version():
-    """Trees that another version of Penstock, PyTorch or NumPy may know, and what they raise."""
+    """Returns trees that another Penstock, PyTorch or NumPy may know, and their errors."""
     newer, lacking = penstock.FormatVersionError, penstock.MissingDependencyError
     return {
         '{"$":"pickle","v":"gASVAAAA"}': newer,
@@ -418,7 +418,7 @@ def test_any_tree_loads_or_is_corruption(tmp_path_factory, value):
         penstock.inspect(path).values()
 
 
-# What a store does about damage.
+# A store with damaged steps.
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""`docs/format.md` is enough to write a reader: this one agrees with Penstock on everything.
+"""`docs/format.md` suffices to write a reader: this one agrees with Penstock on everything.
 
-Golden files under `tests/golden` have to load forever, with Penstock and with the tiny reader.
+Golden files under `tests/golden` have to load forever, with Penstock and with this reader.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PLAIN_DTYPES = {
 
 
 def neutral(value):
-    """A state as the tiny reader gives it, made from the objects themselves."""
+    """Returns a state in the form of the independent reader."""
     if isinstance(value, torch.Tensor) and (inner := tensors_in(value)):
         return neutral_composite(value, {key: neutral(one) for key, one in inner.items()})
     if isinstance(value, torch.Tensor):
@@ -118,7 +118,7 @@ def neutral_dict(value):
 
 
 def assert_equal(one, other, path="state"):
-    """Equality down to types and the bits of floats."""
+    """Checks equality down to types and the bits of floats."""
     assert type(one) is type(other), f"{path}: {type(one)} is no {type(other)}"
     if isinstance(one, dict):
         assert list(map(plain_text, one)) == list(map(plain_text, other)), path
@@ -136,7 +136,7 @@ def assert_equal(one, other, path="state"):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A checkpoint of several files, chunks, ties and tags."""
+    """Saves a checkpoint of several files, chunks, ties and tags."""
     state = {
         "big": torch.arange(300_000, dtype=torch.int32),
         "half": torch.tensor([1.5, -2.25], dtype=torch.bfloat16),

@@ -1,4 +1,4 @@
-"""Checkpoints with right digests and senseless contents: each reader raises an error of ours."""
+"""Checkpoints with right digests and senseless contents: each reader raises a Penstock error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _dcp(path: Path) -> None:
     try:
         torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
     except torch.distributed.checkpoint.api.CheckpointException as error:
-        # DCP makes one error of those of all ranks.
+        # DCP combines the errors of all ranks into one.
         if "version of Penstock" not in str(error):
             raise
 
@@ -140,7 +140,7 @@ def test_metadata_that_lies_is_an_error_of_penstock(
 
 
 def _read(reader: str, path: Path) -> None:
-    """Reads without an error, or with one of Penstock that names where and is short."""
+    """Reads; accepts only a short Penstock error that names the path."""
     try:
         READERS[reader](path)
     except penstock.PenstockError as error:

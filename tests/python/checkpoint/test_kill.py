@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the store always loads what was acknowledged, bit for bit."""
+"""SIGKILL at random moments: the store always loads the acknowledged saves, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Victim:
 
     def _read(self):
         for line in self.process.stdout:
-            # A line that the kill cut short was not acknowledged.
+            # A truncated line was not acknowledged.
             if line.endswith("\n"):
                 self.acknowledged.append(int(line))
 
     def kill_after(self, seconds, acknowledged=0):
-        """Kills it that long after it has acknowledged so many steps."""
+        """Kills the process some seconds after it has acknowledged so many steps."""
         while len(self.acknowledged) < acknowledged and self.process.poll() is None:
             time.sleep(0.001)
         time.sleep(seconds)
@@ -116,14 +116,14 @@ def test_a_checkpoint_that_is_being_replaced_survives_any_of_10_kills(disk_path)
         newest = state["step"]
         orphans += sum(is_orphan(file, path) for file in path.iterdir())
     assert orphans > 0, "no kill came in the middle of a save: nothing was tested"
-    # The next save tidies up what dead ones left.
+    # The next save removes the files of dead ones.
     penstock.save(path, make_state(0), overwrite=True)
     assert not [file for file in path.iterdir() if is_orphan(file, path)]
 
 
 @pytest.mark.parametrize("engine", ["uring", "threads"])
 def test_a_store_that_two_processes_save_to_loses_nothing(disk_path, engine):
-    """The lease keeps a sweep from taking the files of a save that is running."""
+    """The lease keeps a sweep from deleting the files of a running save."""
     if (engine, "on") not in engines():
         pytest.skip(f"io_uring: {uring_refusal()}")
     root = disk_path / "store"

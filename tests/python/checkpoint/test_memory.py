@@ -1,4 +1,4 @@
-"""Memory is bounded by the pool, whatever the size of the state."""
+"""Memory is bounded by the buffer pool, whatever the size of the state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MEASURE = """
         return {f"w{i}": np.full(each + 4096 * (i % 3) + i % 2, i, np.uint8) for i in range(32)}
 
     state = make_state()
-    # What importing, threads and rings cost once is not the checkpoint's.
+    # Excludes the one-time cost of imports, threads and rings.
     penstock.save(path + "/warm", {"w": np.zeros(1 << 20)}, options=options)
     penstock.load(path + "/warm", options=options)
     with Growth() as saving:
@@ -210,7 +210,7 @@ def test_a_tensor_that_outlives_its_neighbours_pins_little(disk_path):
 
 @pytest.mark.parametrize("kind", ["whole", "keys", "into"])
 def test_a_loaded_state_is_freed_with_its_last_reference(tmp_path, kind):
-    """Not when the garbage collector comes by: it may be switched off, and a state is large."""
+    """Without waiting for garbage collection, which may be disabled: a state is large."""
     state = {"a": torch.ones(1000), "b": (np.ones(1000), {1: torch.zeros(3)})}
     penstock.save(tmp_path / "ckpt", state)
     how = {"whole": {}, "keys": {"keys": "a*"}, "into": {"into": state}}[kind]

@@ -1,8 +1,8 @@
-"""What a checkpoint needs and this machine lacks is named as that, and never as damage.
+"""A missing version, package or device is reported as such, and never as damage.
 
-A step is remembered as damaged on proof alone: bytes that do not match their digests, files that
-are missing or cut. Whatever else is wrong with it may be right for another version of Penstock, of
-PyTorch, of NumPy, or with a package that is not installed here.
+A step is marked as damaged on proof alone: bytes that do not match their digests, missing or
+truncated files. Any other error may not occur with another version of Penstock, PyTorch or NumPy,
+or with a package that is not installed here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def assert_not_marked(store):
 
 
 def every_way_in(store):
-    """Ways to read the newest step that could leave a mark."""
+    """Returns all reads of the newest step that could mark it as damaged."""
     return (
         store.load,
         lambda: store.load(step=2),
@@ -79,7 +79,7 @@ def test_what_a_package_lacks_is_named_and_no_step_is_passed_over_for_it(store, 
         assert raised.value.name in ("torch", "numpy", "npu")
     assert store.verify(2).ok
     assert store.marks()[2].is_good
-    # What does not need it still loads.
+    # Other keys still load.
     assert torch.equal(store.load(keys="w")["w"], torch.full((4,), 2.0))
 
 
@@ -99,7 +99,7 @@ def test_a_kind_of_value_is_seen_before_it_is_loaded(store):
     assert state[1] == ("complete", None)
     assert state[2][0] == "newer"
     assert "quaternion" in state[2][1]
-    # What reads no more than manifests does not see it.
+    # Commands that read manifests alone do not notice.
     assert (store.steps(), store.latest()) == ([1, 2], 1)
     listed = CliRunner().invoke(cli, ["ls", store.root, "--json"], standalone_mode=False).output
     assert [row["state"] for row in json.loads(listed)["steps"]] == ["complete", "newer"]
@@ -182,7 +182,7 @@ def test_damage_is_proven_by_bytes_and_remembered(store, damage, how):
     else:
         store.scrub()
     if how == "scrub" and damage != "flipped":
-        # Seen without reading, every time anew.
+        # Found from file sizes without reading, so it needs no mark.
         assert 2 not in store.marks()
     else:
         assert not store.marks()[2].is_good
@@ -190,7 +190,7 @@ def test_damage_is_proven_by_bytes_and_remembered(store, damage, how):
 
 @pytest.mark.parametrize("package", ["torch", "ml_dtypes"])
 def test_a_package_that_is_not_installed_is_named(store, monkeypatch, package):
-    """Its remedy names a package that can be had."""
+    """The remedy names a package that exists."""
     node = {"torch": '{"$":"size","v":[1]}', "ml_dtypes": '{"$":"np.dtype","v":"bfloat16"}'}
     forge(store, 2).write_tree(f'{{"x":{node[package]}}}')
     importing = dtypes.importlib.import_module
@@ -201,7 +201,7 @@ def test_a_package_that_is_not_installed_is_named(store, monkeypatch, package):
         return importing(name)
 
     monkeypatch.setattr(dtypes.importlib, "import_module", refuse)
-    # Where an extra of ours brings a package, that is what the remedy names.
+    # If an extra of Penstock installs the package, the remedy names the extra.
     remedy = {"torch": r"pip install 'penstock\[torch\]'"}.get(package, f"pip install {package}")
     with pytest.raises(penstock.MissingDependencyError, match=remedy) as raised:
         store.load(fallback=True)

@@ -38,7 +38,7 @@ def interrupt(number=signal.SIGTERM):
 
 
 def train(store, training, *, to=10, at=3, number=signal.SIGTERM, each=None, **options):
-    """A loop that gets a signal in the middle of a step; the step after which it left."""
+    """Runs a loop that gets a signal in the middle of a step; returns the step it left after."""
     with penstock.on_signal(store, training, **options) as preempted:
         for step in range(1, to + 1):
             if step == at:
@@ -75,7 +75,7 @@ def test_a_function_that_makes_the_state_will_do(store):
     with penstock.on_signal(store, lambda: state, signals=[signal.SIGUSR2]) as preempted:
         interrupt(signal.SIGUSR2)
         assert preempted.at(7)
-        # Asked again, it is over: nothing is saved twice.
+        # Asking again after the end saves nothing twice.
         assert preempted.at(8)
     assert store.steps() == [7]
 
@@ -134,7 +134,7 @@ def test_where_another_save_would_take_too_long_only_the_last_one_is_finished(st
     def each(step):
         if step == 2:
             report = store.save(step, training)
-            # As if the storage were slow.
+            # Simulates slow storage.
             store._turns._last_report = type(report)(
                 **{name: getattr(report, name) for name in report.__slots__} | {"seconds": 100.0}
             )
@@ -167,7 +167,7 @@ def test_a_failed_save_before_is_told_and_does_not_keep_from_the_last_one(store,
         warnings.simplefilter("always")
         assert train(store, training, each=each) == 3
     assert 3 in store.steps()
-    # Said once, by the error of the save itself.
+    # Reported once, by the error of the save itself.
     assert all(str(one.message).count("is not saved") <= 1 for one in told)
 
 
@@ -182,7 +182,7 @@ def test_the_handler_of_others_is_called_and_comes_back(store, training):
         assert train(store, training) == 3
         assert calls == [signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is other
-        # One that somebody sets inside is left.
+        # A handler installed inside the block is left alone.
         with penstock.on_signal(store, training):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
@@ -272,14 +272,14 @@ def test_what_was_closed_in_any_order_takes_no_signal(store, training, count):
         for one in found[:-1]:
             one.close()
         interrupt()
-        # The one that is open has it, whatever becomes of those below.
+        # The innermost open block handles it, whatever happens to outer ones.
         assert found[-1].signal == signal.SIGTERM
         calls.clear()
         found[-1].close()
         interrupt()
         assert calls == [signal.SIGTERM]
         assert [one.signal for one in found[:-1]] == [None] * (count - 1)
-        # Frameworks leave a signal alone that somebody has, as Lightning does SLURM's.
+        # Frameworks keep an existing handler, as Lightning does for SLURM's signals.
         assert signal.getsignal(signal.SIGUSR1) == unused
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -336,7 +336,7 @@ def test_processes_that_are_forked_meanwhile_still_end_at_a_signal(store, traini
 
 
 def train_together(root, signalled, steps=12, grace_seconds=30, late_rank=None):
-    """Each rank takes part in every step; who is signalled is, in a step of its own choice."""
+    """All ranks run every step; one of them is signalled during a chosen step."""
     rank = dist.get_rank()
     store = penstock.CheckpointStore(root)
     training = penstock.Training(step=0, own=rank)
@@ -344,7 +344,7 @@ def train_together(root, signalled, steps=12, grace_seconds=30, late_rank=None):
         for step in range(1, steps + 1):
             if signalled.get(rank) == step:
                 interrupt()
-            # A step that is synchronous: nobody ends it before all have come.
+            # A synchronous step: no rank ends it before all have started it.
             dist.barrier()
             if late_rank == rank:
                 time.sleep(0.05)
@@ -377,7 +377,7 @@ def test_a_rank_that_is_slower_than_the_others_is_waited_for(jobs, tmp_path):
 
 
 def run_ahead(root, lead, wait_seconds):
-    """Rank 1 hands work to a device and is steps ahead of it, where it waits for rank 0."""
+    """Rank 1 queues device work and runs steps ahead of rank 0."""
     stopping._WAIT_SECONDS_MIN = wait_seconds
     rank = dist.get_rank()
     places = dist.distributed_c10d._get_default_store()
@@ -431,5 +431,5 @@ def test_a_rank_that_never_asks_ends_the_wait_with_the_time_of_grace(jobs, tmp_p
         assert steps == []
         assert "is not saved" in told[0]
     finally:
-        # They have called on_signal a different number of times.
+        # The ranks have called on_signal a different number of times.
         job.is_broken = True

@@ -1,11 +1,11 @@
-"""Every way to restore a state, and all that may not fit: refused by name, or restored rightly.
+"""Every way to restore a state, and every mismatch: refused by name, or restored rightly.
 
-The table has a row for each route and a column for each check. A cell is ``=`` where the target
-holds afterwards, bit for bit, what the checkpoint has; ``x`` where the route refuses and names the
-tensor. Other words are the semantics of a framework, which Penstock does not change:
+The table has a row for each route and a column for each check. A cell is ``=`` if the target
+afterwards equals the checkpoint bit for bit; ``x`` if the route raises an error that names the
+tensor. The other words describe a framework's semantics, which Penstock does not change:
 
 * ``cast``: PyTorch's and JAX's own loading converts to the type of the target;
-* ``kept``: what the checkpoint lacks, or has besides, is left alone, as the route says.
+* ``kept``: tensors that only one side has are left alone, as the route says.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ import        =     =        =           =      =      =       =
 features      =     x        kept        x      x      =       =
 """
 SLOW = {"deepspeed": pytest.mark.slow}
-"""Routes whose framework takes longer to be imported than all others."""
+"""Routes whose framework takes longer to import than all others."""
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = [
     pytest.param(route, check, cell, id=f"{route}-{check}", marks=SLOW.get(route, ()))
@@ -60,7 +60,7 @@ CELLS = [
 
 
 class Speaker(nn.Module):
-    """An embedding and a head, and the one thing about them that a check is of."""
+    """An embedding and a head, with the one property that a check varies."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def save(model: Speaker, where: Path) -> Path:
     return where / "ckpt"
 
 
-# Each fills a model with what another one held, through a checkpoint.
+# Each route restores a model from a checkpoint of another one.
 
 
 def into(saved: Speaker, model: Speaker, where: Path) -> None:
@@ -209,7 +209,7 @@ def by_deepspeed(saved: Speaker, model: Speaker, where: Path) -> None:
             if one is saved:
                 engine.save_checkpoint(str(where / "run"))
             else:
-                # Its optimizer counts parameters by itself.
+                # Its optimizer numbers parameters itself.
                 engine.load_checkpoint(str(where / "run"), load_module_only=True)
         finally:
             engine.destroy()
@@ -226,7 +226,7 @@ def by_jax(saved: Speaker, model: Speaker, where: Path) -> None:
     like = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), tree(model))
     with jax.enable_x64(True):
         found = pj.load(where / "ckpt", like=like)
-    # Arrays of JAX are never filled in place: the program has what it was given.
+    # Arrays of JAX are never filled in place: the program uses the returned ones.
     given = {name: torch.tensor(value.__array__()) for name, value in found.items()}
     assert_equal(given, saved.state_dict(), list(given))
 
@@ -263,7 +263,7 @@ FILLED: dict[str, Callable[[Speaker, Speaker, Path], None]] = {
 }
 
 
-# And these give what the checkpoint has, whatever a program makes of it.
+# These routes return the checkpoint's values; the program decides how to use them.
 
 
 def by_load(saved: Speaker, where: Path) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def by_import(saved: Speaker, where: Path) -> dict[str, Any]:
 GIVEN = {"load": by_load, "convert": by_convert, "import": by_import}
 
 
-# And these look at what they give by themselves.
+# These routes check the returned values themselves.
 
 
 def by_features(saved: Speaker, model: Speaker, where: Path) -> None:
@@ -310,7 +310,7 @@ def by_features(saved: Speaker, model: Speaker, where: Path) -> None:
 
 
 def restore(route: str, check: str, where: Path) -> None:
-    """One cell: fills a model, and looks whether it has what was saved."""
+    """Runs one cell: restores a model, and compares it with the saved one."""
     torch.manual_seed(1)
     saved = Speaker("same" if check in ("same", "untied") else check)
     model = Speaker("tied" if check == "untied" else "same")
@@ -333,7 +333,7 @@ def test_a_state_is_restored_or_refused_by_name(
     if route == "deepspeed":
         if importlib.util.find_spec("deepspeed") is None:
             pytest.skip("DeepSpeed is not installed")
-        # It changes the process that it is in, so it has one for all cells.
+        # It changes the whole process, so each process runs it for all cells.
         run = functools.partial(request.getfixturevalue("jobs").of(1).call, restore)
     if cell != "x":
         run(route, check, tmp_path)
@@ -345,5 +345,5 @@ def test_a_state_is_restored_or_refused_by_name(
 
 def assert_equal(found: Any, saved: Any, names: list[str]) -> None:
     for name in names:
-        # Where the target's type is another one, the values are those that fit into it.
+        # If the target has another type, its values are rounded to the target's.
         assert torch.equal(found[name], saved[name].to(found[name].dtype)), name

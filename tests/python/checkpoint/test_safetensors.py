@@ -17,7 +17,7 @@ from compare import tensor_bytes
 from forge import Forgery
 from penstock.tensors.dtypes import ITEM_BYTES
 
-# Types that safetensors names, and reads into PyTorch; the others go under a carrier.
+# Types that safetensors names and reads into PyTorch; others are stored under a carrier.
 NAMED = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64"),
@@ -54,7 +54,7 @@ def named_tensors(state):
 
 @pytest.fixture(params=[None, 4096], ids=["one shard", "many shards"])
 def saved(request, tmp_path):
-    """A checkpoint and its state; in one file or in many."""
+    """Saves a checkpoint in one file or in many; returns it and its state."""
     state = make_state()
     options = penstock.Options(shard_bytes=request.param)
     penstock.save(tmp_path / "ckpt", state, options=options)
@@ -83,7 +83,7 @@ def test_load_file_gives_the_same_tensors(saved):
 
 def test_loading_from_bytes_gives_the_same_tensors(tmp_path):
     expected = named_tensors(make_state())
-    # This function of theirs has no table entries for two types that their `load_file` reads.
+    # safetensors' table for this function lacks two types that its `load_file` reads.
     del expected["float8_e8m0fnu"], expected["float4_e2m1fn_x2"]
     penstock.save(tmp_path / "ckpt", expected)
     (file,) = (tmp_path / "ckpt").glob("*.safetensors")
@@ -193,7 +193,7 @@ def test_a_group_with_text_has_no_index(tmp_path):
 
 
 def as_earlier_writers_had_it(path):
-    """Calls elements plain bytes, which have names of their own by now."""
+    """Renames element types to plain bytes, as earlier versions wrote them."""
     forgery = Forgery(path)
     file = forgery.shard_file()
     data = file.read_bytes()
@@ -217,7 +217,7 @@ def test_shards_of_earlier_writers_are_read_and_exported_under_the_names_of_now(
     assert penstock.verify(path).ok
     for name, tensor in penstock.load(path)["model"].items():
         assert tensor_bytes(tensor) == tensor_bytes(expected[name])
-    # Its index leads others to the plain bytes.
+    # Its index leads other tools to the plain bytes.
     with pytest.raises(penstock.StateMismatchError, match="misread"):
         penstock.export(path)
     report = penstock.export(path, tmp_path / "out", check=False, hard_link=True)

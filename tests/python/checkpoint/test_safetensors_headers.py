@@ -1,4 +1,4 @@
-"""Headers of safetensors files: all readers of ours go by the rules of the safetensors library."""
+"""Headers of safetensors files: all readers follow the rules of the safetensors library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DATA = bytes(range(1, 65))
 
 
 def of_library(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, as the library gives them."""
+    """Reads the tensors of a file by the library."""
     with safe_open(path, "pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
@@ -66,7 +66,7 @@ def gathered(path: Path) -> dict[str, torch.Tensor]:
 
 
 def streamed(path: Path) -> dict[str, torch.Tensor]:
-    """As `penstock.offload.stream` finds weights: where their bytes lie."""
+    """Finds weights as `penstock.offload.stream` does: by their byte ranges."""
     found = {}
     for name, stored in weights_of(os.fspath(path.parent)).tensors.items():
         assert isinstance(stored, Stored)
@@ -242,12 +242,12 @@ def test_a_table_of_which_a_file_is_a_pointer_says_so(tmp_path: Path, file: str)
         features.Table(tmp_path / "table")
 
 
-# ---- Anything
+# ---- Drawn headers
 
 
 @st.composite
 def headers(draw: st.DrawFn) -> tuple[str, int]:
-    """The text of a header that is nearly right, and how many bytes follow it."""
+    """Draws a nearly valid header, and the number of bytes after it."""
     tensors: dict[str, Any] = {}
     at = 0
     for name in draw(st.lists(st.sampled_from(["a", "b", "", "\u00e9", "x.y"]), max_size=4)):
@@ -301,7 +301,7 @@ def test_the_parser_agrees_with_the_library(
         except penstock.CorruptCheckpointError:
             ours = None
     if ours is not None and any(one.kind not in BITS for one in ours.values()):
-        # The type is one that only a newer library knows.
+        # Only a newer library knows the type.
         assert theirs is None
         return
     assert (ours is None) == (theirs is None)

@@ -1,4 +1,4 @@
-"""What is left of a damaged checkpoint: told, saved anew, and never taken for more than it is."""
+"""Salvaging a damaged checkpoint: losses are listed, and the rest is saved anew."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def damage(path, *names):
 
 
 def spread_damage(path, *names):
-    """More than a byte, so that the digest does not tell which: the whole chunk is hit."""
+    """Damages more than a byte, so that the whole digest chunk counts as lost."""
     for name in names:
         info = next(t for t in penstock.inspect(path).tensors if t.name == name)
         with open(path / info.file, "r+b") as file:
@@ -227,7 +227,7 @@ def test_without_the_part_nothing_is_recovered_unasked(path, tmp_path, state):
 
 @pytest.mark.parametrize("loses", ["part", "manifest and part"])
 def test_tensors_of_a_newer_type_are_named_where_the_part_is_lost(path, tmp_path, state, loses):
-    """Nothing but the header says what they are, and this version knows no size of an element."""
+    """Only the header names them, and this version knows no element size for the type."""
     (shard,) = path.glob("shard-*")
     content = shard.read_bytes()
     before = b'"model.a":{"dtype":"F32"'
@@ -285,7 +285,7 @@ def test_other_tools_read_what_was_salvaged(path, tmp_path, state):
 
 
 def save_model(path):
-    """A model of two tensors that others find by its index, and what else a run has."""
+    """Saves a model of two tensors with an index, and other values of a run."""
     state = {
         "module": {"_orig_mod": {"w": torch.arange(300_000.0), "b": torch.ones(70)}},
         "moments": torch.zeros(300_000),
@@ -302,7 +302,7 @@ def assert_is_model(path, state):
     found = {name: load_file(path / file)[name] for name, file in index["weight_map"].items()}
     assert_same(found, dict(sorted(model.items())))
     assert index["metadata"]["total_size"] == sum(one.nbytes for one in model.values())
-    # No other tensor lies in the files of the model.
+    # The files of the model hold no other tensor.
     assert sum(len(load_file(path / file)) for file in set(index["weight_map"].values())) == 2
 
 
@@ -331,7 +331,7 @@ def test_what_is_left_of_a_model_has_no_index(tmp_path):
     assert (out / "config.json").exists()
     left = [load_file(file) for file in sorted(out.glob("*.safetensors"))]
     assert sorted(map(sorted, left)) == [["b"], ["moments"]]
-    # What is lost of the first is lost of what is salvaged from it.
+    # A second salvage of the result loses no further file, and adds no index.
     assert penstock.salvage(out, tmp_path / "again").files_lost == {}
     assert not (tmp_path / "again" / INDEX).exists()
 

@@ -1,6 +1,6 @@
-"""What is left of a damaged checkpoint of many ranks.
+"""Salvaging a damaged checkpoint of many ranks.
 
-Each keeps its own, and a tensor that they share is there whole or not at all.
+Each rank's own values are independent; a tensor that ranks share is whole or missing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from three_ranks import HELD, WHOLES, commit, file_of, flip, leaf, tree_of
 
 @pytest.fixture
 def path(tmp_path):
-    """Each rank with a tree of its own."""
+    """Commits a checkpoint in which each rank has a tree of its own."""
     return commit(tmp_path / "bad", [tree_of(rank) for rank in range(3)])
 
 
 @pytest.fixture
 def alike(tmp_path):
-    """All with the tree of the first."""
+    """Commits a checkpoint in which all ranks have the first one's tree."""
     first = json.dumps(tree_of(0), separators=(",", ":"))
     return commit(tmp_path / "bad", [first, '{"$":"first"}', '{"$":"first"}'])
 
 
 def expected(rank, *lost):
-    """The state of a rank without some of its top-level members and members of the model."""
+    """Returns a rank's state without some of its top-level members and members of the model."""
     rows, tail = (torch.from_numpy(WHOLES[name]) for name in ("model.rows", "tail"))
     own = torch.full((2 + rank,), float(rank))
     model = {name: torch.from_numpy(WHOLES[f"model.{name}"]) for name in ("rows", "one", "late")}
@@ -123,7 +123,7 @@ def test_each_rank_keeps_what_is_intact(path, tmp_path):
     assert set(raised.value.missing) == {"model.rows", "window", "own", "tied"}
     loaded = penstock.load(out, rank=2, allow_partial=True)
     assert_same(loaded, expected(2, "rows", "window", "own", "tied"))
-    # What is asked for by name and is there needs no leave.
+    # Intact tensors requested by name need no `allow_partial`.
     assert_same(penstock.load(out, keys="tail.*"), {"tail": expected(0)["tail"]})
     with pytest.raises(penstock.PartialCheckpointError, match="nothing of it is left"):
         penstock.load(out, keys="model.rows", allow_partial=True)
@@ -182,14 +182,14 @@ def test_a_rank_without_its_part_has_nothing_of_its_own(path, tmp_path, lost):
             penstock.PartialCheckpointError, match=state if not arguments else "left"
         ):
             penstock.load(out, rank=lost, **arguments)
-    # One state of all names what any rank has lost.
+    # A load of all ranks' state names the losses of any rank.
     with pytest.raises(penstock.PartialCheckpointError, match=state):
         penstock.load(out)
     loaded = penstock.load(out, allow_partial=True)
     if lost:
         assert_same(loaded, expected(0, *hit))
     else:
-        # The tree of another tells where shared tensors belong, but not what was the first one's.
+        # Another rank's tree places the shared tensors, but not the first rank's own values.
         assert_same(
             loaded, {"model": {"late": expected(0)["model"]["late"]}, "tail": expected(0)["tail"]}
         )
@@ -232,7 +232,7 @@ def test_without_the_manifest_it_takes_a_word(path, tmp_path):
 
 
 def test_layers_of_a_stage_are_not_passed_over(tmp_path):
-    """What only another rank names is missing from one state of all, and is told."""
+    """A tensor that only another rank's tree names is reported as missing from the whole state."""
     trees = [
         {"model": {"one": leaf("model.one"), "rows": leaf("model.rows")}},
         {"model": {"tail": leaf("tail")}},
@@ -256,7 +256,7 @@ def test_layers_of_a_stage_are_not_passed_over(tmp_path):
 
 
 def test_what_no_tree_names_any_more_is_had_by_name(tmp_path):
-    """The layers of a stage whose part is lost, out of the headers of its shards."""
+    """The layers of a stage whose part is lost are read by the headers of its shards."""
     stages = [
         {"model": {"one": leaf("model.one"), "rows": leaf("model.rows"), "tail": leaf("tail")}},
         {"model": {"tail": leaf("tail")}},
@@ -269,7 +269,7 @@ def test_what_no_tree_names_any_more_is_had_by_name(tmp_path):
     loaded = penstock.load(tmp_path / "out", allow_partial=True)
     assert_same(loaded["model.late"], torch.from_numpy(WHOLES["model.late"]))
     assert set(loaded["model"]) == {"one", "rows", "tail"}
-    # Without the word nobody knows of them, and the state of all is not taken for whole.
+    # Without `unverified=True` they are unknown, and the state of all is not complete.
     penstock.salvage(path, tmp_path / "proven")
     with pytest.raises(penstock.PartialCheckpointError, match="state of rank 2"):
         penstock.load(tmp_path / "proven")
@@ -316,7 +316,7 @@ def save(path):
 
 
 def resume(path):
-    """What each rank gets back into a state of its own; what is missing stays 0."""
+    """Loads into a rank's own state; missing values stay 0."""
     state = cleared(training_state())
     penstock.load(path, into=state, allow_partial=True)
     found = {name: state[name].to_local() for name in ("rows", "same")}
@@ -334,7 +334,7 @@ def test_ranks_resume_with_what_is_left(jobs, tmp_path):
     for found, whole in zip(job.call(resume, out), good, strict=True):
         assert found["rows"].count_nonzero() == 0
         assert_same({**found, "rows": None}, {**whole, "rows": None})
-    # A part as well: what its rank had for itself is gone, and what others have stays theirs.
+    # After the loss of a part, its rank's own values are missing, the other ranks' remain.
     file_of(path, "part", 3).unlink()
     report = penstock.salvage(path, tmp_path / "less")
     assert ("state of rank 3", 3) in names(report.missing)

@@ -1,4 +1,4 @@
-"""`penstock.Saver`: any paths, one after the other, with what a store's saves promise."""
+"""`penstock.Saver`: any paths, one after the other, with the promises of a store's saves."""
 
 import os
 

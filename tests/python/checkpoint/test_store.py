@@ -1,4 +1,4 @@
-"""`CheckpointStore`: what is kept, what is passed over, what is named as the way back."""
+"""`CheckpointStore`: retention, skipped steps, and the errors' remedies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_of(step):
 
 @pytest.fixture
 def store(tmp_path):
-    """Steps 10 to 50."""
+    """Saves steps 10 to 50."""
     store = penstock.CheckpointStore(tmp_path / "store")
     for step in (10, 20, 30, 40, 50):
         store.save(step, state_of(step))
@@ -129,7 +129,7 @@ def test_any_step_number_works(tmp_path, step):
     assert store.load(step) == {"x": 1}
 
 
-# Nothing there.
+# An empty store.
 
 
 def test_an_empty_store_has_nothing_to_load(tmp_path):
@@ -165,7 +165,7 @@ def test_what_is_no_step_is_left_alone(store, tmp_path):
     assert len(os.listdir(root)) >= 11
 
 
-# Passing over.
+# Skipped steps.
 
 
 def test_an_incomplete_step_is_passed_over_and_named(store):
@@ -338,7 +338,7 @@ def test_retention_that_makes_no_sense_is_refused(tmp_path, arguments):
         penstock.CheckpointStore(tmp_path, **arguments)
 
 
-# Tidying.
+# Sweeping.
 
 
 def test_a_sweep_removes_what_dead_saves_left(store, tmp_path):
@@ -366,7 +366,7 @@ def test_a_sweep_leaves_files_of_the_user_and_damaged_steps(store, tmp_path):
 
 
 def leave_orphans(path, count):
-    """What many dead saves left; removing it takes a while."""
+    """Leaves the files of many dead saves, whose removal takes a while."""
     os.makedirs(path, exist_ok=True)
     for number in range(count):
         name = f"shard-00000-00.{number:032x}.safetensors"
@@ -462,7 +462,7 @@ def test_paths_of_any_kind_work(tmp_path):
 
 
 def test_a_path_that_is_no_text_works(tmp_path):
-    """File names are bytes; those that are no UTF-8 as well."""
+    """File names are bytes; they need not be UTF-8."""
     root = os.fsencode(tmp_path) + b"/\xff\xfe"
     store = penstock.CheckpointStore(root)
     store.save(1, state_of(1))
@@ -495,17 +495,17 @@ def test_a_store_is_told_from_a_checkpoint_and_from_anything_else(tmp_path):
 
 
 def test_a_list_of_names_costs_its_length(tmp_path):
-    """Not its length times the number of leaves: that would take an hour here."""
+    """Not its length times the number of leaves, which would take an hour here."""
     state = {f"leaf{i}": i for i in range(100_000)}
     penstock.save(tmp_path / "ckpt", state)
     assert penstock.load(tmp_path / "ckpt", keys=list(state)) == state
 
 
-# What was never finished, or has lost its manifest.
+# Unfinished steps, and steps without a manifest.
 
 
 def loads(store):
-    """Each way to load the newest, and what it found."""
+    """Returns each way to load the newest step; each returns the step it found."""
     into = penstock.Training(rng=False, w=torch.zeros(50), step=0)
     return {
         "load": lambda: store.load()["step"],
@@ -533,7 +533,7 @@ def test_nothing_is_told_of_what_is_below_empty_or_under_way(store, how):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loads(store)[how]() == 50
-        # A save that lives holds a lock on its directory.
+        # A running save holds a lock on its directory.
         make_incomplete(store, 50)
         directory = os.open(store.path(50), os.O_RDONLY)
         fcntl.flock(directory, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""The command line: what each command says, to people and to programs, and its exit codes."""
+"""The command line: the output of each command for people and programs, and its exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a command line; returns exit code, standard output and standard error."""
+    """Returns a function that runs a command line: exit code, standard output, standard error."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments):
@@ -44,7 +44,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def run_json(run):
-    """Runs a command line with --json; returns exit code and result, and expects no other text."""
+    """Returns a function that runs a command with --json: exit code, parsed result."""
 
     def run_json(*arguments):
         code, out, err = run(*arguments, "--json")
@@ -90,7 +90,7 @@ GROUPS = [[], ["bench"], ["trace"]]
 
 
 def imported_by(command_lines):
-    """What command lines import of what takes long, all in one process."""
+    """Returns the slow imports of each command line, run in one process."""
     script = """
         import json, sys
         from click.testing import CliRunner
@@ -214,7 +214,7 @@ def test_every_key_of_the_json_is_in_the_help(run, run_json, store, command):
 
 
 def keys_of(result, data):
-    """Keys of an object and of the objects in it, except below the keys that hold data."""
+    """Yields all keys of the nested objects, except below the keys that hold data."""
     if isinstance(result, dict):
         for key, value in result.items():
             yield key
@@ -392,7 +392,7 @@ def test_verify_of_a_store_without_a_finished_step_fails(run, tmp_path):
 
 @pytest.fixture
 def damaged(store):
-    """Step 20 with one of two tensors hit; step 10 was read back."""
+    """Damages one of two tensors of step 20; step 10 is verified."""
     state = {"a": torch.zeros(300), "b": torch.ones(4, 3), "lr": 0.5}
     store.save(20, state, overwrite=True)
     store.load(10)
@@ -426,7 +426,7 @@ def test_explain_names_missing_files_and_takes_one_checkpoint(run, run_json, sto
 
 @pytest.fixture
 def damaged_ranks(tmp_path):
-    """Three ranks: the first without its part, the others with a tensor hit."""
+    """A checkpoint of three ranks: the first without its part, the others with a damaged tensor."""
     path = three_ranks.commit(tmp_path / "many", [three_ranks.tree_of(rank) for rank in range(3)])
     three_ranks.flip(path, "model.rows", 1)
     three_ranks.flip(path, "own", 2)
@@ -634,7 +634,7 @@ def saved(path, **changes):
 
 def test_diff_of_equal_checkpoints_exits_with_0(run, run_json, tmp_path):
     a = saved(tmp_path / "a")
-    # Another order: the same tensors lie elsewhere in the file.
+    # Another order: the same tensors are at other offsets of the file.
     penstock.save(tmp_path / "b", dict(reversed(BASE.items())))
     code, result = run_json("diff", a, tmp_path / "b")
     assert (code, result["same"]) == (0, True)
@@ -735,7 +735,7 @@ def test_diff_of_damaged_data_is_an_error_and_no_difference(run, tmp_path):
 
 
 def test_what_a_name_holds_does_not_reach_the_terminal(run, tmp_path):
-    """A checkpoint may come from anywhere: its names neither colour, ring nor turn text around."""
+    """A checkpoint may come from anywhere: its names must not contain terminal control codes."""
     penstock.save(tmp_path / "ckpt", {"a\nb\x1b[31m\x07\u202e": np.ones(1)})
     code, out, _ = run("inspect", tmp_path / "ckpt")
     assert code == 0
@@ -750,14 +750,14 @@ def test_an_empty_path_is_not_the_current_directory(run, tmp_path, monkeypatch, 
     assert run(command, "")[0] == 2
 
 
-# ---- What is no directory
+# ---- Paths that are no directory
 
 
 TAKES_A_PATH = ["ls", "inspect", "verify", "verify --explain", "diff", "scrub", "sweep", "salvage"]
 
 
 def on(command, path, tmp_path):
-    """A command line about a path."""
+    """Returns a command line about a path."""
     further = {"diff": [path], "salvage": [tmp_path / "out"], "set-aside": [1]}
     return [*command.split(), path, *further.get(command, [])]
 

@@ -1,4 +1,4 @@
-"""`penstock generate`: the tokens of the model in memory, what it took, and what goes wrong."""
+"""`penstock generate`: the same tokens as the model in memory, the report, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ["water", "flows", "down", "the", "\x1b[31mpipe", "hill"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One without a tokenizer."""
+    """Saves a model without a tokenizer."""
     directory = tmp_path_factory.mktemp("model")
     config = transformers.LlamaConfig(
         hidden_size=64,
@@ -123,7 +123,7 @@ def test_what_goes_wrong_is_one_line(run: Any, model: Path, tmp_path: Path) -> N
 
 
 def test_models_that_are_no_llama(run: Any, tmp_path: Path) -> None:
-    """One that begins anew behind its prompt, one with few positions, one that writes nothing."""
+    """A model of encoder and decoder, one with few positions, one that generates no text."""
     common = {"vocab_size": 300, "pad_token_id": 0, "eos_token_id": None}
     t5 = transformers.T5Config(
         d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **common

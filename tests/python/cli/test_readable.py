@@ -1,4 +1,4 @@
-"""What people see of the command line: examples, short names, short lists, no colour for ever."""
+"""Readable output of the command line: examples, short names, short lists, limited colour."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ATTEMPT = re.compile(r"[0-9a-f]{32}")
 
 
 def command_lines(group=cli, path=("penstock",)):
-    """Every command with what is typed for it, groups included."""
+    """Yields every command and group with the words that invoke it."""
     yield path, group
     if isinstance(group, click.Group):
         for name in group.list_commands(click.Context(group)):
@@ -49,7 +49,7 @@ def shown(*arguments, columns=80, code=None):
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_the_help_ends_with_an_example_that_is_understood(path, tmp_path, monkeypatch):
-    # Where an output is named, it is looked whether it could be written.
+    # Commands with an output path check that it can be written.
     monkeypatch.chdir(tmp_path)
     text = shown(*path[1:], "--help", code=0)
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -62,12 +62,12 @@ def test_the_help_ends_with_an_example_that_is_understood(path, tmp_path, monkey
         assert example.startswith("    penstock ")
         words = shlex.split(example)
         assert tuple(words[: len(path)]) == path
-        # That of a group is one of a command in it.
+        # The example of a group is that of a command in it.
         typed = max((one for one in COMMANDS if tuple(words[: len(one)]) == one), key=len)
         assert not isinstance(COMMANDS[typed], click.Group)
         arguments = words[len(typed) :]
         if arguments != ["--help"]:
-            # It raises where an option or a value is none.
+            # Raises for an unknown option or value.
             COMMANDS[typed].make_context(typed[-1], arguments, parent=click.Context(cli))
 
 
@@ -103,7 +103,7 @@ def test_files_of_several_saves_keep_names_of_their_own():
 
 @pytest.fixture
 def damaged(tmp_path):
-    """A store: step 1 with a byte flipped, step 2 without its shard, step 3 good."""
+    """Saves three steps: step 1 has a flipped byte, step 2 lacks its shard, step 3 is good."""
     store = penstock.CheckpointStore(tmp_path / "store")
     for step in (1, 2, 3):
         store.save(step, {"model": {"w": torch.ones(4000), "v": torch.ones(8)}})
@@ -187,7 +187,7 @@ def test_diff_lists_the_first_of_each_kind_and_counts_the_rest(tmp_path):
     assert sum(line.startswith("w.") for line in everything.splitlines()) == count
 
 
-# ---- Where it is shown
+# ---- On a terminal or not
 
 
 LONG = "encoder.layers.0.attention_with_a_name.that_takes_more_room.than_a_terminal_has.weight"
@@ -210,7 +210,7 @@ def test_sentences_fold_before_names(capsys):
 
 
 def on_a_terminal(*arguments, errors, **environment):
-    """What a command writes to a terminal; errors and progress as well, or not."""
+    """Returns the output of a command on a terminal, with or without standard error."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", *map(str, arguments)],
@@ -223,7 +223,7 @@ def on_a_terminal(*arguments, errors, **environment):
             while part := os.read(ours, 1 << 16):
                 written.append(part)
         except OSError:
-            # What Linux says of a terminal that nobody writes to any more.
+            # Linux returns EIO once no process has the terminal open for writing.
             pass
         process.wait()
     os.close(ours)

@@ -1,4 +1,4 @@
-"""How a process ends that uses Penstock, whatever its threads do by then."""
+"""The end of a process that uses Penstock, whatever its threads do by then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LATE = r"""
         return time.tv_sec + time.tv_nsec / 1e9;
     }
 
-    /* Comes between the look whether there is an interpreter and the wait for its lock. */
+    /* Runs between the check for an interpreter and the wait for its lock. */
     void *PyThreadState_New(void *interpreter) {
         void *(*make)(void *) = dlsym(RTLD_NEXT, "PyThreadState_New");
         void *state = make(interpreter);
@@ -40,8 +40,10 @@ LATE = r"""
         return state;
     }
 """
-"""Preloaded, it has a worker of gloo work, or wait for a processor, while it lets go of a tensor:
-until the interpreter has begun to end, or for a second."""
+"""A library to preload, which delays a gloo worker while it releases a tensor.
+
+The worker runs, or waits for a processor, until the interpreter begins to end, or for a second.
+"""
 
 RANK = """
     import os
@@ -52,7 +54,7 @@ RANK = """
     # As a mesh does, and so every DTensor.
     kept = dist.group.WORLD
     os.environ["LATE"] = "1"
-    # Nobody but gloo holds the tensor any more.
+    # Only gloo still refers to the tensor.
     dist.all_reduce(torch.ones(1 << 20), async_op=True)
     dist.destroy_process_group()
 """
@@ -60,7 +62,7 @@ RANK = """
 
 @pytest.fixture
 def late(tmp_path):
-    """A library to preload, which makes gloo late."""
+    """Builds a library to preload, which delays gloo."""
     source, library = tmp_path / "late.c", tmp_path / "late.so"
     source.write_text(textwrap.dedent(LATE))
     try:
@@ -71,7 +73,7 @@ def late(tmp_path):
 
 
 def test_a_rank_ends_after_gloo_has_let_go_of_tensors(late):
-    """With what PyTorch does alone, the process aborts here each time."""
+    """With PyTorch's own exit, the process aborts here each time."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RANK)],
         env={**os.environ, "LD_PRELOAD": str(late)},

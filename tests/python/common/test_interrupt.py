@@ -1,4 +1,4 @@
-"""Long calls can be stopped, let other threads run, and show how far they are."""
+"""Long calls can be interrupted, let other threads run, and report progress."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ INTERRUPTED_LOAD = (
 )
 
 PROMPTLY_SECONDS = 5.0
-"""Generous: a promise to a person who waits, on a machine that is busy."""
+"""Generous: a person may wait this long, on a busy machine."""
 
 
 @pytest.mark.parametrize("engine", ["auto", "threads"])
@@ -273,7 +273,7 @@ def test_a_callback_that_raises_stops_a_load(disk_path):
 
 
 def test_a_callback_that_raises_when_all_is_done_does_not_hide_a_save(tmp_path):
-    """Committed is committed: the caller is told so, or nothing is there."""
+    """A committed save is reported as complete; without such a report nothing was committed."""
 
     def refuse_the_end(done, total):
         if done == total:

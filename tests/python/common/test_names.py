@@ -1,4 +1,4 @@
-"""Names of files and directories are known in one place, and the package asks it."""
+"""Names of files and directories are defined in one place of the package."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ SPELLED = re.compile(r"manifest\.json$|verified\.json$|(?:part|shard|step|damage
 
 
 def spelled(source):
-    """Texts of a file that begin as a name or the pattern of one; words of a message do not."""
+    """Returns texts of a file that begin like a file name or its pattern, except messages."""
     tree = ast.parse(source)
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return [text for text in texts if isinstance(text, str) and SPELLED.match(text)]

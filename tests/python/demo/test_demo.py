@@ -1,4 +1,4 @@
-"""The demo: it holds what it claims, notices when something does not hold, and leaves no trace."""
+"""The demo: its claims hold, it notices when one does not, and it leaves no trace."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_without_torch_the_demo_says_what_to_install(tmp_path):
 
 @pytest.fixture
 def runs():
-    """A reference run, a killed one and a resumed one that fit together."""
+    """Returns a reference run, a killed one and a resumed one that fit together."""
     losses = {step: (5.0 / step).hex() for step in range(1, 13)}
     reference = Run(steps=12, losses=losses, weights="00")
     killed = Run(steps=12, losses={s: losses[s] for s in range(1, 9)}, saves=[{"step": 7}])
@@ -146,7 +146,7 @@ def test_a_training_program_that_fails_is_told_with_its_error(tmp_path):
         training.require_success()
 
 
-# ---- Its hands
+# ---- Its parts
 
 
 def test_the_killer_hits_a_save_between_its_data_and_its_manifest(tmp_path):

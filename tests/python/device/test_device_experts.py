@@ -1,4 +1,4 @@
-"""Experts streamed to a GPU: only those chosen are read, and kernels see what was stored."""
+"""Experts streamed to a GPU: only the chosen ones are read, and kernels see the stored values."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ torch.set_num_threads(1)
 
 
 class Experts(torch.nn.Module):
-    """Called as those of transformers are; what they compute are kernels that read matrices later.
+    """A mixture called like those of transformers, whose kernels read the matrices later.
 
-    By ``eager`` one behind the other, else in whatever order they come.
+    With ``eager`` the experts run one after the other, otherwise in any order.
     """
 
     has_gate = True
@@ -56,7 +56,7 @@ class Experts(torch.nn.Module):
                 self._multiply(looks, name, index, then)
 
     def _multiply(self, looks, name, index, then):
-        """As products of groups of rows, which have the numbers of their experts."""
+        """Queues grouped products of rows; each row holds the number of its expert."""
         rows = index.sort().values.float().unsqueeze(1).expand(-1, COLUMNS)
         ends = torch.tensor([int((index <= at).sum()) for at in range(COUNT)]).int()
         gpu, product = have_gpu(), torch.ops.aten._grouped_mm.default
@@ -95,7 +95,7 @@ class Block(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.empty(7), requires_grad=False)
 
     def forward(self, looks, index, then=lambda: None):
-        """Each matrix is looked at; what happens then is said."""
+        """Reads each matrix by a kernel, and calls `then` after each."""
         look(looks, (self.experts.layer, "bias", None), self.bias)
         self.experts(looks, index, then)
 
@@ -112,7 +112,7 @@ class Stack(torch.nn.Module):
 
 
 def written(path, dtype=torch.float32, seed=0):
-    """Weights in a file; what kernels should see, by layer, parameter and expert."""
+    """Writes weights; returns them, and the expected values by layer, parameter, expert."""
     weights = {}
     for layer in range(LAYERS):
         for at, (name, rows) in enumerate(ROWS.items()):
@@ -137,22 +137,22 @@ def least(path, device="cuda"):
 
 
 def streamed(path, slots, how="eager", device="cuda"):
-    """A model with room for so many experts, and for all else."""
+    """Streams a model with memory for so many experts, beside its other needs."""
     memory_bytes = least(path, device) + (slots - 2) * SLOT_BYTES + LAYERS * 4096
     if device == "cpu":
-        # What lies before and behind is read with them.
+        # On the host, whole pages around the experts are read.
         memory_bytes += slots * len(ROWS) * 4096
     return offload.stream(Stack(how), weights=path, memory_bytes=memory_bytes, device=device)
 
 
 def drawn_choices(generator, most=5):
-    """Experts for each layer, some of them for several tokens."""
+    """Draws experts for each layer, some of them for several tokens."""
     sizes = torch.randint(1, most + 1, (LAYERS,), generator=generator).tolist()
     return [torch.randint(COUNT, (size,), generator=generator).tolist() for size in sizes]
 
 
 def wanted(choices):
-    """What kernels should look at for each layer, in any order."""
+    """Returns the matrices that kernels should read in each layer, in any order."""
     found = []
     for layer, chosen in enumerate(choices):
         found.append((layer, "bias", None))
@@ -175,7 +175,7 @@ def assert_sees(model, expected, choices):
 @pytest.mark.parametrize("how", ["eager", "grouped_mm"])
 @pytest.mark.parametrize("slots", [2, 5, 100])
 def test_kernels_see_the_experts_that_were_chosen(gpu, disk_path, slots, how):
-    """From the least memory to that of all, however late the kernels are."""
+    """From the least memory to that of all experts, however late the kernels are."""
     _, expected = written(disk_path / "a")
     for seed in range(2):
         gpu.draw(seed, 800)
@@ -195,7 +195,7 @@ def test_kernels_see_the_experts_that_were_chosen(gpu, disk_path, slots, how):
 
 @pytest.mark.parametrize("how", ["eager", "grouped_mm"])
 def test_streams_that_take_turns(gpu, disk_path, how):
-    """What one stream's kernels still read is not filled for another's."""
+    """Memory is not refilled for one stream while another stream's kernels read it."""
     _, expected = written(disk_path / "a")
     for seed in range(4):
         gpu.draw(seed, 2000)
@@ -212,7 +212,7 @@ def test_streams_that_take_turns(gpu, disk_path, how):
 
 
 def on_another_thread(gpu, work):
-    """Begins some work; says when it is done."""
+    """Starts work on another thread; returns the thread and an event for its end."""
     ended = threading.Event()
 
     def run():
@@ -229,7 +229,7 @@ def on_another_thread(gpu, work):
 @pytest.mark.parametrize("how", ["eager", "grouped_mm"])
 @pytest.mark.parametrize("is_broken_off", [False, True])
 def test_what_a_late_stream_reads_is_not_filled(gpu, disk_path, how, is_broken_off):
-    """However the call has ended that had it."""
+    """Whether the late stream's call returned or was interrupted."""
     _, expected = written(disk_path / "a")
     model = streamed(disk_path / "a", 2, how)
     late, other = gpu.new_stream(), gpu.stream
@@ -259,7 +259,7 @@ def test_what_a_late_stream_reads_is_not_filled(gpu, disk_path, how, is_broken_o
 
 
 def test_threads_share_a_model(gpu, disk_path):
-    """Each waits for memory that others have, and none sees what those have chosen."""
+    """Each waits for memory in use by others, and sees only the experts that it chose."""
     _, expected = written(disk_path / "a")
     gpu.draw(3, 300)
     model = streamed(disk_path / "a", 2)
@@ -289,7 +289,7 @@ def test_experts_that_are_converted_are_so_for_every_stream(gpu, disk_path, how,
 
         def read(tensor):
             if tensor.ndim == 2 and late not in are_late:
-                # What comes is there: what is late are conversions, and kernels behind them.
+                # The reads have finished; the conversions, and kernels behind them, are late.
                 gpu.call("cuStreamSynchronize", late)
                 held.enter_context(gpu.holding(late))
                 are_late.append(late)
@@ -310,7 +310,7 @@ def choices_of(seed, passes=8):
 
 @pytest.mark.parametrize("slots", [2, 7, 100])
 def test_the_report_tells_what_it_does_on_the_host(gpu, disk_path, slots):
-    """Only what was chosen is read, and what is used often stays."""
+    """Only chosen experts are read, and frequently used ones stay."""
     _, expected = written(disk_path / "a")
     told = []
     for device in ("cpu", "cuda"):
@@ -348,12 +348,12 @@ def test_experts_of_a_checkpoint_are_compared_with_its_digests(gpu, disk_path):
         with pytest.raises(penstock.CorruptCheckpointError) as caught, torch.inference_mode():
             model(looks, [[1, 2], [COUNT - 1], [3]])
         assert (caught.value.tensor, caught.value.file) == (name, one.file)
-        # Nothing is computed of it.
+        # No output is computed from it.
         assert (1, name.rpartition(".")[2], COUNT - 1) not in [what for what, _ in looks]
 
 
 def test_which_experts_are_chosen_is_not_asked_under_capture(gpu, disk_path):
-    """Not where all of them are there, either: a graph would have those of today."""
+    """Not even if all experts are in memory: the graph would keep today's choice."""
     _, expected = written(disk_path / "a")
     choices = [[1, 2], [0], [3, 3]]
     for slots in (2, 100):
@@ -372,7 +372,7 @@ def test_a_fork_is_refused(gpu, disk_path, monkeypatch):
     choices = [[1, 2], [0], [3, 3]]
     assert_sees(model, expected, choices)
     with monkeypatch.context() as forked:
-        # PyTorch takes note of a fork where CUDA is in use.
+        # PyTorch detects a fork once CUDA is in use.
         forked.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
         with torch.inference_mode(), pytest.raises(penstock.DeviceError, match="fork"):
             model.blocks[1].experts([], torch.tensor([0]), print)
@@ -398,14 +398,14 @@ def test_a_call_of_the_driver_that_fails_is_told_and_the_next_pass_is_right(
         gpu.fail(name, nth)
         told += not is_right(model, expected, choices)
         gpu.mend()
-        # What was read ahead and has failed is told to who calls for it.
+        # A failed read-ahead is raised by the call that needs it.
         assert any(is_right(model, expected, choices) for _ in range(4))
         gpu.forget()
     assert told > 5
 
 
 def test_a_moment_that_the_driver_refuses_is_waited_for_later(gpu, disk_path):
-    """What a late stream still reads is not filled, though nobody could say so when it was left."""
+    """Memory that a late stream still reads is not refilled, even if recording its event failed."""
     _, expected = written(disk_path / "a")
     model = streamed(disk_path / "a", 2)
     late, other = gpu.new_stream(), gpu.stream
@@ -427,7 +427,7 @@ def test_a_moment_that_the_driver_refuses_is_waited_for_later(gpu, disk_path):
 
 
 def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeypatch):
-    """That of a thread which calls the model may be another one than where it was streamed."""
+    """The calling thread's current device may differ from the one of the stream."""
     gpu.driver.penstock_fake_devices(2)
     _, expected = written(disk_path / "a")
     model = streamed(disk_path / "a", 2)
@@ -453,7 +453,7 @@ def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeyp
 def test_a_break_behind_the_beginning_of_a_read_leaves_no_read_behind(
     gpu, disk_path, device, monkeypatch
 ):
-    """Whatever comes to the same memory next is not written over by it."""
+    """The next data in the same memory is not overwritten by it."""
     _, expected = written(disk_path / "a")
     model = streamed(disk_path / "a", 2, device=device)
     begin, begun = WeightFiles.begin, []

@@ -1,4 +1,4 @@
-"""Rows are on a GPU when its stream asks for them, in the order of whoever gathers."""
+"""Rows are on a GPU when its stream needs them, in the order of the gathering stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 
 def written(path, dtype=torch.float32, width=64, rows=ROWS, seed=0):
-    """A table with checksums, and its rows."""
+    """Writes a table with checksums; returns its rows."""
     content = drawn((rows, width), dtype, seed)
     features.write(path, content)
     return content
@@ -35,7 +35,7 @@ def ids_of(count, seed=0, rows=ROWS):
 
 
 def run_on_driver(script, path, **environment):
-    """A script in a process of its own; it finds this directory as its second argument."""
+    """Runs a script in a process of its own; its second argument is this directory."""
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
     here = DRIVER.parents[2] / "tests/python"
@@ -43,7 +43,7 @@ def run_on_driver(script, path, **environment):
 
 
 def device_error_of(work):
-    """What a driver's failure becomes, if it has one."""
+    """Runs work; returns its `DeviceError`, if any."""
     try:
         work()
     except penstock.DeviceError as error:
@@ -52,11 +52,11 @@ def device_error_of(work):
 
 
 def target(gpu, content, ids):
-    """Memory of the GPU for rows, with something else in it."""
+    """Returns memory of the GPU for rows, with other contents."""
     return gpu.put(torch.zeros((*ids.shape, *content.shape[1:]), dtype=content.dtype))
 
 
-# Tables are safetensors' as well, which have no `complex128`.
+# Tables may also be plain safetensors, which have no `complex128`.
 @pytest.mark.parametrize("dtype", [one for one in DTYPES if one.itemsize < 16], ids=str)
 @pytest.mark.parametrize("cached", [False, True])
 def test_every_dtype_arrives(gpu, disk_path, dtype, cached):
@@ -84,7 +84,7 @@ def test_ids_of_the_gpu_and_a_device_make_results_there(gpu, disk_path):
         ids = ids_of(100)
         on_gpu = gpu.put(ids)
         gpu.draw(5, 300)
-        # Ids that are still being written are waited for.
+        # The gather waits for ids that are still being written.
         gpu.change(on_gpu, ids.flip(0).contiguous())
         rows = table.gather(on_gpu)
         assert rows.device.type == "cuda"
@@ -119,7 +119,7 @@ def test_repeated_ids_no_ids_and_one(gpu, disk_path):
 
 
 def test_a_large_batch_goes_in_pieces_through_bounded_memory(gpu, disk_path):
-    """Of 100 MB some twice the pinned memory passes through it; rows are in their places."""
+    """100 MB of rows pass through smaller pinned memory, and arrive in their places."""
     gpu.draw(2, 300)
     content = written(disk_path / "a", torch.int16, width=2048)
     ids = ids_of(70_000)
@@ -129,7 +129,7 @@ def test_a_large_batch_goes_in_pieces_through_bounded_memory(gpu, disk_path):
         before = gpu.calls("cuLaunchKernel")
         pending = table.gather_async(ids, out=out)
         assert pending.result() is out
-        # A kernel puts each together, and is told where 8 bytes a row.
+        # One kernel places each piece; it needs 8 bytes per row for the row's place.
         pieces = gpu.calls("cuLaunchKernel") - before
         assert pieces == -(-ids.numel() * (4096 + 8) // (16 * MIB))
         assert gpu.leaks()["pinned_bytes"] <= 1 << 30
@@ -158,7 +158,7 @@ def test_what_the_stream_has_comes_before_and_what_it_gets_after(gpu, disk_path)
             gpu.draw(seed, 300)
             ids = ids_of(500, seed)
             out = target(gpu, content, ids)
-            # A kernel that still writes to the memory, and one that reads it when it is filled.
+            # A kernel still writes to the memory before the gather, and one reads it afterwards.
             gpu.change(out, torch.ones(500, 256))
             rows = table.gather(ids, out=out)
             assert same(gpu.read(rows), content[ids])
@@ -195,7 +195,7 @@ def test_the_stream_that_waits_is_the_one_that_is_current_then(gpu, disk_path):
 
 
 def test_memory_that_is_dropped_at_once_is_not_filled_later(gpu, disk_path):
-    """Nobody asks for the rows, and others would get the memory before the copy is done."""
+    """The rows are never fetched, so their memory could be reused before the copy is done."""
     content = written(disk_path / "a", width=1024)
     with features.open(disk_path / "a", cache=features.Cache(16 * MIB)) as table:
         ids = ids_of(1000)
@@ -232,7 +232,7 @@ def test_a_stream_of_batches(gpu, disk_path, cached, on_gpu):
             count += 1
         assert count == len(batches)
         assert table.stats().device_bytes == sum(map(len, batches)) * 1024
-    # One that is left early leaves nothing.
+    # A stream that is left early leaks nothing.
     with features.open(disk_path / "a", cache=cache) as table:
         for _, rows in table.stream(batches, device="cuda"):
             assert same(gpu.read(rows), content[batches[0]])
@@ -257,7 +257,7 @@ def test_rows_that_are_foreseen(gpu, disk_path):
 
 
 def test_many_under_way_at_once_pass_through(gpu, disk_path):
-    """More than the memory has room for; nobody asks for any of them before all are begun."""
+    """More than the memory has room for; all are begun before any result is fetched."""
     content = written(disk_path / "a", torch.int16, width=2048)
     with features.open(disk_path / "a", cache=features.Cache(4 * MIB)) as table:
         batches = [ids_of(2500, seed) for seed in range(20)]
@@ -326,7 +326,7 @@ def test_damage_never_reaches_the_gpu(gpu, disk_path):
         with open(segment.path, "r+b") as file:
             file.seek(segment.offset + 2000 * 4096 + 100)
             file.write(b"\xff\0damage\0\xff")
-        # Times tell of the change as well: then nobody would look at the bytes.
+        # Accepts the new modification time, so that only the checksum can find the damage.
         marks = table._files._marks
         marks.accept(segment.path, marks.look(segment.path)[1])
         every = torch.arange(ROWS)
@@ -336,7 +336,7 @@ def test_damage_never_reaches_the_gpu(gpu, disk_path):
             with pytest.raises(penstock.CorruptCheckpointError, match="is damaged"):
                 pending.result()
         assert pending.done()
-        # What was not touched arrives.
+        # Intact rows arrive.
         assert same(gpu.read(table.gather(ids[[0, 2]], device="cuda")), content[ids[[0, 2]]])
         assert not gpu.read(out).any()
         assert table.stats().device_bytes == 2 * 4096
@@ -387,7 +387,7 @@ def test_each_call_that_fails_is_told_or_made_up_for(gpu, disk_path, name):
                 assert error.code == 999
                 assert name in str(error)
             gpu.forget()
-        # The last two are asked of what has been copied, when nobody waits for the rows any more.
+        # These two are called only for finished copies, when no caller waits for the rows any more.
         assert told > 0 or name in ("cuEventQuery", "cuEventSynchronize")
         assert same(gpu.read(table.gather(ids, device="cuda")), content[ids])
 
@@ -441,7 +441,7 @@ def test_nothing_is_left_behind(gpu, disk_path):
         with features.open(disk_path / "a", cache=features.Cache(4 * MIB)) as table:
             for seed in range(3):
                 ids = ids_of(6000, seed)
-                # Some are never asked for, and some fail.
+                # Some results are never fetched, and some gathers fail.
                 table.gather_async(ids, out=target(gpu, content, ids))
                 out = target(gpu, content, ids)
                 with contextlib.suppress(penstock.DeviceError):
@@ -551,7 +551,7 @@ def test_without_a_driver_pytorch_copies(disk_path):
 
 
 def test_a_result_is_not_given_away_while_another_stream_reads_it(gpu, disk_path):
-    """Asked for on one stream, used on another one and dropped: the allocator knows of both."""
+    """Gathered on one stream, used on another and dropped: the allocator knows both streams."""
     content = written(disk_path / "a")
     used, side = gpu.stream, gpu.new_stream()
     with features.open(disk_path / "a") as table:
@@ -564,7 +564,7 @@ def test_a_result_is_not_given_away_while_another_stream_reads_it(gpu, disk_path
             seen = gpu.look(rows)
             del rows, pending
             gc.collect()
-            # Lets go of what the engine held.
+            # Makes the engine release its references.
             table.gather([0])
             gpu.stream = side
             other = table.gather_async(ids_of(500, 2), device="cuda")

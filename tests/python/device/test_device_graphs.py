@@ -1,4 +1,4 @@
-"""Batches of graphs are on a GPU when its stream asks for them; another thread gathers ahead."""
+"""Graph batches are on a GPU when its stream needs them; another thread gathers ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def graph():
 
 @pytest.fixture
 def table(gpu, disk_path):
-    """A table, and its rows; threads have a stream of their own, as those of PyTorch have."""
+    """Opens a table; its rows; threads have streams of their own, like PyTorch's."""
     gpu.others = gpu.new_stream()
     rows = drawn((NODES, WIDTH), torch.float32)
     features.write(disk_path / "x", rows)
@@ -45,7 +45,7 @@ def loader_of(opened, graph, **settings):
 
 
 def assert_same(gpu, found, wanted):
-    """That a batch is on the device, and has all that another one of the host has."""
+    """Checks that a batch is on the device and equals a batch of the host."""
     assert sorted(found.keys()) == sorted(wanted.keys())
     for store, other in zip(found.stores, wanted.stores, strict=True):
         for name, value in store.items():
@@ -75,10 +75,10 @@ def test_batches_are_those_of_the_host(gpu, table, graph, workers, device):
     for found, batch in zip(loader, wanted, strict=True):
         assert_same(gpu, found, batch)
         assert type(found.batch_size) is int
-        # In memory of the training's own stream, which it goes back to at once.
+        # In memory of the training's own stream, to which it returns at once.
         assert not found.x.block.used_by
         count += len(batch.n_id)
-    # Straight from pinned memory: PyTorch has moved none of them, and nothing was waited for.
+    # Copied from pinned memory directly: PyTorch moved no tensor, and the host did not wait.
     assert opened.stats().device_bytes == before + count * 4 * WIDTH
     assert not gpu.waited
     assert is_clean(loader)
@@ -107,7 +107,7 @@ def test_rows_come_after_what_the_stream_has_and_no_thread_waits(gpu, table, gra
 
 
 def test_another_stream_that_asks_for_batches_has_them(gpu, table, graph):
-    """Begun on one stream, used on another one and dropped: the allocator knows of both."""
+    """Begun on one stream, used on another and dropped: the allocator knows both streams."""
     opened, rows = table
     wanted = list(loader_of(opened, graph, device=None))
     first, used = gpu.stream, gpu.new_stream()
@@ -223,7 +223,7 @@ def test_where_no_gpu_is_asked_for_none_is(gpu, table, graph):
 
 
 def test_a_capture_of_the_epoch_s_own_stream_leaves_the_epoch_as_it_is(gpu, table, graph):
-    """Its thread begins batches on that stream, and cannot meanwhile."""
+    """Its thread begins batches on that stream, and cannot do so during the capture."""
     opened, _ = table
     wanted = list(loader_of(opened, graph, device=None))
     loader = loader_of(opened, graph)
@@ -236,7 +236,7 @@ def test_a_capture_of_the_epoch_s_own_stream_leaves_the_epoch_as_it_is(gpu, tabl
     epoch = iter(loader)
     found = [next(epoch)]
     with gpu.capturing(THREAD_LOCAL):
-        # It has the next batches sampled, and one of them begun.
+        # Samples the next batches, and begins one of them.
         time.sleep(0.3)
     found += epoch
     for batch, other in zip(found, wanted, strict=True):
@@ -250,7 +250,7 @@ def test_a_capture_is_refused_and_goes_on_and_so_does_the_epoch(gpu, table, grap
     epoch, found = iter(loader), []
     found.append(next(epoch))
     stream, gpu.stream = gpu.stream, gpu.new_stream()
-    # The epoch's thread allocates memory meanwhile.
+    # The epoch's thread allocates memory during the capture.
     with gpu.capturing(THREAD_LOCAL):
         for ask in (lambda: next(epoch), lambda: iter(loader), lambda: loader([1])):
             with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
@@ -281,7 +281,7 @@ def test_a_driver_that_fails_is_told_and_leaves_nothing(gpu, table, graph, name)
             told += 1
             assert error.code == 999
             assert name in str(error)
-            # It has what it was raised in.
+            # The error's traceback refers to the loader.
             del error
             assert is_clean(loader)
         else:
@@ -318,7 +318,7 @@ def test_damage_comes_in_its_turn(gpu, table, graph):
     with open(segment.path, "r+b") as file:
         file.seek(segment.offset + 80 * 4 * WIDTH + 9)
         file.write(b"\xff\0damage\0\xff")
-    # Times tell of the change as well: then nobody would look at the bytes.
+    # Accepts the new modification time, so that only the checksum can find the damage.
     marks = opened._files._marks
     marks.accept(segment.path, marks.look(segment.path)[1])
     with features.open(opened.source.path) as damaged:

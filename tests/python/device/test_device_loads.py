@@ -1,4 +1,4 @@
-"""Tensors of a GPU are filled with what is stored, in the order of the stream of whoever loads."""
+"""Tensors of a GPU are filled with the stored values, in the order of the loading stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_and_layout_is_filled(gpu, disk_path, dtype):
     gpu.draw(3, 200)
-    # Each with memory of its own: what shares some is stored once.
+    # Each has memory of its own: shared memory is stored once.
     hosts = {name: layouts(dtype)[name] for name in layouts(dtype) if name != "expanded"}
     penstock.save(disk_path / "a", {**hosts, "n": 3})
     state = {name: gpu.put(torch.zeros_like(host)) for name, host in hosts.items()}
@@ -104,7 +104,7 @@ def test_a_second_load_pins_nothing(gpu, disk_path):
 def test_new_tensors_of_every_dtype_are_made_where_they_are_wanted(gpu, disk_path, dtype):
     gpu.draw(5, 200)
     hosts = {name: host for name, host in layouts(dtype).items() if name != "expanded"}
-    # Each with memory of its own.
+    # Each has memory of its own.
     hosts = {name: torch.stack([host])[0] for name, host in hosts.items()}
     array = np.arange(5000)
     penstock.save(disk_path / "a", {**hosts, "array": array, "bytes": b"3" * 5000, "n": 3})
@@ -176,7 +176,7 @@ def test_what_ranks_hold_boxes_of_is_put_together_on_the_device(gpu, disk_path):
 
 
 def save_boxes(path, host, leaves):
-    """A checkpoint of two ranks that hold half of the rows each."""
+    """Saves a checkpoint of two ranks that hold half of the rows each."""
     half = len(host) // 2
 
     def source(number):
@@ -226,7 +226,7 @@ def test_memory_of_the_host_is_what_may_be_staged(gpu, disk_path, monkeypatch, w
 
 
 def watch_fetches(monkeypatch):
-    """What every read of a load leaves in memory of the host, and whether it was of everything."""
+    """Records the result of every read of a load into host memory."""
     found = []
 
     def watched(*arguments, **keywords):
@@ -256,7 +256,7 @@ def test_nothing_damaged_is_handed_out_and_its_memory_is_given_back(gpu, disk_pa
     with pytest.raises(penstock.CorruptCheckpointError) as caught:
         store.load(device="cuda")
     assert caught.value.tensor == "w"
-    # Also for whoever has the error, and goes back to an older one.
+    # Also after the caller has caught the error and loads an older step.
     assert gpu.fresh.nbytes == 0
     with pytest.warns(penstock.PenstockWarning, match="passed over"):
         loaded = store.load(device="cuda", fallback=True)
@@ -293,7 +293,7 @@ def test_a_step_that_was_read_whole_is_marked_good(gpu, disk_path, monkeypatch):
     store.load(1, into={**into, "t": gpu.put(torch.zeros((9, 700), dtype=torch.int8).t())})
     assert [step for step, mark in store.marks().items() if mark.is_good] == [0, 1]
     store.load(2, device="cuda", keys="w")
-    # What goes through memory of the device a part at a time is not read with all else.
+    # Tensors staged in device memory piece by piece are not read with the other ones.
     monkeypatch.setattr(device_staging, "PASSING_BYTES", 700)
     turned = gpu.put(torch.zeros((700, 9), dtype=torch.int8).as_strided((700, 9), (1, 700)))
     again = gpu.put(torch.zeros((700, 9), dtype=torch.int8).as_strided((700, 9), (1, 700)))
@@ -305,7 +305,7 @@ def test_a_step_that_was_read_whole_is_marked_good(gpu, disk_path, monkeypatch):
 
 def test_new_tensors_in_a_capture_are_refused(gpu, disk_path, monkeypatch):
     penstock.save(disk_path / "a", {"w": torch.ones(MIB)})
-    # PyTorch has memory for them that it need not ask the driver for.
+    # PyTorch has cached memory for them, so it does not call the driver.
     ready = {shape: gpu.put(torch.zeros(shape)) for shape in ((0,), (MIB,))}
     gpu.forget()
     with monkeypatch.context() as patch, gpu.capturing():
@@ -382,7 +382,7 @@ def run_apart(script, path, driver):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-# What is not in place by itself.
+# Tensors that need a copy on the device.
 
 
 def test_what_lies_scattered_goes_through_so_much_memory_of_the_device(gpu, disk_path, monkeypatch):
@@ -411,7 +411,7 @@ def test_what_lies_scattered_goes_through_so_much_memory_of_the_device(gpu, disk
 
 
 def turned(gpu, host):
-    """Memory for a matrix, column by column."""
+    """Returns column-major memory for a matrix."""
     rows, columns = host.shape
     return gpu.put(torch.zeros(columns, rows, dtype=host.dtype).t())
 
@@ -447,7 +447,7 @@ def test_views_are_filled_whatever_the_target_has_of_them(gpu, disk_path, monkey
         }
         fetches = watch_fetches(monkeypatch)
         penstock.load(disk_path / "a", into=state)
-        # The whole is where it belongs, and its parts come from there.
+        # The whole tensor is in place, and its parts are copied from there.
         on_host = {index for places, *_ in fetches for index in places}
         assert len(on_host) == (0 if limit > 1000 else 1)
         assert same(gpu.read(state["whole"]), host)

@@ -1,6 +1,6 @@
-"""Mixtures of transformers that are streamed to a GPU compute what they do in its memory.
+"""Mixtures of transformers streamed to a GPU compute the same as in its memory.
 
-What PyTorch computes there the host does (`computing`), with the driver for tests and without one.
+The host computes PyTorch's operations (`computing`), with and without the driver for tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def qwen(how):
 
 
 def gpt_oss(how):
-    """With biases, and matrices that are transposed."""
+    """A mixture with biases, and with transposed matrices."""
     from transformers.models.gpt_oss import modeling_gpt_oss as of
 
     config = transformers.GptOssConfig(
@@ -68,7 +68,7 @@ class Stack(torch.nn.Module):
 
 
 def written(path, kind, how):
-    """Weights in a file, as 32 bits have them."""
+    """Writes weights in a file, in 32 bits."""
     torch.manual_seed(3)
     model = Stack(*kind(how), torch.float32)
     weights = {
@@ -97,7 +97,7 @@ def inputs_of(dtype):
 def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
     gpu, disk_path, monkeypatch, kind, how, has_driver, capability
 ):
-    """With room for two experts and for all; some weights are converted as they come."""
+    """With room for two experts and for all; some weights are converted as they arrive."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     if not has_driver:
         monkeypatch.setattr(devices, "is_direct", lambda: False)

@@ -1,4 +1,4 @@
-"""Optimizers whose state lies in files update what a GPU has: bit for bit, and in its turn."""
+"""Optimizers with state in files update a GPU's parameters: bit for bit, in stream order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 class Pair:
-    """A training on the host by PyTorch's optimizer, and the same one on a GPU by ours."""
+    """The same training twice: PyTorch's optimizer on the host, and Penstock's on a GPU."""
 
     def __init__(self, gpu, directory, dtype=torch.float32, make=None, *, on_gpu=lambda _: True):
         self.gpu = gpu
@@ -31,11 +31,11 @@ class Pair:
         ]
         make = make or (lambda module, some, **more: module.AdamW(some, lr=1e-2, **more))
         self.one = make(torch.optim, self.theirs, fused=True)
-        # About the least: as many windows as there can be.
+        # Near the minimum: as many windows as possible.
         self.other = make(offload, self.ours, directory=directory, memory_bytes=20 << 20)
 
     def set_gradients(self, step, *, without=lambda _: False, scale=1.0):
-        """Those of the GPU come from a kernel, some time later."""
+        """Gradients of the GPU are computed by a kernel, some time later."""
         generator = torch.Generator().manual_seed(1000 + step)
         for at, (their, our) in enumerate(zip(self.theirs, self.ours, strict=True)):
             gradient = torch.randn(their.shape, generator=generator).to(their.dtype) * scale
@@ -49,7 +49,7 @@ class Pair:
         self.other.step()
 
     def assert_equal(self):
-        """Also of what a kernel sees that is queued behind the step."""
+        """Compares by a kernel that is queued behind the step."""
         looks = [
             self.gpu.look(one) if one.device.type == "cuda" and one.numel() else None
             for one in self.ours
@@ -150,8 +150,8 @@ def test_many_small_parameters_are_few_copies(gpu, pair, monkeypatch):
         counted = functools.partial(lambda copy, *both: copies.append(both) or copy(*both), copy)
         monkeypatch.setattr(gpu, name, counted)
     both.other.step()
-    # Of each window the gradients, the values, and these once more on their way back: 4 windows,
-    # of 9 parameters and what they are cut to.
+    # For each window the gradients, the values, and the new values on their way back: 4 windows, of
+    # 9 parameters and the parts they are cut into.
     assert len(copies) <= 3 * 4
     both.one.step()
     both.assert_equal()
@@ -160,7 +160,7 @@ def test_many_small_parameters_are_few_copies(gpu, pair, monkeypatch):
 @pytest.mark.parametrize("make", [None, sgd])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_rate_that_the_gpu_has(gpu, pair, make, seed):
-    """PyTorch's own optimizers would take it before it has come."""
+    """PyTorch's own optimizers would read the rate before it has arrived."""
     gpu.draw(seed, 3000)
     both = pair(make=make)
     for step in range(2):
@@ -192,7 +192,7 @@ def test_a_step_under_autocast(gpu, pair, dtype):
     both = pair(torch.bfloat16)
     both.set_gradients(0)
     both.one.step()
-    # That of the host has the same list of what it changes.
+    # CPU autocast changes the same operations as CUDA's.
     with torch.autocast("cpu", dtype=dtype):
         both.other.step()
     both.assert_equal()
@@ -201,7 +201,7 @@ def test_a_step_under_autocast(gpu, pair, dtype):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_a_lazy_save_has_what_was_there(gpu, pair, tmp_path, is_guarded, seed):
-    """The save is under way when the step changes the parameters."""
+    """The save is running when the step changes the parameters."""
     gpu.draw(seed, 3000)
     both = pair()
     both.set_gradients(0)
@@ -259,7 +259,7 @@ def test_a_checkpoint_has_both_and_is_loaded_into_both(gpu, pair, tmp_path):
 
 
 def test_counts_of_a_state_never_go_to_the_gpu(gpu, pair, monkeypatch):
-    """It may have no memory left, and the state is half loaded by then."""
+    """It may have no memory left in the middle of the load."""
     both = pair()
     both.set_gradients(0)
     both.step()

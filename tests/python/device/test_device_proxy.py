@@ -1,4 +1,4 @@
-"""Rows that kernels of a GPU ask for, on the driver for tests."""
+"""Rows requested by kernels of a GPU, on the driver for tests."""
 
 import os
 import threading
@@ -30,7 +30,7 @@ def opened(tmp_path, gpu):
 
 
 def gathered(gpu, served, rows, ids):
-    """Rows by a kernel, once it is done."""
+    """Gathers rows by a kernel, and waits for it."""
     out = gpu.put(torch.zeros((*ids.shape, *rows.shape[1:]), dtype=rows.dtype))
     assert served.gather(gpu.put(ids), out=out) is out
     return gpu.read(out)
@@ -81,7 +81,7 @@ def test_it_is_in_order_of_the_stream(gpu, opened):
     out = gpu.put(torch.zeros((100, 16)))
     gpu.draw(7, 2000)
     for seed in range(10):
-        # The ids come on the stream as well, and the rows are gone from it before the next ones.
+        # The ids come from the stream, and their rows are read before the next ids are written.
         wanted = torch.from_numpy(np.random.default_rng(seed).integers(0, ROWS, 100))
         gpu.change(ids, wanted)
         served.gather(ids, out=out)

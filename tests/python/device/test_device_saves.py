@@ -1,4 +1,4 @@
-"""Tensors of a GPU are stored as the GPU had them, whatever the order in which it works."""
+"""Tensors of a GPU are stored with their values at the call, whatever the GPU does later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_dtype_and_layout_comes_back(gpu, disk_path, dtype):
     for name, host in hosts.items():
         assert same(loaded["on"][name], host), name
     assert same(loaded["beside"], hosts["rows"])
-    # PyTorch brings what is scattered.
+    # PyTorch copies scattered tensors.
     together = [host for host in hosts.values() if not is_scattered(of_tensor(host, "host"))]
     assert report.device_bytes == sum(host.numel() * host.element_size() for host in together)
     assert any(host is hosts["long rows"] for host in together)
@@ -53,7 +53,7 @@ def test_tensors_that_share_memory_are_stored_once(gpu, disk_path):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_training_that_goes_on_tears_nothing(gpu, disk_path, lazy):
-    """Steps of an optimizer are queued behind the copies that are not done."""
+    """Steps of an optimizer are queued behind unfinished copies."""
     store = penstock.CheckpointStore(disk_path / "store")
     host = torch.nn.Parameter(torch.zeros(1))
     host.grad = torch.zeros(1)
@@ -112,7 +112,7 @@ def test_small_tensors_may_change_after_the_call(gpu, disk_path):
 @pytest.mark.parametrize("is_counted", [False, True])
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_an_optimizer_without_a_guard_waits_too(gpu, disk_path, is_counted, is_copied):
-    """Fused ones change tensors that PyTorch does not count; others do, also when all is copied."""
+    """PyTorch does not count the changes of fused optimizers; others change copied tensors too."""
     store = penstock.CheckpointStore(
         disk_path / "store", options=penstock.Options(staging_bytes=4 * MIB)
     )

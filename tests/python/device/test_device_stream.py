@@ -1,4 +1,4 @@
-"""Weights that are streamed to a GPU are there when a kernel reads them, and until it has."""
+"""Weights streamed to a GPU are there when a kernel reads them, until it has finished."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 class Layer(torch.nn.Module):
-    """A block whose computing is a kernel that reads its weights, some time later."""
+    """A block whose computation is a kernel that reads its weights, some time later."""
 
     def __init__(self, items):
         super().__init__()
@@ -31,7 +31,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, looks):
         for parameter in (self.weight, self.bias):
-            # In their files they begin at multiples of 4.
+            # Their offsets in the files are only multiples of 4.
             assert parameter.data_ptr() % 16 == 0, "kernels would be others"
             looks.append(parameter.gpu.look(parameter))
         return looks
@@ -49,7 +49,7 @@ class Stack(torch.nn.Module):
 
 
 def written(path, count, items=ITEMS, seed=0):
-    """Weights in a file, in the order in which blocks have them."""
+    """Writes weights to a file in the order of their blocks."""
     weights = {}
     for index in range(count):
         weights[f"blocks.{index}.weight"] = drawn((items,), torch.float32, seed + 2 * index)
@@ -78,7 +78,7 @@ def assert_sees(model, weights, order=None):
 
 @pytest.mark.parametrize("room", [1.0, 1.5, 3.0, 100.0])
 def test_kernels_see_their_weights_whatever_the_order(gpu, disk_path, room):
-    """From the least memory to that of all, pass after pass, however late the kernels are."""
+    """From the least memory to that of all weights, in several passes, however late the kernels."""
     weights = written(disk_path / "a", 8)
     memory_bytes = int(least(disk_path / "a", 8) * room)
     for seed in range(3):
@@ -108,7 +108,7 @@ def test_blocks_in_any_order(gpu, disk_path):
 
 
 def test_streams_that_take_turns(gpu, disk_path):
-    """Memory that one stream's kernels still read is not filled for another's."""
+    """Memory is not refilled for one stream while another stream's kernels read it."""
     weights = written(disk_path / "a", 6)
     memory_bytes = int(least(disk_path / "a", 6) * 1.5)
     for seed in range(6):
@@ -127,7 +127,7 @@ def take_turns(gpu, model, weights):
     with torch.inference_mode():
         for turn in range(18):
             gpu.stream = streams[turn % 3]
-            # What was read ahead is given up for the second one.
+            # The read-ahead of the first block is dropped for the second one.
             model(looks, [turn % 6, (turn + 3) % 6])
     expected = [
         one
@@ -220,21 +220,21 @@ def test_a_call_of_the_driver_that_fails_is_told_and_the_next_pass_is_right(gpu,
             told -= 1
         told += 1
         gpu.mend()
-        # What was read ahead and has failed is told to who calls for it.
+        # A failed read-ahead is raised by the call that needs it.
         assert any(is_right(model, weights) for _ in range(6))
         gpu.forget()
     assert told > 0
 
 
 class Shown(Layer):
-    """A block that tells when it is in a call, and waits there to be told."""
+    """A block that signals that it is being called, and waits for permission to go on."""
 
     def forward(self, looks, inside=None, until=None, stream=None):
         looks = super().forward(looks)
         if inside is not None:
             inside.set()
             assert until.wait(60)
-            # As this thread has it, whatever others have made the current one.
+            # This thread's stream, whichever stream other threads have made current.
             self.weight.gpu.stream = stream
         return looks
 
@@ -290,7 +290,7 @@ def test_weights_that_are_converted_are_so_for_every_stream(gpu, disk_path, monk
     save_file(weights, disk_path / "model.safetensors")
 
     def convert(tensor, source):
-        # As PyTorch does it: by a kernel, which is queued.
+        # By a kernel on the stream, like PyTorch.
         gpu._write(tensor.data_ptr(), gpu.read(source).to(tensor.dtype).untyped_storage())
         return tensor
 
@@ -329,7 +329,7 @@ def test_a_block_that_stays_may_be_captured(gpu, disk_path, monkeypatch):
         model([])
     assert_sees(model, weights)
     with gpu.capturing(), torch.inference_mode(), monkeypatch.context() as patched:
-        # The kernels of these tests take memory, which is refused meanwhile.
+        # The kernels of these tests allocate memory, which fails during the capture.
         patched.setattr(gpu, "look", lambda tensor: tensor)
         held = model([])
     assert_sees(model, weights)
@@ -338,7 +338,7 @@ def test_a_block_that_stays_may_be_captured(gpu, disk_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_what_stays_may_be_captured_on_another_stream(gpu, disk_path, dtype, monkeypatch):
-    """What is converted is so once, on whichever stream; `torch.cuda.graph` has one of its own."""
+    """A weight is converted once, on any stream; `torch.cuda.graph` uses its own."""
     content = {f"blocks.{index}.weight": drawn((ITEMS,), dtype, index) for index in range(3)}
     content |= {f"blocks.{index}.bias": drawn((7,), dtype, 9) for index in range(3)}
     save_file(content, disk_path / "model.safetensors")
@@ -354,7 +354,7 @@ def test_what_stays_may_be_captured_on_another_stream(gpu, disk_path, dtype, mon
 
 
 def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeypatch):
-    """That of a thread which calls the model may be another one than where it was streamed."""
+    """The calling thread's current device may differ from the one of the stream."""
     gpu.driver.penstock_fake_devices(2)
     weights = written(disk_path / "a", 6)
     model = offload.stream(
@@ -388,7 +388,7 @@ def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeyp
 
 
 def test_the_default_stream_of_each_thread_is_refused(gpu, disk_path):
-    """Others have another one by its handle."""
+    """Other threads have another stream behind the same handle."""
     weights = written(disk_path / "a", 2)
     model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
     other, gpu.stream = gpu.stream, ctypes.c_void_p(2)
@@ -399,12 +399,12 @@ def test_the_default_stream_of_each_thread_is_refused(gpu, disk_path):
 
 
 def held_by(model):
-    """Parameters that stay."""
+    """Returns the parameters that stay in memory."""
     return [one for block in model.blocks for one in (block.weight, block.bias)]
 
 
 def test_what_stays_is_read_again_after_the_kernels_that_use_it(gpu, disk_path):
-    """Where a file has changed meanwhile: what was computed before was right."""
+    """After a file has changed: earlier results were computed from the right values."""
     weights = written(disk_path / "a", 2)
     model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
     assert_sees(model, weights)
@@ -442,7 +442,7 @@ def test_a_stream_that_was_used_before_may_be_captured(gpu, disk_path, monkeypat
     assert_sees(model, weights)
     first, other = gpu.stream, gpu.new_stream()
     with gpu.capturing(), monkeypatch.context() as patched:
-        # The kernels of these tests take memory, which is refused meanwhile.
+        # The kernels of these tests allocate memory, which fails during the capture.
         patched.setattr(gpu, "look", lambda tensor: None)
         gpu.stream = other
         try:

@@ -1,4 +1,4 @@
-"""Rows of a table that changes go to a GPU, in the order of its stream, and come back from it."""
+"""Rows of a mutable table go to a GPU and return from it, in the order of its stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def filled(path, **options):
-    """A table, and what its columns hold."""
+    """Makes a table; returns it and the contents of its columns."""
     held = {
         "weight": drawn((ROWS, 64), torch.float32, 1),
         "step": drawn((ROWS,), torch.int32, 2),
@@ -55,7 +55,7 @@ def test_rows_go_where_they_are_asked_for(gpu, disk_path, cached):
             torch.empty((2, 0), dtype=torch.int64),
         ):
             on_gpu = gpu.put(ids.flip(0) if ids.dim() else ids)
-            # Ids that are still being written are waited for.
+            # The lookup waits for ids that are still being written.
             gpu.change(on_gpu, ids)
             assert_rows(gpu, table.lookup(on_gpu), held, ids)
             for where in ("cuda", "cuda:0", torch.device("cuda", 0)):
@@ -66,12 +66,12 @@ def test_rows_go_where_they_are_asked_for(gpu, disk_path, cached):
                 assert same(rows["half"], held["half"][ids])
             assert isinstance(table.lookup(ids.numpy(), device="cpu")["step"], torch.Tensor)
             assert isinstance(table.lookup(ids.numpy())["step"], np.ndarray)
-    # All of it from pinned memory, which no thread waits for.
+    # All rows are in pinned memory, and no thread waits for the copy.
     assert not gpu.waited
 
 
 def test_what_is_changed_on_the_gpu_is_in_the_table_after_an_update(gpu, disk_path):
-    """Steps of a training, in drawn times: what a kernel is still writing is waited for."""
+    """Training steps with random delays: the update waits for kernels that still write."""
     table, held = filled(disk_path / "t", cache=Cache(64 << 10), log_bytes=64 << 10)
     with table:
         for seed in range(20):
@@ -131,11 +131,11 @@ def test_rows_are_copied_once_and_other_streams_wait_for_it(gpu, disk_path):
             gpu.stream = second
             assert pending.result() is rows
             seen = gpu.look(rows.buffer)
-            # Time for what would not wait.
+            # Long enough for a copy that would not wait.
             time.sleep(0.3)
         assert same(seen(), expected)
         assert gpu.calls("cuMemcpyHtoDAsync_v2") == before + 1
-        # The allocator knows of both.
+        # The allocator knows both streams.
         assert rows.buffer.block.used_by == [second.value]
         gpu.stream = first
         pending = table.lookup_async(ids, device="cuda")

@@ -1,4 +1,4 @@
-"""Tensors of a GPU from files and to files, in the order of the stream of whoever asks for it."""
+"""Tensors of a GPU are read from and written to files, in the order of the calling stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def io():
 
 
 def device_error_of(work):
-    """What a driver's failure becomes, if it has one."""
+    """Runs work; returns its `DeviceError`, if any."""
     try:
         work()
     except penstock.DeviceError as error:
@@ -69,7 +69,7 @@ def test_every_dtype_and_layout_comes_and_goes(gpu, disk_path, io, dtype):
 
 
 def test_large_tensors_go_in_pieces(gpu, disk_path):
-    """Ten times the memory passes through it, from and to odd places of the file."""
+    """Tensors ten times as large as the memory, at unaligned offsets of the file."""
     with TensorIO(staging_bytes=2 * PIECE_BYTES) as io:
         for seed, offset in enumerate((0, 4096, 5, PIECE_BYTES - 1)):
             gpu.draw(seed, 400)
@@ -82,7 +82,7 @@ def test_large_tensors_go_in_pieces(gpu, disk_path):
             tensor = gpu.put(torch.zeros_like(host))
             report = io.read(tensor, disk_path / "a", offset).result()
             assert report.nbytes == report.device_bytes == host.nbytes
-            # Only what lies across pages is copied on the way.
+            # Only the parts across page boundaries are copied on the way.
             assert report.staged_bytes <= 2 * 4096 * (host.nbytes // PIECE_BYTES + 2)
             assert same(gpu.read(tensor), host)
             gpu.forget()
@@ -117,20 +117,20 @@ def test_what_a_stream_has_queued_comes_before_and_what_it_gets_after(gpu, disk_
         gpu.draw(seed, 300)
         host, other = drawn((MIB,), torch.float32, seed), drawn((MIB,), torch.float32, seed + 99)
         tensor = gpu.put(torch.zeros(MIB))
-        # What is written is what the stream makes of it.
+        # The write has the value that the stream computes.
         gpu.change(tensor, host)
         transfer = io.write(tensor, disk_path / "a")
         transfer.result()
         gpu.change(tensor, other)
         assert (disk_path / "a").read_bytes() == bytes_of(host)
-        # A kernel that still writes to it comes before a read.
+        # A kernel still writes to the tensor before the read.
         io.read(tensor, disk_path / "a").result()
         assert same(gpu.read(tensor), host)
         gpu.forget()
 
 
 def test_done_means_done_whichever_stream_asks(gpu, disk_path, io):
-    """Other than a stream's, nothing of another one waits for the copy: it is done."""
+    """Unlike in stream order, another stream need not wait for the copy: it is done."""
     host = drawn((2 * MIB,), torch.float32)
     io.write(host, disk_path / "a").result()
     for seed in range(20):
@@ -238,7 +238,7 @@ def test_errors_of_files_are_those_of_any_transfer(gpu, disk_path, io):
             transfer.result()
         assert caught.value.path == str(disk_path / "a")
         assert caught.value.offset >= host.nbytes
-    # Nothing of a piece that has not come whole is copied.
+    # A piece that did not arrive whole is not copied.
     assert not gpu.read(tensor)[MIB:].any()
     with pytest.raises(penstock.StorageError):
         io.read(tensor, disk_path / "nothing")

@@ -1,4 +1,4 @@
-"""`penstock doctor`: the right findings where something is in the way, and none where not."""
+"""`penstock doctor`: the right findings where there is a problem, and none where not."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def doctor(*arguments, prefix=(), **options):
     assert done.returncode == (0 if found["ok"] else 1)
     for one in findings.values():
         assert one["status"] in ("ok", "warn", "fail")
-        # Whatever is wrong has a reason.
+        # Each warning or failure has a reason.
         assert one["status"] == "ok" or one["why"]
     return found["ok"], findings
 
 
 def make_disk(image, mib):
-    """An empty ext4 in a file."""
+    """Makes an empty ext4 in a file."""
     with open(image, "wb") as file:
         file.truncate(mib << 20)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
@@ -87,7 +87,7 @@ def test_memory_is_no_disk(tmp_path):
         _, found = doctor("--no-measure", place)
     assert found["file system"]["status"] == "warn"
     assert "memory" in found["file system"]["why"]
-    # And it is small.
+    # It is small, too.
     assert found["room"]["status"] == "fail"
 
 
@@ -123,7 +123,7 @@ def test_an_ordinary_user_gets_the_same_findings():
         pytest.skip("no setpriv to change the user with")
     if subprocess.run([*prefix, sys.executable, "-c", "import penstock"], check=False).returncode:
         pytest.skip("the interpreter is closed to other users")
-    # Those of pytest are closed to other users.
+    # Other users cannot enter pytest's directories.
     place = Path(tempfile.mkdtemp())
     try:
         place.chmod(0o755)
@@ -168,7 +168,7 @@ def test_where_io_uring_is_blocked_the_remedy_is_the_profile(disk_path):
     findings = {one["check"]: one for one in json.loads(done.stdout)}
     assert findings["io_uring"]["status"] == "warn"
     assert "seccomp" in findings["io_uring"]["remedy"]
-    # It is measured all the same, with what there is.
+    # The measurement runs nonetheless, with the other engine.
     assert "GB/s" in findings["durable write"]["found"]
 
 
@@ -206,7 +206,7 @@ def test_a_link_that_is_slower_than_the_drive_is_found(tmp_path):
     assert found["PCIe link of nvme0n1"].status == "warn"
     assert "of 16.0 GT/s PCIe x 4" in found["PCIe link of nvme0n1"].found
     assert found["scheduler of nvme0n1"].remedy == "echo none > /sys/block/nvme0n1/queue/scheduler"
-    # Half of two lanes of the third generation.
+    # Half of the rate of two lanes of PCIe 3.0.
     assert measured.expected(drive).read_gb == pytest.approx(0.985)
 
 
@@ -233,7 +233,7 @@ def test_a_volume_is_seen_with_what_is_below(tmp_path):
     assert findings_of(volume)["volume dm-0"].found == "LVM over 1 device"
 
 
-# What is said.
+# Reports.
 
 
 def examined(statuses):
@@ -270,7 +270,7 @@ def test_little_room_is_told_in_units_that_show_it(tmp_path, monkeypatch):
 def test_what_a_virtual_disk_says_of_rotation_is_nowhere_believed(
     tmp_path, monkeypatch, place, files, does
 ):
-    """Neither here nor among the facts of a benchmark, beside what was chosen for it."""
+    """Neither the doctor nor a benchmark's facts believe it."""
     disk = sys_tree(tmp_path / place, files)
     (found,) = [one for one in storage._device(disk) if one.check.startswith("device")]
     assert ("rotating" in found.found) is does

@@ -1,4 +1,4 @@
-"""What `penstock doctor` says of GPUs, on the driver for tests, and of what there is none of."""
+"""Findings of `penstock doctor` about GPUs, on the driver for tests and without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def need_driver():
 
 
 def doctor(directory, *arguments, driver=str(DRIVER), **fake):
-    """Findings by their names, and the exit code."""
+    """Runs the doctor; returns the findings by name, and the exit code."""
     variables = {f"PENSTOCK_FAKE_{name.upper()}": str(value) for name, value in fake.items()}
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "doctor", "--json", str(directory), *arguments],
@@ -138,7 +138,7 @@ def test_a_link_that_is_slower_than_its_bus_is_a_warning(tmp_path, monkeypatch):
     assert "lspci" in found.remedy
 
 
-# GPUDirect Storage: files as a machine has them on which it works, and what is left out of them.
+# GPUDirect Storage: the files of a working machine, and each of them left out.
 
 WORKING = {
     "boot/config-6.8.0-40-generic": "CONFIG_PCI_P2PDMA=y",
@@ -205,7 +205,7 @@ def test_each_condition_that_does_not_hold_is_named(examined, file, text, told):
     assert found.status == "ok"
     assert "compat mode" in found.found
     assert told in found.found
-    # And no other.
+    # And no other device.
     assert found.found.rpartition("for the way without it: ")[2].count(";") == 0
 
 

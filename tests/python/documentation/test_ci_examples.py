@@ -1,4 +1,4 @@
-"""The CI jobs in examples/ci: their lines run, and fail when storage is slower than it was."""
+"""The CI jobs in examples/ci: their commands run, and fail when storage has become slower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = REPOSITORY / "examples" / "ci"
 
 
 class Runner:
-    """Does what a runner does with a job: a fresh directory, the cache, the lines."""
+    """Runs a job as a CI runner does: a fresh directory, the cache, the commands."""
 
     def __init__(self, place, storage):
         self.jobs = place / "jobs"
@@ -57,7 +57,7 @@ class GitLab(Runner):
     file = EXAMPLES / "gitlab-ci.yml"
 
     def job(self):
-        """Runs the job and returns its exit code with what it leaves."""
+        """Runs the job; returns its exit code and artifacts."""
         ((_, job),) = yaml.safe_load(self.file.read_text()).items()
         directory = self.directory()
         kept = job["cache"]["paths"]
@@ -73,7 +73,7 @@ class GitHub(Runner):
     file = EXAMPLES / "github-workflow.yml"
 
     def job(self):
-        """Runs the steps and returns the last one's outcome with what it leaves."""
+        """Runs the steps; returns the last one's outcome and the artifacts."""
         ((_, job),) = yaml.safe_load(self.file.read_text())["jobs"].items()
         directory = self.directory()
         cached, missed, artifacts = [], False, []
@@ -90,13 +90,13 @@ class GitHub(Runner):
                 if done.returncode:
                     assert step["name"] == "Compare", done.stderr
         if missed and done.returncode == 0:
-            # A key that is there is never written again.
+            # An existing key is never written again.
             self.copy(directory, self.cache, cached)
         return done, {name: directory / name for name in artifacts}
 
 
 def rates_times(path, factor):
-    """As if the results in a file had been measured on storage so much faster."""
+    """Scales the results in a file, as if measured on faster or slower storage."""
     results = json.loads(path.read_text())
     for one in results["measurements"]:
         one["seconds"] /= factor
@@ -119,7 +119,7 @@ def test_a_job_keeps_the_first_run_and_fails_when_a_later_one_is_slower(
     assert first.returncode == 0, first.stdout + first.stderr
     assert baseline.read_bytes() == left["now.json"].read_bytes()
 
-    # So far from what this disk does that no noise makes up for it.
+    # Far beyond any noise of this disk.
     rates_times(baseline, 1000)
     slower, left = ours.job()
     assert slower.returncode == 1, slower.stdout + slower.stderr

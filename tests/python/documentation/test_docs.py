@@ -1,4 +1,4 @@
-"""What the documentation says: its code runs, its links lead somewhere, its charts are right."""
+"""The documentation: its code runs, its links resolve, its charts are current."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITH_CODE += [
     for page in PAGES
     if page not in WITH_CODE and any(block.language in SHELLS for block in blocks(page))
 ]
-# Those whose programs import frameworks or start ranks, again and again.
+# Pages whose programs import frameworks or start ranks many times.
 SLOW_NAMES = {
     "docs/coming-from/dcp.md",
     "docs/coming-from/lightning.md",
@@ -44,7 +44,7 @@ QUICK = [page for page in WITH_CODE if page not in SLOW]
 
 @pytest.fixture
 def left_as_it_was():
-    """What the code of a page changes in this process, set back."""
+    """Restores the process-wide state that a page's code changes."""
     import torch
     import torch.distributed as dist
 
@@ -60,7 +60,7 @@ def left_as_it_was():
 
 
 @pytest.mark.parametrize("page", QUICK + slow(*SLOW), ids=named)
-@pytest.mark.timeout(600)  # programs of a page begin with importing PyTorch, each time
+@pytest.mark.timeout(600)  # a page's programs each begin by importing PyTorch
 @pytest.mark.usefixtures("left_as_it_was")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request):
         if block.title is not None:
             Path(block.title).write_text(block.text)
         elif block.language == "python":
-            # The numbers of lines are those of the page.
+            # Line numbers are those of the page.
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(page), "exec", dont_inherit=True), namespace)
         elif block.language in SHELLS:
@@ -109,7 +109,7 @@ def by_bash(text, where):
 
 
 def by_ranks(settings, ranks, program, where):
-    """What torchrun would do, in forks: each rank takes seconds to import PyTorch."""
+    """Runs ranks as torchrun does, in forks: each rank takes seconds to import PyTorch."""
     own = dict(setting.split("=") for setting in settings.split())
     processes = [
         forks.RankPopen(
@@ -141,7 +141,7 @@ def test_code_that_is_not_run_says_why():
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_are_marked_as_such(page):
-    """So that none is passed over: `sh` is run, `text` is not."""
+    """Marking ensures that no command is missed: `sh` is run, `text` is not."""
     unmarked = [
         f"{named(page)}:{block.line}"
         for block in blocks(page)
@@ -157,7 +157,7 @@ def lines_of(block):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page):
-    """As on a code forge, where pages are read as files; of the site, `make docs` looks at them."""
+    """As files on a code forge; `make docs` checks the links of the site."""
     broken = []
     for line, target in links(page):
         path, _, anchor = target.partition("#")
@@ -182,7 +182,7 @@ def test_the_site_has_all_pages(tmp_path):
 
 
 def test_charts_are_of_the_figures_in_the_pages():
-    """`make charts` draws them anew."""
+    """`make charts` redraws them."""
     stale = [chart.name for chart in charts() if drawn(chart) != figures(chart)]
     assert not stale
     unseen = [

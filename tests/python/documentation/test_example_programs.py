@@ -1,4 +1,4 @@
-"""The programs in examples/: killed in the middle, they end with the bits they would have had."""
+"""The programs in examples/: killed in the middle, they end with an uninterrupted run's bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 120
 
 
 class Program:
-    """An example that runs, with what it has said so far.
+    """An example that runs, and its output so far.
 
     Its ranks are forked: each that torchrun starts takes seconds to import PyTorch.
     """
@@ -63,13 +63,13 @@ class Program:
             thread.start()
 
     def _read(self, stream, lines):
-        # One by one, as others look at what is there already.
+        # Line by line, as another thread reads the list meanwhile.
         with stream:
             for line in stream:
                 lines.append(line.rstrip("\n"))
 
     def wait(self, code=0):
-        """Waits for its end, and returns what it said."""
+        """Waits for its end; returns its output."""
         try:
             for process in self.processes:
                 process.wait(TIMEOUT_SECONDS)
@@ -80,7 +80,7 @@ class Program:
         return self.lines
 
     def wait_for(self, text):
-        """Waits for a line that begins so."""
+        """Waits for a line with this beginning."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not any(line.startswith(text) for line in list(self.lines)):
             assert self.is_running(), self.trouble
@@ -88,7 +88,7 @@ class Program:
             time.sleep(0.001)
 
     def wait_for_lines(self, count):
-        """Waits until it has said so many lines, or is over."""
+        """Waits until it has printed so many lines, or has ended."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while len(self.lines) < count and self.is_running():
             assert time.monotonic() < deadline, f"{count} lines are more than {self.lines[-5:]}"
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def trouble(self):
-        """The end of what it said of errors, without what Triton says of any end but its own."""
+        """Returns the end of its errors, without Triton's complaints about an early exit."""
         noise = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
         return "\n".join([line for line in self.errors if not line.startswith(noise)][-60:])
 
@@ -104,12 +104,12 @@ class Program:
         return all(process.poll() is None for process in self.processes)
 
     def kill(self):
-        """SIGKILL for all of its processes at once: torchrun's ranks have sessions of their own."""
+        """Kills all of its processes at once: torchrun's ranks have sessions of their own."""
         processes = []
         for process in self.processes:
             try:
                 first = psutil.Process(process.pid)
-                # Stopped first, a launcher starts no rank anew and ends none in its own way.
+                # A stopped launcher neither restarts ranks nor ends them in its own way.
                 first.send_signal(signal.SIGSTOP)
                 processes += [*first.children(recursive=True), first]
             except psutil.NoSuchProcess:
@@ -127,25 +127,25 @@ class Program:
 
 
 def by_torchrun(ranks):
-    """What starts as many; --standalone takes a free port."""
+    """Returns the command that starts ranks; --standalone finds a free port."""
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def said(lines, what):
-    """What follows a word at the beginning of a line."""
+    """Returns the rest of the line that begins with a word."""
     (found,) = [line.removeprefix(what).strip() for line in lines if line.startswith(what)]
     return found
 
 
 def kill_after(begin, directory, last, chooser):
-    """Kills a program soon after a step, before it is over."""
+    """Kills a program soon after a step, before its end."""
     for attempt in range(5):
         program = begin()
         try:
             program.wait_for("step 1:")
             began = time.monotonic()
             program.wait_for(f"step {last}:")
-            # Some of its last steps: how long they take is another thing on each machine.
+            # A random part of its last steps, in this machine's measured time per step.
             time.sleep(chooser.uniform(0, 2) * (time.monotonic() - began) / last)
             was_running = program.is_running()
         finally:
@@ -168,7 +168,7 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=for
         return Program(name, tmp_path / directory, steps, ranks, 4, *further, popen=popen)
 
     straight = begun("straight").wait()
-    # A save is complete when the one after it begins: so many are made in any case.
+    # A save is complete when the next one begins, so at least one is complete here.
     last = chooser.randrange(steps // 2, steps - 4)
     kill_after(lambda: begun("killed"), tmp_path / "killed", last, chooser)
     resumed = begun("killed").wait()
@@ -180,9 +180,9 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=for
 
 
 def killed_often(name, tmp_path, kills, chooser, popen, steps=40, every=4):
-    """Kills a program so often; whether all runs that ended did so as the one that was left alone.
+    """Kills a program many times; returns whether all complete runs equal an uninterrupted one.
 
-    At any moment, also while it begins: after a random number of its lines, and a little later.
+    At any moment, also at its start: after a random number of its lines, and a little later.
     """
     straight = said(Program(name, tmp_path / "straight", steps, popen=popen).wait(), "digest")
     killed, runs = 0, 0
@@ -225,7 +225,7 @@ def test_fsdp2_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
 def test_fsdp2_goes_on_with_2_ranks_from_what_4_saved(tmp_path):
     saved = Program("fsdp2_reshard.py", tmp_path, steps=6, ranks=4).wait()
     resumed = Program("fsdp2_reshard.py", tmp_path, steps=8, ranks=2).wait()
-    # Of the whole model and optimizer, put together from the ranks' parts.
+    # The digest covers the whole model and optimizer, gathered from the ranks.
     assert said(resumed, "resumed from step") == f"6: digest {said(saved, 'digest')}"
     assert any(line.startswith("step 8:") for line in resumed)
 
@@ -247,7 +247,7 @@ def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
-    """In local mode, where a kill takes all there is."""
+    """In local mode, where a kill ends all processes."""
     kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_KILLS", "1"))
     seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
     tell("seed", seed)
@@ -283,7 +283,7 @@ def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
 def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     tmp_path, monkeypatch, ranks, further
 ):
-    # Else Lightning starts ranks of its own.
+    # Otherwise Lightning starts ranks of its own.
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     straight, resumed = killed_and_resumed(
         "lightning_training.py", tmp_path, 40, ranks, *further, popen=forks.LightningPopen
@@ -343,7 +343,7 @@ def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("further", [(), ("--ordered", "--workers", "2")])
 def test_a_graph_network_that_is_killed_has_the_losses_that_it_would_have_had(tmp_path, further):
-    """Whenever it is killed: its sampling, its order and dropout go on where they were."""
+    """At any moment: sampling, its order and dropout resume exactly."""
     pytest.importorskip("torch_geometric")
     tell("seed", SEED)
     chooser = random.Random(f"{SEED} graph {further}")

@@ -1,4 +1,4 @@
-"""The examples in the documentation of the package run, and print what they say they print."""
+"""The examples in the package's docstrings run, and print the documented output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 TOPMOST = {f"penstock.{module.name}" for module in pkgutil.iter_modules(penstock.__path__)}
-# By what is written there: whatever is below a package is not imported for being there.
+# By their text: importing a package does not import all modules below it.
 WITH_EXAMPLES = {
     ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
     for path in ROOT.rglob("*.py")

@@ -1,4 +1,4 @@
-"""README lists each feature with its page, or as absent; the questions agree with the list."""
+"""README lists each feature with its page, or as absent; the FAQ agrees with the list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = {
     "encrypt": None,
     "sign": None,
 }
-"""Words of features, and the page that each has; None where the feature is absent."""
+"""Features by their words, with the page of each; None for an absent feature."""
 
 
 def _rows() -> dict[str, tuple[str, str]]:
@@ -66,6 +66,6 @@ def test_status_and_questions_agree_on_a_feature(word: str) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=named)
 def test_no_page_says_of_a_feature_that_it_will_come(page) -> None:
-    """The list says what is absent; elsewhere such sentences outlive the day when it comes."""
+    """The list names absent features; elsewhere such sentences outlive their feature's arrival."""
     found = [(number, line) for number, line in prose(page) if ABSENCE.search(line)]
     assert not found

@@ -1,4 +1,4 @@
-"""Names of Penstock in messages, docstrings and pages are those of something that exists."""
+"""Penstock's names in messages, docstrings and pages exist."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))
 _ALL = [*_PYTHON, *_RUST, *_PAGES, *sorted((REPOSITORY / "examples").glob("*.py"))]
 
 _NO_NAMES = {
-    *("penstock.ckpt", "penstock.prom"),  # Files.
-    *("penstock.boxes", "penstock.pickle", "penstock.pickled", "penstock.shared"),  # Keys in files.
-    "penstock.cli.name",  # A module by the name of its command.
+    *("penstock.ckpt", "penstock.prom"),  # Files
+    *("penstock.boxes", "penstock.pickle", "penstock.pickled", "penstock.shared"),  # Keys in files
+    "penstock.cli.name",  # A module with its command's name
 }
 _PROSE = {"is", "loads", "saves"}
-"""Words after Penstock as the subject of a sentence."""
+"""Words after "Penstock" as the subject of a sentence."""
 
 _DOTTED = re.compile(r"(?<![\w./-])penstock(?:\.[A-Za-z_]\w*)+")
 _CALLED = re.compile(r"(?<![\w./-])(penstock(?:\.[A-Za-z_]\w*)+)\(([^()]*)\)")
@@ -68,7 +68,7 @@ _ARGUMENTS_OF_OTHERS = {
 
 @cache
 def text_of(file):
-    """The text of a file; of sources with the parts of a message put together."""
+    """Returns the text of a file; for sources with split messages joined."""
     text = file.read_text()
     if file.suffix == ".py":
         text = re.sub(r"\"\s*\n\s*f?\"", "", text)
@@ -77,7 +77,7 @@ def text_of(file):
 
 @cache
 def named(name):
-    """The object of a dotted name; None where there is none."""
+    """Returns the object of a dotted name; None if there is none."""
     if name.startswith("penstock.integrations."):
         return defined(name)
     parts = name.split(".")
@@ -94,7 +94,7 @@ def named(name):
 
 
 def defined(name):
-    """The file or statement that defines a name of a plug-in, whose import takes a minute."""
+    """Returns the definition of a plug-in's name, whose import would take a minute."""
     place, *rest = REPOSITORY / "python" / "penstock", *name.split(".")[1:]
     while rest and (place / rest[0]).is_dir():
         place /= rest.pop(0)
@@ -111,7 +111,7 @@ def defined(name):
 
 
 def binds(statement):
-    """The names that a statement gives a meaning."""
+    """Returns the names that a statement binds."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(one.asname or one.name).partition(".")[0] for one in statement.names}
     targets = getattr(statement, "targets", [getattr(statement, "target", statement)])
@@ -133,7 +133,7 @@ def test_arguments_of_calls_are_there():
     for file in _ALL:
         for name, arguments in _CALLED.findall(text_of(file)):
             found = None if name in _NO_NAMES else named(name)
-            # Those of plug-ins are not imported.
+            # Plug-ins are not imported.
             if not callable(found):
                 continue
             try:
@@ -148,7 +148,7 @@ def test_arguments_of_calls_are_there():
 
 
 def command_of(words):
-    """The command that the first words of a line name; None where there is none."""
+    """Returns the command that a line begins with; None if there is none."""
     found: click.Command | None = cli
     for word in words:
         if not isinstance(found, click.Group):
@@ -161,7 +161,7 @@ def test_commands_and_their_options_are_there():
     unknown = set()
     for file in _ALL:
         for line in _COMMAND.findall(text_of(file)):
-            # Other programs come behind these.
+            # Other programs follow these.
             own = re.split(r" -- | [|&;>#]|\"|' ", line)[0]
             words = [word for word in own.split()[1:] if not word.startswith("-")]
             found = command_of(words)

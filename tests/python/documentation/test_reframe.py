@@ -1,4 +1,4 @@
-"""The ReFrame checks of a site: what their programs find, and that a breach fails the suite."""
+"""The ReFrame checks of a site: results of their programs, and a breach fails the suite."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nodes_wait_for_each_other_and_look_at_files_of_the_other(tmp_path):
     found = [told(first), told(second)]
     assert [one["node"] for one in found] == [0, 1]
     assert all(one["phases"]["stat"]["count"] == 100 for one in found)
-    # Only the marks are left by which they have met, and they met at each phase.
+    # Only the marker files of each phase's barrier are left.
     left = {path.name for path in tmp_path.iterdir()}
     phases = [*found[0]["phases"], "created", "end"]
     assert left == {f".{phase}-{index}" for phase in phases for index in (0, 1)}
@@ -86,7 +86,7 @@ def test_fio_moves_and_verifies_every_byte(tmp_path, mode):
 
 
 def has_reframe():
-    # Not by an import: the folder of the checks has the same name.
+    # Not by an import, which could find the folder of the checks of the same name.
     try:
         return bool(metadata.version("reframe-hpc")) and shutil.which("reframe") is not None
     except metadata.PackageNotFoundError:
@@ -113,7 +113,7 @@ def reframe(prefix, *arguments):
         capture_output=True,
         text=True,
         check=False,
-        # It keeps what it found out about the machine there.
+        # ReFrame caches its findings about the machine there.
         env={**os.environ, "HOME": str(prefix)},
     )  # fmt: skip
 

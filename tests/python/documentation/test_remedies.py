@@ -1,4 +1,4 @@
-"""What an error tells to do can be done: it names the thing that is there, and the call for it."""
+"""The remedies of errors work: they name existing files, and the right call for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conftest import REPOSITORY
 from penstock.checkpoint.loading.dcp_files import MARK
 from penstock.cli import cli
 
-# What others have written.
+# Foreign files.
 
 
 def torch_file(path):
@@ -144,7 +144,7 @@ def test_a_save_that_did_not_finish_is_that_whatever_lies_beside_it(tmp_path):
         penstock.load(tmp_path / "ckpt")
 
 
-# Stores and checkpoints, one for the other.
+# Stores and checkpoints mistaken for each other.
 
 
 def test_a_store_is_no_checkpoint(tmp_path):
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_no_store(tmp_path):
     penstock.save(tmp_path / "alone", {"w": np.ones(3)})
     with pytest.raises(penstock.CheckpointNotFoundError, match="not a store of them"):
         penstock.CheckpointStore(tmp_path / "alone")
-    # A file of that name may be of others.
+    # A file of that name may belong to another program.
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "manifest.json").write_text('{"short_name":"app"}')
     assert penstock.CheckpointStore(tmp_path / "web").steps() == []
@@ -186,7 +186,7 @@ def test_a_checkpoint_is_not_saved_onto_a_store(tmp_path, overwrite):
 
 
 def test_a_store_that_a_checkpoint_was_saved_onto_can_be_had_back(tmp_path):
-    # As versions before saved it: both in one directory.
+    # As earlier versions saved it: both in one directory.
     penstock.save(tmp_path / "both", {"w": np.zeros(3)})
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(7, {"w": np.ones(3)})
@@ -202,7 +202,7 @@ def test_a_store_that_a_checkpoint_was_saved_onto_can_be_had_back(tmp_path):
     assert penstock.CheckpointStore(tmp_path / "both").load()["w"].tolist() == [1, 1, 1]
 
 
-# Targets that do not fit.
+# Mismatched targets.
 
 
 def trained(steps):
@@ -261,9 +261,9 @@ def test_each_misfit_is_told_with_a_way_out(tmp_path, target, what, remedy):
 
 
 def test_no_remedy_names_a_package_that_is_not_published():
-    """Penstock is on no index: `pip install penstock` would fetch something of others.
+    """Penstock is on no index: `pip install penstock` would fetch another project's package.
 
-    With an extra it adds to the one that is installed, which satisfies it.
+    With an extra, pip adds to the installed package, which satisfies the requirement.
     """
     told = re.compile(r"pip install --upgrade ['\"]?penstock|pip install ['\"]?penstock(?!\[)")
     for place in ("python", "crates", "docs", "examples"):

@@ -1,4 +1,4 @@
-"""What ranks save of tables that they share."""
+"""Tables that ranks save together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = (1000, 24)
 
 
 def save_cut(path: Path) -> None:
-    """Has all ranks save a table of counted numbers, cut into rows, and into columns."""
+    """Saves a table of counted numbers on all ranks, sharded by rows and by columns."""
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
     table = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE)
     rows, columns = (distribute_tensor(table, mesh, [Shard(dim)]) for dim in (0, 1))

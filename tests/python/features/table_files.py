@@ -1,4 +1,4 @@
-"""Tables to test with, and readers of them that share no code with ours."""
+"""Tables for tests, and readers of them that share no code with Penstock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLYNOMIAL = 0x82F6_3B78
 
 
 def numbers(rows: int, *row_shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
-    """An array whose bytes are all at random."""
+    """Returns an array of random bytes."""
     count = rows * int(np.prod(row_shape, dtype=int)) * np.dtype(dtype).itemsize
     data = np.random.default_rng(seed).integers(0, 256, count, np.uint8)
     if np.dtype(dtype) == bool:
@@ -29,7 +29,7 @@ def numbers(rows: int, *row_shape: int, dtype: Any = np.float32, seed: int = 0) 
 
 
 def found_bytes(source: Source) -> bytes:
-    """The rows of a source, one behind the other, read as any program reads a file."""
+    """Returns the rows of a source one after the other, read by plain file reads."""
     found = b""
     rows = 0
     for one in source.segments:
@@ -45,13 +45,13 @@ def found_bytes(source: Source) -> bytes:
 
 
 def found_rows(source: Source) -> Any:
-    """The same as an array."""
+    """Returns `found_bytes` as an array."""
     kind = dtypes.numpy_dtype(source.dtype)
     return np.frombuffer(found_bytes(source), kind).reshape(source.rows, *source.row_shape)
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C, a bit at a time."""
+    """Computes CRC-32C bit by bit."""
     crc = 0xFFFF_FFFF
     for byte in data:
         crc ^= byte
@@ -61,7 +61,7 @@ def crc32c(data: bytes) -> int:
 
 
 def reader_of(source: Source, direct: str = "auto") -> Any:
-    """What gathers rows of a source, without a cache, and its workers."""
+    """Returns a reader of a source without a cache, and its workers."""
     files = [_native.DataFile.open(one.path, False, direct) for one in source.segments]
     workers = _native.Executor(
         engine="auto",
@@ -89,7 +89,7 @@ def reader_of(source: Source, direct: str = "auto") -> Any:
 
 
 def as_native(array: Any) -> tuple[Any, ...]:
-    """An array as the native module takes it."""
+    """Returns an array as the native module takes it."""
     return array.ctypes.data, array.shape, None, array.itemsize, array
 
 
@@ -100,6 +100,6 @@ def gathered(reader: Any, ids: Any, out: Any) -> None:
 
 
 def files_below(directory: Path) -> Iterator[str]:
-    """Names of all files in a directory, whatever depth they are at."""
+    """Yields the names of all files below a directory."""
     for _, _, names in os.walk(directory):
         yield from names

@@ -24,17 +24,17 @@ def table_of(
     parts: int = 1,
     checks: Any = None,
 ) -> tuple[Source, np.ndarray[Any, Any]]:
-    """A table in files of its own, and its rows.
+    """Writes a table to files of its own; returns its source and rows.
 
     Args:
-        directory: Where.
-        rows: How many.
-        width: Elements of each.
-        dtype: Their type.
+        directory: Directory of the files.
+        rows: Number of rows.
+        width: Elements in a row.
+        dtype: Type of the elements.
         offset: Bytes before the first row of each file.
-        padding: Elements behind each row that are no values.
-        parts: How many files.
-        checks: Makes checksums of what a file holds; None for none.
+        padding: Unused elements after each row.
+        parts: Number of files.
+        checks: Computes the checksums of a file's content; None for none.
     """
     rng = np.random.default_rng(rows * 31 + width)
     stored = rng.integers(0, 250, (rows, width + padding)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Arguments that are none are refused by their names, before anything is opened or made."""
+"""Invalid arguments are refused by name, before anything is opened or created."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_ids_of_several_lengths(written: Path) -> None:
 
 
 def test_a_single_element_may_have_any_stride(tmp_path: Path) -> None:
-    """PyTorch calls it contiguous, and views no bytes of it."""
+    """PyTorch calls it contiguous, but cannot view its bytes."""
     features.write(tmp_path / "a", torch.full((4, 8), 3.0)[:1, ::8])
     with features.open(tmp_path / "a") as table:
         assert table.gather([0]).tolist() == [[3.0]]

@@ -1,4 +1,4 @@
-"""Where tensors are on a device by default, what this package makes for itself is of the host."""
+"""PyTorch's default device does not affect the tensors that the package makes for itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def elsewhere() -> Iterator[None]:
-    """Any device that is not the host's; memory of one with memory would be written to."""
+    """Makes "meta" the default device; a real device's memory would be written to."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)

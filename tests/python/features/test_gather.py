@@ -1,4 +1,4 @@
-"""Rows by id are those of the table, whatever is asked for, cached, merged or going on beside."""
+"""Gathered rows equal the table's, whatever is requested, cached, merged or concurrent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_row_of_a_batch_is_read_once_and_neighbours_together(tmp_path: Path
 def test_a_gap_is_read_over_where_that_saves_an_eighth(
     tmp_path: Path, gap_rows: int, others: int, requests: int
 ) -> None:
-    """A request is worth three rows, and two that are put together save three less the gap."""
+    """A request costs as much as three rows; merging two saves three less the gap."""
     source, want = table_of(tmp_path, rows=100, width=1024)
     ids = [10, 11 + gap_rows, *range(30, 30 + 20 * others, 20)]
     with features.Features(source, gap_bytes=3 * 4096) as table:
@@ -92,7 +92,7 @@ def test_what_is_in_the_cache_is_not_read_again(tmp_path: Path) -> None:
         for _ in range(3):
             assert np.array_equal(table.gather(np.arange(500)), want)
         assert (table.stats().hits, table.stats().read_rows) == (1000, 500)
-        # Rows of another table are others, though they have the same numbers.
+        # Rows of another table differ, though they have the same numbers.
         assert np.array_equal(other.gather(np.arange(500)), want)
         assert other.stats().hits == 0
 
@@ -116,7 +116,7 @@ def test_a_cache_of_one_row_is_none_in_the_way(tmp_path: Path) -> None:
 
 
 def test_what_coming_batches_need_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Else all batches are under way at once, and of their rows none may go.
+    # Otherwise all batches are in flight at once, and none of their rows can be evicted.
     monkeypatch.setattr("penstock.features.features._AHEAD_ROWS", 1)
     source, want = table_of(tmp_path, rows=400, width=1024)
     rng = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_what_coming_batches_need_stays(tmp_path: Path, monkeypatch: pytest.Monk
             for ids, rows in table.stream(batches, window=window):
                 assert np.array_equal(rows, want[ids])
             read[window] = table.stats().read_rows
-    # No policy does well without reason; Belady has about half of the misses here.
+    # Belady's optimum has about half of the misses here.
     assert read[60] < 0.8 * read[0]
 
 
@@ -191,7 +191,7 @@ def test_what_is_pinned_stays(tmp_path: Path, policy: Any) -> None:
         with pytest.raises(IndexError):
             table.pin([1000])
     with features.Features(source, cache=cache) as other:
-        # What a table that is closed had pinned goes like the rest.
+        # Rows pinned by a closed table can be evicted.
         assert np.array_equal(other.gather(np.arange(1000)), want)
     with features.Features(source) as table, pytest.raises(ValueError, match="no cache"):
         table.pin([1])
@@ -317,7 +317,7 @@ def test_a_table_that_changes_is_an_error(tmp_path: Path) -> None:
     with features.Features(source) as table:
         assert np.array_equal(table.gather([99]), want[[99]])
         os.truncate(path, 4096)
-        # Whether the read fails, or comes: what is behind the end is not there.
+        # The read may fail or succeed: data behind the end of the file is missing.
         for row in (99, 0):
             with pytest.raises(penstock.CorruptCheckpointError, match=r"part-0 has changed"):
                 table.gather([row])
@@ -378,7 +378,7 @@ def test_a_cache_has_rows_of_one_size(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_stream_are_those_that_came(tmp_path: Path) -> None:
-    """Whoever makes them may fill the same memory again."""
+    """The caller may reuse the memory of its ids."""
     source, want = table_of(tmp_path, rows=50, width=8)
 
     def refilled() -> Any:

@@ -1,4 +1,4 @@
-"""A table that goes to another process is opened anew there, or says what to do."""
+"""A pickled table is opened anew in another process, or raises with a remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = [7, 3, 7, 40]
 
 
 def gathered(table: Any) -> Any:
-    """What another process has of it."""
+    """Returns the rows and statistics of a table in another process."""
     try:
         stats = table.stats()
         return table.gather(IDS).tolist(), table.gather(IDS).tolist(), stats.hits, stats.is_checked
@@ -102,7 +102,7 @@ def test_what_has_changed_meanwhile_or_is_closed_does_not_arrive(
     features.write(path, rows, key="paper", overwrite=True)
     with pytest.raises(penstock.CorruptCheckpointError, match="'paper' was opened by the process"):
         pickle.loads(packed)
-    # Nobody holds it, so it can be replaced.
+    # No process holds it, so it can be replaced.
     features.write(path, rows, key="paper", overwrite=True)
     (tmp_path / "file").mkdir()
     source, _ = table_of(tmp_path / "file", rows=50, width=64)

@@ -1,4 +1,4 @@
-"""What a cache keeps, against a simulator of others (libCacheSim)."""
+"""Rows that a cache keeps, compared with the simulator libCacheSim."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def zipf(rng: np.random.Generator) -> Any:
 
 
 def degrees(rng: np.random.Generator) -> Any:
-    """Nodes of a graph by their degrees, whose law has the exponent 2.3."""
+    """Draws nodes of a graph by degree, with a power law of exponent 2.3."""
     weights = np.arange(1, 6_001) ** (-1 / 1.3)
     return rng.choice(6_000, REQUESTS, p=weights / weights.sum())
 
 
 def scans(rng: np.random.Generator) -> Any:
-    """Rounds over the same rows, and others in between."""
+    """Repeated scans over the same rows, with others in between."""
     rounds = np.arange(REQUESTS) % 900
     return np.where(rng.random(REQUESTS) < 0.2, 5000 + rng.zipf(1.3, REQUESTS) % 500, rounds)
 
@@ -43,7 +43,7 @@ def misses(keys: Any, policy: str, window: int = 0, batch_keys: int = 500) -> in
 
 
 def simulated(keys: Any, cache: Any) -> int:
-    """Misses of a simulator, which is told when each key comes next."""
+    """Counts the misses of a simulator, which is given each key's next use."""
     nexts, later = np.empty(len(keys), np.int64), {}
     for at in range(len(keys) - 1, -1, -1):
         nexts[at] = later.get(keys[at], NEVER)
@@ -64,9 +64,9 @@ def test_misses_are_those_of_a_simulator(trace: Any) -> None:
     sieve = simulated(keys, libcachesim.Sieve(SLOTS, hashpower=16))
     assert misses(keys, "sieve") == sieve
     s3fifo = simulated(keys, libcachesim.S3FIFO(SLOTS, hashpower=16))
-    # Theirs counts the share of the small queue from what it may have, ours from what is there.
+    # libCacheSim bases the small queue's share on the capacity, Penstock on the current content.
     assert misses(keys, "s3fifo") == pytest.approx(s3fifo, rel=0.005)
-    # Theirs has to take what is needed again later than all that it has.
+    # libCacheSim has to admit rows that are needed later than all cached ones.
     belady = simulated(keys, libcachesim.Belady(SLOTS, hashpower=16))
     known = misses(keys, "sieve", window=len(keys))
     assert belady * 0.99 <= known <= belady

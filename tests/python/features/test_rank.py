@@ -1,4 +1,4 @@
-"""Hot sets are the nodes that samplers come to most."""
+"""Hot sets are the nodes that samplers visit most."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def graphs(draw: Any) -> tuple[Any, Any]:
 
 
 def walked(colptr: Any, row: Any, damping: float, rounds: int) -> Any:
-    """Where walks are, by a matrix with a row for each node."""
+    """Computes the distribution of random walks by a dense matrix."""
     nodes = len(colptr) - 1
     steps = np.zeros((nodes, nodes))
     for node in range(nodes):

@@ -30,7 +30,7 @@ def _refusal(reader: Any, row: int, out: Any) -> penstock.CorruptCheckpointError
 
 
 def flip(descriptor: int, offset: int, bit: int) -> None:
-    """Makes one bit of a file another."""
+    """Flips a bit of a file."""
     (byte,) = os.pread(descriptor, 1, offset)
     os.pwrite(descriptor, bytes([byte ^ 1 << bit]), offset)
 
@@ -39,7 +39,7 @@ def flip(descriptor: int, offset: int, bit: int) -> None:
 def test_each_of_ten_thousand_flipped_bits_is_told_with_its_row(
     disk_path: Path, columns: int
 ) -> None:
-    """Of rows that are a block, share one, or straddle two; the padding counts as well."""
+    """Rows of one block, rows that share one, and rows across several; padding counts as well."""
     rows = 4096 * 2048 // (columns * 4)
     table = numbers(rows, columns)
     write(disk_path / "table", table, align=False)
@@ -52,7 +52,7 @@ def test_each_of_ten_thousand_flipped_bits_is_told_with_its_row(
     flips = FLIPS if columns == 1024 else FLIPS // 10
     # No place twice.
     places = random.choice(content.size * 8, flips, replace=False)
-    # Through the page cache, where what is flipped need not be written back.
+    # Through the page cache, as flipped bits may not be written back yet.
     reader, workers = reader_of(source, "off")
     out = np.zeros((1, columns), np.float32)
     told = 0
@@ -112,7 +112,7 @@ def test_verify_and_load_find_it_too(disk_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_checksums_are_found_when_the_table_is(disk_path: Path, seed: int) -> None:
-    """By the digest that the checkpoint has of them: nothing is read with wrong ones."""
+    """By the checkpoint's digest of them: no row is read with wrong checksums."""
     write(disk_path / "table", numbers(3000, 128))
     tensors = {one.name: one for one in penstock.inspect(disk_path / "table").tensors}
     checks = tensors["features.crc32c"]

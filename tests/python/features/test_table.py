@@ -1,4 +1,4 @@
-"""Tables whose rows are written anew: what is looked up, kept, folded, snapshot."""
+"""Tables whose rows are updated: lookups, retention, compaction, snapshots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(table, ids, value):
 
 
 def assert_holds(table, expected):
-    """Each row is of the value it was written with; 0 of those that never were."""
+    """Checks that each row has the value of its last write; 0 if it was never written."""
     ids = torch.arange(ROWS)
     rows = table.lookup(ids)
     values = torch.tensor([expected.get(int(one), 0) for one in ids])
@@ -115,7 +115,7 @@ def test_rows_come_as_they_were_given_at_first(disk_path):
         Table.create(
             disk_path / "u", 200, columns, init=[{"weight": np.zeros((300, 4), np.float32)}]
         )
-    # What was begun is no table, and in nobody's way.
+    # An unfinished creation is no table, and does not block a new one.
     with pytest.raises(penstock.CheckpointNotFoundError):
         Table(disk_path / "u")
     Table.create(disk_path / "u", 200, columns).close()
@@ -317,8 +317,8 @@ def test_a_trace_shows_what_was_done(disk_path):
 
 
 def test_a_fold_under_way_keeps_the_table(disk_path):
-    """What was flushed by who opens it next is not folded away by who had it before."""
-    # Else its workers go with it.
+    """Rows flushed by the next owner are not removed by the previous owner's compaction."""
+    # Keeps the workers alive, which would end with the table.
     with for_rows() as workers:
         workers.write(np.zeros(1), disk_path / "other", 0).result()
         table = made(disk_path / "t")
@@ -453,7 +453,7 @@ def test_tables_of_one_cache_come_and_go(disk_path):
 
 
 def test_rows_that_move_during_a_lookup_are_those_that_were_written_last(disk_path):
-    """A large one looks step by step, and a fold may end between two of them."""
+    """A large lookup runs in steps, and a compaction may end between two of them."""
     count = 50_000
     path, columns = disk_path / "t", {"v": ((), "int64")}
     with Table.create(path, count, columns, cache=Cache(4096)) as table:

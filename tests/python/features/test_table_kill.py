@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: what a table has acknowledged is there, and no row is torn."""
+"""SIGKILL at random moments: a table has its acknowledged rows, and no row is torn."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_was_flushed_is_there_after_any_kill(disk_path):
         assert line, "it ended"
         time.sleep(random_.random() * SECONDS_MAX)
         victim.send_signal(signal.SIGKILL)
-        # A line that the kill cut short was not acknowledged.
+        # A truncated line was not acknowledged.
         lines = [one for one in (line, *victim.stdout) if one.endswith("\n")]
         acknowledged = [[int(number) for number in one.split()] for one in lines]
         victim.wait()
@@ -68,6 +68,6 @@ def test_what_was_flushed_is_there_after_any_kill(disk_path):
         assert (value == value[:, :1]).all(), "a row is torn"
         found = value[:, 0]
         assert torch.where(found > 0, rows["id"], torch.arange(ROWS)).equal(torch.arange(ROWS))
-        # The one under way when it was killed may be there, or some of its rows.
+        # The update under way at the kill may be there, or some of its rows.
         assert ((found == least) | (found == last + 1)).all()
         least, first = found, last + 2

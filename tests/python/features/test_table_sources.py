@@ -1,4 +1,4 @@
-"""`penstock.features.source.find`: tables of every kind, and files that are not what they say."""
+"""`penstock.features.source.find`: tables of every kind, and files that lie about themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LABELS = np.arange(50)
 
 
 def assert_gathered(source: Source, table: Any) -> None:
-    """Whether what is gathered of a source is what the table has."""
+    """Checks that gathered rows of a source equal the table's."""
     ids = np.random.default_rng(1).integers(0, len(table), 200)
     with Features(source) as features:
         assert features.gather(ids).tobytes() == table[ids].tobytes()
@@ -45,7 +45,7 @@ def safetensors(path: Path, table: Any, **others: Any) -> Path:
 
 
 def test_a_tensor_of_a_checkpoint(tmp_path: Path) -> None:
-    """Where it lies in the state, whatever else is there, and also a part of another tensor."""
+    """By its name in the state, among other values, and also as part of another tensor."""
     whole = torch.from_numpy(TABLE.copy())
     state = {
         "nodes": {"paper": whole, "year": torch.from_numpy(LABELS), "some": whole[10:30]},
@@ -106,7 +106,7 @@ def test_a_table_that_several_ranks_have_saved(jobs: Any, disk_path: Path) -> No
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    """A file, a directory, and one with an index, which says what of the directory counts."""
+    """A file, a directory, and one with an index, which lists the files that count."""
     file = safetensors(tmp_path / "a.safetensors", TABLE, labels=LABELS)
     for path in (file, tmp_path):
         source = find(path)
@@ -392,7 +392,7 @@ def test_checks_of_a_kind_that_is_not_known_are_none(tmp_path: Path) -> None:
 
 
 def test_a_table_stays_what_it_is_when_its_checkpoint_is_copied(tmp_path: Path) -> None:
-    """Its note and its checksums are part of the state that a salvage copies."""
+    """Its metadata and checksums are part of the state that a salvage copies."""
     table = numbers(500, 600)
     write(tmp_path / "a", table, align=True, key="x")
     penstock.salvage(tmp_path / "a", tmp_path / "b")

@@ -1,4 +1,4 @@
-"""`penstock.features.write`: what is written, and what is left when it is not."""
+"""`penstock.features.write`: the written table, and the remains of a failed write."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_types_that_safetensors_has_learnt_are_rows_for_others_too(
 def test_what_was_written_is_there(
     disk_path: Path, rows: int, row_shape: tuple[int, ...], dtype: Any, align: Any
 ) -> None:
-    """As our state, as a file of safetensors, for an independent reader, and as rows."""
+    """As a Penstock state, as a safetensors file, by the independent reader, and as rows."""
     table = numbers(rows, *row_shape, dtype=dtype)
     path = disk_path / "table"
     report = write(path, table, align=align)
@@ -116,7 +116,7 @@ def test_what_was_written_is_there(
 
 
 def test_each_block_has_its_checksum(tmp_path: Path) -> None:
-    """Also the last one, which is shorter, and of rows with padding."""
+    """Also the last block, which is shorter, and rows with padding."""
     for rows, columns in ((7, 300), (7, 700)):
         table = numbers(rows, columns)
         write(tmp_path / "table", table, overwrite=True)
@@ -132,7 +132,7 @@ def test_each_block_has_its_checksum(tmp_path: Path) -> None:
 
 
 def test_chunks_make_the_file_that_the_whole_makes(disk_path: Path) -> None:
-    """However they are cut, counted or not, arrays or tensors, in memory that is used again."""
+    """However the table is cut: counted or not, arrays or tensors, in reused memory."""
     table = numbers(9_000, 600)
     assert table.nbytes > PIECE_BYTES
     buffer = np.empty((700, 600), np.float32)
@@ -319,7 +319,7 @@ def test_a_full_disk_is_an_error_that_says_so(
             write(disk / "table", chunks(), shape=(count, 1024), dtype=np.float32)
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.path == str(disk / "table")
-        # Where the size is known no row is asked for in vain.
+        # If the size is known, no further chunk is requested.
         assert bool(asked) == (count is None)
         assert not (disk / "table").exists()
         write(disk / "table", numbers(1_000, 1024))

@@ -1,4 +1,4 @@
-"""A file that is touched while a table is open: other bytes are an error, other names are none."""
+"""A file changed while a table is open: other bytes are an error, other metadata is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 1000
 
 
 def changed(path: Path, *, byte: bytes | None = None) -> bytes:
-    """Overwrites the last row in place, and puts the time of modification back."""
+    """Overwrites the last row in place, and restores the modification time."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(-32, os.SEEK_END)
@@ -60,7 +60,7 @@ def test_a_name_hides_no_change_of_a_file_of_others(foreign: Path, rename: Any) 
 
 
 def test_a_new_name_of_a_file_of_others_is_an_error_that_says_so(foreign: Path) -> None:
-    """Nothing tells it from a change: such files have no digests."""
+    """It looks the same as a change: foreign files have no digests."""
     with features.open(foreign) as table:
         linked(foreign)
         with pytest.raises(penstock.CorruptCheckpointError, match=r"a name \(a hard link\).*open"):
@@ -71,7 +71,7 @@ def test_a_new_name_of_a_file_of_others_is_an_error_that_says_so(foreign: Path) 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, Path]:
-    """A checkpoint whose table has no checksums of its rows, and its file."""
+    """Saves a checkpoint whose table has no checksums of its rows; returns it and its file."""
     penstock.save(tmp_path / "a", {"x": torch.ones(ROWS, 8)})
     return tmp_path / "a", next((tmp_path / "a").glob("shard-*"))
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_compared_with_its_digests_once_a_file_gets_a_name(
 
 
 def test_rows_of_a_time_when_a_file_differed_are_never_given(saved: tuple[Path, Path]) -> None:
-    """The cache may have them, also where the file is as it was by then."""
+    """The cache may have them, even if the file is restored by then."""
     path, shard = saved
     with features.open(path, cache=features.Cache(1 << 20)) as table:
         old = changed(shard)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def deepspeed_here():
-    """DeepSpeed in a rank of a job, as its launcher would have begun it."""
+    """Initializes DeepSpeed in a rank of a job, as its launcher does."""
     os.environ.update(
         DS_ACCELERATOR="cpu",
         RANK=str(dist.get_rank()),
@@ -20,20 +20,20 @@ def deepspeed_here():
     )
     import deepspeed
 
-    # An op of its own for collectives, which it would compile.
+    # DeepSpeed would compile its own op for collectives.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # It refuses processors without instructions for half precision, which are only slower.
+    # It refuses processors without half-precision instructions, which are only slower.
     deepspeed.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.init_distributed("gloo")
     return deepspeed
 
 
 def config_of(stage, dtype, **further):
-    """A configuration of DeepSpeed's.
+    """Returns a configuration of DeepSpeed.
 
     Args:
-        stage: Of ZeRO.
-        dtype: What it calls a type.
+        stage: Stage of ZeRO.
+        dtype: DeepSpeed's name of a type.
         further: Settings of that type.
     """
     config = {

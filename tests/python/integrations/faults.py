@@ -1,10 +1,9 @@
-"""One call of DeepSpeed's async_io on storage that fails, and what is seen of it.
+"""One call of DeepSpeed's async_io on failing storage, and its outcome.
 
     python faults.py FAULT PATH
 
-PATH is a file of 1 MiB of the byte 7, or one that is to be written. Prints ``raised NAME``,
-``right`` or ``N bytes wrong``; a process that aborts prints nothing. The faults are those of
-`FAULTS`.
+PATH is a file of 1 MiB of the byte 7, or a file to write. Prints ``raised NAME``, ``right`` or ``N
+bytes wrong``; a process that aborts prints nothing. `FAULTS` lists the faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A program of examples/ that is killed again and again, and compared when it comes to its end."""
+"""A program of examples/ that is killed repeatedly; each run that ends is compared."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from documentation.test_example_programs import Program, said
 
 EVERY = 4
 KEPT = 3
-"""Checkpoints that the programs keep; a kill before older ones are deleted leaves one more."""
+"""Checkpoints that the programs keep; a kill before a deletion leaves one more."""
 
 
 def survives(name, directory, kills, seed, *, complete, popen, ranks=None, steps=60):
-    """Kills a program at random moments, and has it go on, until it was killed as often.
+    """Kills a program at random moments and restarts it, until it was killed so often.
 
     Args:
         name: The program.
-        directory: Where runs may be.
-        kills: How often.
-        seed: Of the moments.
-        complete: The steps of the complete checkpoints below the directory of a run.
-        popen: What starts it.
-        ranks: How many it has, if it has several.
-        steps: Of a run, after whose end another one begins.
+        directory: Directory of the runs.
+        kills: Number of kills.
+        seed: Seed of the random moments.
+        complete: Returns the steps of the complete checkpoints below a run's directory.
+        popen: Starts the program.
+        ranks: Number of ranks, if there are several.
+        steps: Steps of a run, after which another one begins.
     """
     tell("seed", seed)
     chooser = random.Random(seed)
@@ -50,7 +50,7 @@ def survives(name, directory, kills, seed, *, complete, popen, ranks=None, steps
             program.kill()
         lines = program.lines
         if before:
-            # Not the beginning, nor an older one than the newest.
+            # Not the beginning, and no step older than the newest complete one.
             resumed = [line for line in lines if line.startswith(("resumed", "a new run"))]
             assert resumed in ([], [f"resumed from step {before[-1]}"]), (resumed, before)
         if any(line.startswith("digest") for line in lines):

@@ -1,9 +1,9 @@
-"""One rank of a job that Slurm signals before it ends, and queues again.
+"""One rank of a job that Slurm signals before its end, and requeues.
 
     python lightning_requeue_worker.py DIRECTORY train|shard|validate
 
-The signal comes to one rank before the ranks talk to each other, and to the others after it. Prints
-``name value`` lines on rank 0.
+The signal reaches one rank before the ranks communicate, and the others after it. Prints ``name
+value`` lines on rank 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEP_SIGNALLED = 2
 
 
 class Signalled(Module):
-    """Has the signal come once, in the middle of a batch."""
+    """Sends the signal once, in the middle of a batch."""
 
     has_come = False
 
@@ -54,7 +54,7 @@ class Signalled(Module):
 
 
 class Sharded(Signalled):
-    """Parameters are spread over the ranks."""
+    """Shards the parameters over the ranks."""
 
     def configure_model(self):
         if not hasattr(self.net, "unshard"):

@@ -22,7 +22,7 @@ from penstock.integrations.lightning import PenstockIO, PenstockModelParallelStr
 
 
 class Sharded(Module):
-    """Parameters are spread over the ranks."""
+    """Shards the parameters over the ranks."""
 
     def configure_model(self):
         if not hasattr(self.net, "unshard"):

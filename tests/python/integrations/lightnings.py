@@ -1,4 +1,4 @@
-"""A small run of Lightning's Trainer, whose every step shows in its losses."""
+"""A small run of Lightning's Trainer; every step shows in its losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 
 
 class Module(lightning.LightningModule):
-    """Draws random numbers of all kinds: dropout of PyTorch's, noise of NumPy's and Python's."""
+    """Draws random numbers of all kinds: PyTorch's dropout, noise of NumPy and Python."""
 
     def __init__(self, width=16, config=None):
         super().__init__()
@@ -56,7 +56,7 @@ def loader(kind=DataLoader, **options):
 
 
 def trainer(directory, *plugins, epochs=3, callbacks=None, **options):
-    """A trainer that says nothing and saves each epoch, unless it is told otherwise."""
+    """Returns a quiet trainer that saves each epoch by default."""
     if callbacks is None:
         callbacks = [ModelCheckpoint(dirpath=directory, save_top_k=-1)]
     options = {"accelerator": "cpu", "devices": 1, "logger": False} | options
@@ -74,7 +74,7 @@ def trainer(directory, *plugins, epochs=3, callbacks=None, **options):
 
 
 def fit(one, module=None, data=None, validation=None, ckpt_path=None, **options):
-    """Trains from the same beginning each time; the module."""
+    """Trains from the same initial state each time; returns the module."""
     lightning.seed_everything(1, verbose=False)
     module = module or Module()
     with warnings.catch_warnings():

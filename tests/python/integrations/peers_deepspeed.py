@@ -1,4 +1,4 @@
-"""DeepSpeed on our ops, for `make peers-deepspeed`: ZeRO-Infinity, and storage that fails."""
+"""DeepSpeed on Penstock's ops, for `make peers-deepspeed`: ZeRO-Infinity, and failing storage."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _train(directory: Path, device: str) -> dict[str, Any]:
 def test_training_from_storage_is_training_from_memory(tmp_path: Path) -> None:
     """Each loss has the same bits.
 
-    Those after resuming from storage are compared in docs/deepspeed.md: they differ from the first
-    ones with DeepSpeed's own ops as well.
+    docs/deepspeed.md compares those after a resume from storage: they differ from the first ones
+    with DeepSpeed's own ops as well.
     """
     (tmp_path / "nvme").mkdir()
     (tmp_path / "cpu").mkdir()
@@ -70,7 +70,7 @@ def _plain(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _unreadable(directory: Path) -> Iterator[Path]:
-    """A file on btrfs that has another content than its checksums say, in one page."""
+    """Yields a file on btrfs with one page that does not match its checksum."""
     with mounted("btrfs", directory / "disk", 256 * MIB) as disk:
         _file(disk)
     image = (directory / "disk").with_suffix(".img")
@@ -87,7 +87,7 @@ def _unreadable(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _gone(directory: Path) -> Iterator[Path]:
-    """A file on a file system that has been shut down, as when its disk has vanished."""
+    """Yields a file on a file system that has been shut down, as if its disk had vanished."""
     with mounted("ext4", directory / "disk", 64 * MIB) as disk:
         path = _file(disk)
         fd = os.open(disk, os.O_RDONLY)
@@ -126,7 +126,7 @@ def _limit() -> None:
 def test_what_fails_raises(
     tmp_path: Path, record_property: Any, fault: str, storage: Any, ours: str
 ) -> None:
-    """And what comes of it with DeepSpeed's own op, where that can be compiled, is shown."""
+    """Also prints the outcome of DeepSpeed's own op, if it can be compiled."""
     outcomes = []
     for command, name in ((OURS, "ours"), (THEIRS, "theirs")):
         directory = tmp_path / name

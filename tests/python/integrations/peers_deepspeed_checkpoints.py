@@ -1,6 +1,6 @@
-"""A plug-in of pytest for `make peers-deepspeed-checkpoints`: DeepSpeed's tests save by Penstock.
+"""A pytest plug-in for `make peers-deepspeed-checkpoints`: DeepSpeed's tests save by Penstock.
 
-Their tests run in processes of their own, which get `prepare` called before anything else.
+Their tests run in processes of their own, which call `prepare` first.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ REFUSED = {
     f"test_checkpoint_unique_tag[{mode}]": "each rank has a tag of its own, which is refused"
     for mode in ("WARN", "IGNORE")
 }
-"""What they test and Penstock does not do, and why."""
+"""Tests of features that Penstock does not support, with the reasons."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option to leave all to DeepSpeed's own engine, which tells whose failure one is."""
+    """Adds the option to use DeepSpeed's own engine, which shows whose failure a failure is."""
     parser.addoption("--theirs", action="store_true", help="save by DeepSpeed's own engine")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Has `prepare` called in the processes of the tests."""
-    # Their conftest has put it before what is installed.
+    """Makes the processes of the tests call `prepare`."""
+    # Their conftest has put it before the installed packages.
     checkout = str(session.config.rootpath.parent)
     sys.path[:] = [path for path in sys.path if path != checkout]
-    # By itself DeepSpeed allows one process for each node of memory.
+    # By default DeepSpeed allows one process for each node of memory.
     os.environ["LOCAL_SIZE"] = str(PROCESSES_MAX)
-    # What each process would take seconds to import.
+    # Each process would take seconds to import these.
     multiprocessing.set_forkserver_preload(["deepspeed", "torch._dynamo"])
     torch.multiprocessing.Pool = functools.partial(  # type: ignore[assignment]
         torch.multiprocessing.Pool,
@@ -49,7 +49,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is refused, and has no test that fails wait for its processes."""
+    """Skips unsupported tests, and makes failing tests end their processes."""
     common = importlib.import_module("unit.common")
     common.DistributedExec._close_pool = _end
     for item in items:
@@ -64,21 +64,21 @@ def _end(self: Any, pool: Pool, processes: int, force: bool = False) -> None:
 
 
 def prepare(theirs: bool) -> None:
-    """Has a process save by Penstock, and run what it could not on the CPU."""
+    """Makes a process save by Penstock, and enables tests on the CPU."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
     from penstock.integrations.deepspeed import checkpoint_engine
 
-    # Tests compare it, and release 0.19.8 has it no more.
+    # Tests compare it, but release 0.19.8 no longer has it.
     deepspeed.DeepSpeedEngine.sparse_tensor_module_names = frozenset()
-    # Processors without instructions for half precision are refused: they are only slower.
+    # Processors without half-precision instructions are refused: they are only slower.
     get_accelerator().is_fp16_supported = lambda: True
     # An op for collectives, which would be compiled.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not theirs:
         checkpoint_engine.install()
-        # Tests look into the files of a tag.
+        # Tests inspect the files of a tag.
         torch.load = _loading(torch.load)
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate with Penstock: what is saved, what comes back, what is refused."""
+"""Hugging Face Accelerate with Penstock: saves, resumes, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def forget():
 
 
 class Run:
-    """A small training with everything in it; ``penstock`` says by whom it is saved."""
+    """A small training with all kinds of state; ``penstock`` chooses the library that saves it."""
 
     def __init__(self, directory=None, *, penstock=True, limit=None, loader=(True, True), **how):
         forget()
@@ -97,12 +97,12 @@ class Run:
         return self.progress.state["step"]
 
     def train(self, until, every=None):
-        """Trains up to a step, and returns what each loss was."""
+        """Trains up to a step, and returns each step's loss."""
         losses = []
         while self.step < until:
             for batch in self.loader:
                 with self.accelerator.accumulate(self.model):
-                    # Of all generators that there are.
+                    # Draws from each kind of generator.
                     noise = np.random.random() + np.random.default_rng(0).random()
                     loss = self.model(batch).sum() + noise
                     self.accelerator.backward(loss)
@@ -126,7 +126,7 @@ def checkpoints(directory):
 
 
 def damaged(path):
-    """Cuts the manifest of a checkpoint, so that it is there and makes no sense."""
+    """Truncates the manifest of a checkpoint, so that it exists but is invalid."""
     with open(path / "manifest.json", "r+b") as file:
         file.truncate(100)
 
@@ -171,7 +171,7 @@ def test_what_is_saved_is_one_checkpoint_with_the_names_of_accelerate(tmp_path):
     assert state["custom_checkpoint_0"] == {"step": 3}
     assert state["scaler"]["scale"] == 8.0
     assert not [name for name in os.listdir(path) if name.endswith((".bin", ".pkl", ".pt"))]
-    # To the same place again, as theirs.
+    # To the same path again, as Accelerate allows.
     run.train(4)
     run.accelerator.save_state(tmp_path / "state")
     assert penstock.load(path)["custom_checkpoint_0"] == {"step": 4}
@@ -272,7 +272,7 @@ def test_the_limit_deletes_only_what_is_older_than_the_newest(tmp_path):
     run = Run(tmp_path, limit=2)
     run.train(5, every=1)
     assert checkpoints(tmp_path) == ["checkpoint_3", "checkpoint_4"]
-    # One that a kill has left, one that is deleted half, and one of a user.
+    # A directory that a kill left, a half-deleted one, and one of a user.
     os.remove(tmp_path / "checkpoints" / "checkpoint_3" / "manifest.json")
     (tmp_path / "checkpoints" / ".checkpoint_1.removing").mkdir()
     (tmp_path / "checkpoints" / "best").mkdir()
@@ -343,7 +343,7 @@ def test_the_newest_is_the_highest_number_that_is_complete(tmp_path):
     with pytest.warns(penstock.PenstockWarning, match="checkpoint_10 is passed over"):
         resumed.accelerator.load_state()
     assert resumed.step == 10
-    # Onto what the interrupted save has left.
+    # Into the remains of the interrupted save.
     resumed.train(11, every=1)
     assert penstock.verify(root / "checkpoint_10").ok
     with pytest.raises(penstock.CheckpointExistsError, match="went further"):
@@ -374,7 +374,7 @@ def test_what_accelerate_saved_is_loaded_by_its_own_code(tmp_path):
     got = run.train(8)
     run.accelerator.save_state()
     assert checkpoints(tmp_path) == ["checkpoint_0", "checkpoint_1"]
-    # Dropout draws other numbers: it is their loader that draws a seed when it begins again.
+    # Dropout draws other numbers: Accelerate's loader draws a seed when it restarts.
     assert len(got) == len(wanted)
     resumed = Run(tmp_path)
     resumed.accelerator.load_state()
@@ -472,7 +472,7 @@ def test_what_is_not_supported_is_refused(monkeypatch):
 
 @pytest.fixture
 def newer(monkeypatch):
-    """An Accelerate of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested Accelerate is installed."""
     found = versions.version
     monkeypatch.setattr(
         versions, "version", lambda name: "99.0" if name == "accelerate" else found(name)
@@ -534,7 +534,7 @@ def test_a_model_is_where_readers_of_models_look_for_it(tmp_path, how):
 
 
 def begin_rank(directory, *, is_sharded, limit=None, seed=3, is_seedable=True):
-    """A training on one of the ranks of a job."""
+    """Starts a training on one of the ranks of a job."""
     forget()
     rank, size = dist.get_rank(), dist.get_world_size()
     for name in ("RANK", "LOCAL_RANK"):
@@ -551,7 +551,7 @@ def begin_rank(directory, *, is_sharded, limit=None, seed=3, is_seedable=True):
         ),
     )
     if is_sharded:
-        # It knows FSDP on devices only; on the CPU all the rest of it works.
+        # Accelerate supports FSDP on devices only; on the CPU everything else works.
         shared = AcceleratorState._shared_state
         shared["distributed_type"] = type(accelerator.distributed_type).FSDP
         shared["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
@@ -566,7 +566,7 @@ def begin_rank(directory, *, is_sharded, limit=None, seed=3, is_seedable=True):
 
 
 def run_rank(directory, steps, *, is_sharded, resumes=False, saves=True, seed=3):
-    """The losses of one rank, and its weights."""
+    """Returns the losses of one rank, and its weights."""
     accelerator, model, optimizer, loader = begin_rank(directory, is_sharded=is_sharded, seed=seed)
     if saves:
         enable(accelerator, groups={"model": ""}, files={"config.json": b"{}"})
@@ -610,11 +610,11 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
     how = {"is_sharded": is_sharded}
     straight = run_ranks(jobs, str(tmp_path / "straight"), 6, **how)
     first = run_ranks(jobs, str(tmp_path / "run"), 4, **how)
-    # The order of the data is that of the run which was saved, whatever seed this one begins with.
+    # The saved run determines the order of the data, whatever seed the new one has.
     second = run_ranks(jobs, str(tmp_path / "run"), 2, resumes=True, seed=4, **how)
     path = tmp_path / "run" / "checkpoints" / "checkpoint_0"
     assert penstock.inspect(path).world_size == 2
-    # Of pieces there is no index.
+    # There is no index for sharded tensors.
     assert (path / "model.safetensors.index.json").exists() != is_sharded
     assert (path / "config.json").exists()
     for rank in range(2):
@@ -624,7 +624,7 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
 
 
 def warned_of_order(directory, is_seedable):
-    """Whether a rank is warned when it saves in the middle of an epoch."""
+    """Returns whether a rank is warned when it saves in the middle of an epoch."""
     accelerator, *_, loader = begin_rank(directory, is_sharded=False, is_seedable=is_seedable)
     enable(accelerator)
     with warnings.catch_warnings(record=True) as told:
@@ -641,7 +641,7 @@ def test_ranks_are_warned_of_an_order_that_cannot_come_back(jobs, tmp_path, is_s
 
 
 def _look():
-    """What a rank is told of a search that fails on the first one."""
+    """Returns the path of a rank's error after a search that failed on the first rank."""
 
     def find():
         if dist.get_rank():
@@ -660,7 +660,7 @@ def test_what_the_first_rank_finds_is_an_error_or_a_checkpoint_of_all(jobs):
 
 
 def complete(directory):
-    """The steps of what is complete in the directory of the example."""
+    """Returns the complete steps in the directory of the example."""
     found = (directory / "checkpoints").glob("checkpoint_*/manifest.json")
     states = [penstock.load(one.parent, keys="custom_checkpoint_0.step") for one in found]
     return sorted(state["custom_checkpoint_0"]["step"] for state in states)

@@ -47,7 +47,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def together(ranks, *commands):
-    """Runs commands of the worker, one after the other, on ranks that are forked."""
+    """Runs commands of the worker, one after the other, on forked ranks."""
     with closing(Job(ranks)) as job:
         for command in commands:
             name, *arguments = command.split(":")
@@ -55,7 +55,7 @@ def together(ranks, *commands):
 
 
 def launch(ranks, *commands):
-    """The same on ranks that are programs, which may have children; returns what they said."""
+    """Runs commands on ranks in new interpreters, which may have children; returns the output."""
     processes = [
         forks.RankPopen(
             [dcp_worker.__file__, *commands],
@@ -88,7 +88,7 @@ def load(state, path, planner=None):
 
 
 def blank(state):
-    """The same structure with nothing in it."""
+    """Returns the same structure with blank values."""
     if isinstance(state, torch.Tensor):
         return torch.full_like(state, 0 if state.dtype == torch.bool else 1)
     if isinstance(state, dict):
@@ -121,7 +121,7 @@ def make_state():
 
 
 def flatten_keys(state):
-    """A state as DCP gives it back: keys are text, an OrderedDict is a dict, nothing is tied."""
+    """Returns a state as DCP restores it: text keys, no OrderedDict, no ties."""
     if isinstance(state, dict):
         return {str(key): flatten_keys(value) for key, value in state.items()}
     if isinstance(state, torch.Tensor):
@@ -161,7 +161,7 @@ class TestOneProcess:
         assert list(some) == ["optim"]
 
     def test_paths_that_the_tree_does_not_show(self, tmp_path):
-        """An empty dictionary is nothing to DCP, and leaves a hole in the list it was in."""
+        """DCP ignores an empty dictionary, which leaves a hole in its list."""
         save({"l": [{}, 5], "w": torch.ones(2)}, tmp_path / "a")
         assert_same(penstock.load(tmp_path / "a"), {"l": [None, 5], "w": torch.ones(2)})
         metadata = StorageReader(tmp_path / "a").read_metadata()
@@ -225,7 +225,7 @@ class TestOneProcess:
 
 
 class TestTargets:
-    """Where tensors are loaded to."""
+    """Targets of loads."""
 
     def test_of_any_strides_and_types(self, tmp_path):
         weight = torch.randn(6, 8)
@@ -255,7 +255,7 @@ class TestTargets:
             assert torch.equal(target.float(), expected), target.dtype
 
     def test_that_share_memory(self, tmp_path):
-        """One memory gets what is stored for both names, or the load says that they differ."""
+        """Shared memory gets both names' stored value, or the load raises that they differ."""
         both = torch.full((100_000,), 2.0)
         save({"a": both.clone(), "b": both.clone()}, tmp_path / "same")
         shared = torch.zeros(100_000)
@@ -270,7 +270,7 @@ class TestTargets:
     @pytest.mark.parametrize("bounded", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_that_overlap_in_part(self, tmp_path, monkeypatch, dtype, bounded):
-        """Windows of one memory get what is stored for each, or the load says that they differ."""
+        """Overlapping windows get their stored values, or the load raises that they differ."""
         if bounded:
             monkeypatch.setattr(opened, "BOUNCE_BYTES_MAX", 1)
         whole = torch.arange(8.0)
@@ -283,7 +283,7 @@ class TestTargets:
         for targets in ({"a": memory[:6], "b": memory[4:]}, {"b": memory[4:], "a": memory[:6]}):
             with pytest.raises(CheckpointException, match=r"[ab]: shares memory with [ab] in the"):
                 load(targets, tmp_path / "apart")
-        # Elements that lie between each other share nothing.
+        # Interleaved elements do not overlap.
         memory = torch.zeros(12, dtype=dtype)
         save({"a": whole[:6].clone(), "b": whole[:6] + 100}, tmp_path / "between")
         load({"a": memory[::2], "b": memory[1::2]}, tmp_path / "between")
@@ -379,7 +379,7 @@ class TestFailures:
         found = {"small": torch.zeros(4), "n": 0}
         dcp.load(found, storage_reader=reader, no_dist=True)
         assert_same(found, {"small": torch.ones(4), "n": 5})
-        # What is missing is DCP's to decide on.
+        # DCP decides about missing keys.
         found = {"w": torch.zeros(1 << 20), "mixed": [torch.zeros(1 << 18), 0], "n": 0}
         with pytest.raises(dcp.CheckpointException, match=r"Missing key.*: (w|mixed)"):
             dcp.load(found, storage_reader=reader, no_dist=True)
@@ -428,7 +428,7 @@ class TestFailures:
             assert line, "it did not save"
             time.sleep(chance.uniform(0, 0.3))
             process.kill()
-            # A line that the kill cut short was not acknowledged.
+            # A truncated line was not acknowledged.
             said = [line, *process.stdout.read().splitlines(keepends=True)]
             process.stdout.close()
             process.wait()
@@ -440,7 +440,7 @@ class TestFailures:
 
 
 class TestStorage:
-    """What DCP asks of a storage beside saving and loading."""
+    """The other methods of DCP's storage interface."""
 
     def test_it_is_pickled_without_what_it_works_on(self, tmp_path):
         writer = StorageWriter(

@@ -1,4 +1,4 @@
-"""`penstock.integrations.dcp.install`: DCP on Penstock where only a ``checkpoint_id`` is given."""
+"""`penstock.integrations.dcp.install`: DCP on Penstock with nothing but a ``checkpoint_id``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ needs_stager = pytest.mark.skipif(
     not hasattr(state_dict_saver, "DefaultStager"),
     reason="PyTorch before 2.9 makes no stager itself",
 )
-# From PyTorch 2.7 on a rank can save for itself.
+# From PyTorch 2.7 on a rank can save alone.
 HAS_NO_DIST = "no_dist" in inspect.signature(state_dict_saver.save).parameters
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_DCP_KILLS", "3"))
 SECONDS_MAX = 120
@@ -95,7 +95,7 @@ def together(ranks, *commands):
 
 
 def launch(ranks, *commands):
-    """The same on ranks that are programs: frameworks start processes and groups of their own."""
+    """Runs commands on ranks in new interpreters: frameworks start processes and groups."""
     processes = [
         forks.RankPopen(
             [dcp_install_worker.__file__, *commands],
@@ -157,7 +157,7 @@ class TestInstalling:
             again = install()
             save(tmp_path / "a", 1)
             save(tmp_path / "a", 2)
-        # The block of the first one has ended, which the second one had taken back.
+        # The first install's block has ended, after the second one had replaced it.
         save(tmp_path / "a", 3)
         assert loaded(tmp_path / "a") == 3
         with again:
@@ -314,7 +314,7 @@ class TestSaving:
         assert store.verify(2).ok
         store.delete(1)
         assert store.steps() == [2]
-        # Else torchtitan would take the directory for a checkpoint.
+        # Otherwise torchtitan would mistake the directory for a checkpoint.
         assert not os.path.exists(store.path(1))
         with install():
             save(store.path(3), 3)
@@ -460,7 +460,7 @@ class TestDcpsOwn:
                     loaded(tmp_path / name)
                 failure, _ = caught.value.failures[0]
                 assert isinstance(failure, penstock.IncompleteCheckpointError)
-            # What did not end is in nobody's way.
+            # An unfinished save does not block the next one.
             save(tmp_path / "unfinished", 2)
             assert loaded(tmp_path / "unfinished") == 2
 
@@ -499,7 +499,7 @@ class TestClasses:
                 assert isinstance(other, filesystem.FileSystemWriter)
 
     def test_what_stands_in_has_the_public_attributes_of_dcps_own(self, tmp_path):
-        """But for those of DCP's own files, and of its stager, which is not asked for."""
+        """Except for those about DCP's own files, and for its stager, which is never called."""
         stager = {name for name in dir(staging.BlockingAsyncStager()) if not name.startswith("_")}
         left_out = {"fs", "metadata_path", "rank", "storage_data", "transforms", *stager}
         left_out.discard("cache_staged_state_dict")

@@ -1,4 +1,4 @@
-"""DeepSpeed's ops on Penstock: what they return and raise, and that every process gets them."""
+"""DeepSpeed's ops on Penstock: results, errors, and their installation in every process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ aio = ops.module("async_io")
 
 @pytest.fixture(params=["aio", "gds"])
 def handle(request: pytest.FixtureRequest) -> Any:
-    """One with small blocks, so that a tensor takes several."""
+    """A handle with small blocks, so that a tensor takes several."""
     if request.param == "gds":
         return ops.module("gds").gds_handle(4096, 4, False, True, 2)
     return aio.aio_handle(4096, 4, False, True, 2)
@@ -41,7 +41,7 @@ def handle(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under `install(strict=False)`."""
+    """As after `install(strict=False)`."""
     for name, value in environment({}, strict=False).items():
         if name != "PYTHONPATH":
             monkeypatch.setenv(name, value)
@@ -131,7 +131,7 @@ def test_offsets_and_many_at_a_time(handle: Any, file: str, tensor: torch.Tensor
     assert handle.wait() == 50
     assert torch.equal(torch.cat(parts), tensor)
     assert handle.async_pwrite(parts[3], file, 4) == 0
-    # As theirs: whoever waits at the call waits for what was begun before it, too.
+    # As in DeepSpeed: a waiting call also waits for operations begun before it.
     assert handle.sync_pwrite(parts[3], file, 100_001) == 2
     content = bytearray(tensor.numpy().tobytes())
     content[4:4004] = content[100_001:104_001] = parts[3].numpy().tobytes()
@@ -176,7 +176,7 @@ def test_what_is_wrong_raises(tmp_path: Path, handle: Any, file: str, tensor: to
     for arguments, keywords in [((), {}), ((True, 0, 1), {}), ((True,), {"async": True})]:
         with pytest.raises(TypeError, match="the arguments are"):
             handle.pread(tensor, file, False, *arguments, **keywords)
-    # Nothing of this is left to wait for.
+    # No failed call leaves an operation to wait for.
     with pytest.raises(penstock.PenstockError, match="without an operation"):
         handle.wait()
 
@@ -197,7 +197,7 @@ def test_all_that_fails_is_told_and_all_has_ended(
 def test_who_waits_goes_on_when_all_is_there_whichever_thread_waited(
     tmp_path: Path, lenient: None, tensor: torch.Tensor, file: str
 ) -> None:
-    """Theirs hold a lock meanwhile: threads share handles."""
+    """DeepSpeed's ops hold a lock while waiting: threads share handles."""
     handle = aio.aio_handle(4096, 1)
     slow = tmp_path / "slow"
     slow.write_bytes(b"\x07" * (64 * MIB))
@@ -260,7 +260,7 @@ def test_what_a_signal_broke_off_is_waited_for_again(tmp_path: Path) -> None:
 
 
 def test_numbers_of_numpy_are_numbers(file: str, tensor: torch.Tensor) -> None:
-    """As to theirs: programs compute offsets and sizes with it."""
+    """As in DeepSpeed: programs compute offsets and sizes with them."""
     handle = aio.aio_handle(np.int64(4096), np.int32(4), False, True, np.int64(2))
     into = torch.zeros(10, dtype=torch.int32)
     assert handle.sync_pread(into, file, np.int64(400)) == 1
@@ -289,7 +289,7 @@ def test_validate_compares_with_what_is_stored(tmp_path: Path, tensor: torch.Ten
     handle = aio.aio_handle()
     handle.sync_pwrite(tensor, path)
     handle.pread(tensor, path, True, True)
-    # What is stored changes before the read is waited for.
+    # The stored bytes change between the read and its check.
     wrong = tensor.clone()
     wrong[-1] += 1
     while not handle._pending[0].transfer.done():
@@ -311,7 +311,7 @@ def test_validate_takes_any_layout(tmp_path: Path, handle: Any) -> None:
 def test_what_fails_behind_a_transfer_fails_once(
     tmp_path: Path, handle: Any, monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor
 ) -> None:
-    """As a copy to a device."""
+    """Like a copy to a device."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("of a device")
@@ -335,13 +335,13 @@ def test_locked_tensors(handle: Any) -> None:
         assert one.is_pinned(locked)
         assert one.is_pinned(locked[10:20])
         assert not one.is_pinned(torch.empty(1000))
-    # More than there is of it.
+    # A view beyond the tensor's end.
     beyond = locked.as_strided((1000,), (1,))
     assert handle.is_pinned(beyond)
     assert pin.free_cpu_locked_tensor(locked)
     assert not handle.is_pinned(locked)
     assert not handle.free_cpu_locked_tensor(locked)
-    # It is memory still.
+    # The memory stays valid.
     assert torch.equal(locked.fill_(3), torch.full((1000,), 3, dtype=torch.float16))
     other = pin.new_cpu_locked_tensor(num_elem=10, example_tensor=like)
     assert pin.free_cpu_locked_tensor_by_ptr(other.data_ptr())
@@ -358,7 +358,7 @@ def test_tensors_of_devices_by_gds() -> None:
 
 
 class _OfADevice(torch.Tensor):
-    """One that says so: there is no device here."""
+    """A tensor that claims to be on a device: there is none here."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     device = torch.device("cuda")  # type: ignore[assignment]
@@ -381,7 +381,7 @@ def test_a_tensor_of_a_device_is_filled_whatever_autograd_thinks_of_it(
 def _run(
     code: str, *arguments: object, command: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A program of a file of its own, as `spawn` imports it again."""
+    """Runs a program from a file of its own, which `spawn` can import."""
     directory = Path(str(arguments[0]))
     program = directory / "program.py"
     program.write_text(textwrap.dedent(code))
@@ -397,7 +397,7 @@ def _run(
 
 @pytest.mark.slow
 def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
-    """In its children of either kind, too."""
+    """Also in its children of both start methods."""
     done = _run(
         """
         import multiprocessing, sys
@@ -432,7 +432,7 @@ def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_program_by_the_command(tmp_path: Path) -> None:
-    """Their file writer and their swapper, unchanged; and a `sitecustomize` of somebody else."""
+    """DeepSpeed's file writer and swapper, unchanged; and a foreign `sitecustomize`."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.of_somebody_else = True\n")
     done = _run(
@@ -486,7 +486,7 @@ def test_a_whole_program_by_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ds_io_runs_without_libaio(tmp_path: Path) -> None:
-    """It spawns what moves the bytes."""
+    """It spawns the processes that do the I/O."""
     command = [
         *(str(Path(sys.executable).with_name("penstock")), "deepspeed", "--"),
         *(str(Path(sys.executable).with_name("ds_io")), "--engine", "aio_handle"),
@@ -527,7 +527,7 @@ def test_the_command_says_what_it_cannot_run() -> None:
 def test_a_sitecustomize_of_somebody_else_runs_as_itself(
     tmp_path: Path, theirs: str | None
 ) -> None:
-    """One that fails, or is that of another Penstock, leaves the ops installed."""
+    """One that raises, or that of another Penstock, leaves the ops installed."""
     path = tmp_path / "sitecustomize.py"
     if theirs is None:
         ours = environment({})["PYTHONPATH"]
@@ -557,7 +557,7 @@ def test_a_sitecustomize_of_somebody_else_runs_as_itself(
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package as a checkout of DeepSpeed has it on the path."""
+    """Makes a package like a checkout of DeepSpeed on the path."""
     package = tmp_path / "op_builder"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -597,7 +597,7 @@ def test_the_variables_are_added_once(tmp_path: Path) -> None:
     once = environment({"PYTHONPATH": f"{tmp_path}{os.pathsep}", "HOME": "/"}, strict=False)
     site, *others = once["PYTHONPATH"].split(os.pathsep)
     assert (Path(site) / "sitecustomize.py").exists()
-    # The working directory is among them.
+    # The path includes the working directory.
     assert others == [str(tmp_path), ""]
     assert (once["PENSTOCK_DEEPSPEED"], once["HOME"]) == ("lenient", "/")
     assert environment(once, strict=False) == once

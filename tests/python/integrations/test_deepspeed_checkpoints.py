@@ -1,4 +1,4 @@
-"""DeepSpeed with Penstock as its checkpoint engine: ZeRO 0 to 3 on two ranks, what is refused."""
+"""DeepSpeed with Penstock as its checkpoint engine: ZeRO 0 to 3 on two ranks, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 4
 
 
 def build(stage, dtype="bf16", width=WIDTH):
-    """An engine with a model of its own."""
+    """Returns an engine with a model of its own."""
     deepspeed = deepspeed_here()
     torch.manual_seed(11)
     model = torch.nn.Sequential(
@@ -41,7 +41,7 @@ def build(stage, dtype="bf16", width=WIDTH):
 
 
 def train(engine, steps):
-    """The loss of each step: of random batches and dropout, whose states have to come back."""
+    """Returns each step's loss, with random batches and dropout, whose states must be restored."""
     losses = []
     for _ in range(steps):
         width = engine.module[2].out_features
@@ -54,7 +54,7 @@ def train(engine, steps):
 
 
 def saved(directory, stage, dtype, how):
-    """Trains, saves on the way, and returns what the losses were from then on."""
+    """Trains, saves in between, and returns the losses from then on."""
     engine = build(stage, dtype)
     attach(engine, **how)
     train(engine, 2)
@@ -95,7 +95,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(jobs, tmp_path, stage, dtype, how):
 
 
 def converted(directory):
-    """What DeepSpeed's own tool makes of a tag that was written back."""
+    """Compares the results of DeepSpeed's own tool on a tag and on its copy by `to_torch`."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     from penstock.integrations.deepspeed.checkpoint_engine import to_torch
@@ -109,14 +109,14 @@ def converted(directory):
         with pytest.raises(FileExistsError):
             to_torch(directory, directory + "-torch")
         live = engine.module.state_dict()
-        # Written back for other programs; in this one, as it is.
+        # The copy is for other programs; in this one, the tag itself works.
         for path in (directory + "-torch", directory):
             found = get_fp32_state_dict_from_zero_checkpoint(path)
             assert found.keys() == live.keys()
             for name, value in found.items():
                 assert torch.equal(value.to(torch.bfloat16), live[name])
     dist.barrier()
-    # By DeepSpeed's own engine, and by ours, which leaves that to theirs.
+    # By DeepSpeed's own engine, and by Penstock's, which leaves such tags to it.
     losses = train(engine, 2)
     for is_ours in (False, True):
         other = build(2)
@@ -145,7 +145,7 @@ def test_a_tag_is_written_back_and_old_ones_are_loaded(jobs, tmp_path):
 
 
 def refused(directory):
-    """What is no complete tag, or not storable."""
+    """Incomplete tags, and unsupported values."""
     engine = build(2)
     attach(engine)
     train(engine, 1)
@@ -172,7 +172,7 @@ def refused(directory):
     attach(engine, trust=True)
     _, client_state = engine.load_checkpoint(directory)
     assert client_state["it"] is object
-    # What is no tag is a file, as theirs.
+    # A model without a tag is a plain file, as in DeepSpeed.
     engine.save_16bit_model(directory, "model.bin")
     dist.barrier()
     assert torch.load(os.path.join(directory, "model.bin")).keys() == {
@@ -189,7 +189,7 @@ def test_what_is_no_complete_tag_is_refused(jobs, tmp_path):
 
 
 def installed(directory):
-    """Every engine that is built has ours; and `latest` is as before where a save fails."""
+    """Every new engine uses Penstock's; a failed save leaves `latest` unchanged."""
     import deepspeed.runtime.engine as runtime
 
     from penstock.integrations.deepspeed import checkpoint_engine
@@ -227,11 +227,11 @@ def test_states_come_back_as_themselves(tmp_path):
     penstock.save(tmp_path / "tag", {"files": files}, metadata={"pickled": ["*.seen"]})
     found = tags.read_file(str(tmp_path / "tag" / "one.pt"), trust=True)
     assert type(found["weights"]) is OrderedDict
-    # By these, modules tell what of a state they have to bring up to date.
+    # Modules read their version from these, to update old states.
     assert found["weights"]._metadata == weights._metadata
     assert (found["counts"], found["seen"]) == (state["counts"], state["seen"])
     assert found["seen"].default_factory is list
-    # A layer of a pipeline that has no weights.
+    # A pipeline layer without weights.
     assert tags.read_file(str(tmp_path / "tag" / "none.pt"), trust=True) == {}
     with pytest.raises(penstock.CheckpointNotFoundError, match="none of it"):
         tags.read_file(str(tmp_path / "tag" / "further.pt"), trust=True)
@@ -240,7 +240,7 @@ def test_states_come_back_as_themselves(tmp_path):
 
 
 def full(directory, how):
-    """There is room for one tag and no second one."""
+    """The disk has room for one tag only."""
     engine = build(2, width=512)
     attach(engine, **how)
     ours = engine.checkpoint_engine
@@ -270,7 +270,7 @@ def full(directory, how):
     dist.barrier()
     save()
     engine.destroy()
-    # The first rank moves it, once the save of all is durable.
+    # The first rank moves it, once all ranks' saves are durable.
     dist.barrier()
     with open(os.path.join(directory, "latest")) as file:
         assert file.read() == "second"
@@ -287,7 +287,7 @@ def test_where_the_disk_is_full_the_last_tag_loads_and_training_goes_on(
 
 
 def failing(directory):
-    """What fails on the first rank alone is raised by all, and nobody waits for the other."""
+    """An error on the first rank alone is raised on all, and no rank waits for the other."""
     engine = build(0, "fp32")
     train(engine, 1)
     # By DeepSpeed itself: the second rank has no file in it.
@@ -296,13 +296,13 @@ def failing(directory):
     is_first = dist.get_rank() == 0
     with pytest.raises(penstock.CheckpointExistsError, match="saved by DeepSpeed itself"):
         engine.save_checkpoint(directory, tag="theirs")
-    # Where the directory would be, there is a file.
+    # A file takes the place of the directory.
     if is_first:
         open(os.path.join(directory, "file"), "w").close()
     dist.barrier()
     with pytest.raises(penstock.PenstockError, match="Not a directory"):
         engine.save_checkpoint(os.path.join(directory, "file"), tag="tag")
-    # What cannot be written is the latest.
+    # `latest` cannot be written.
     if is_first:
         os.remove(os.path.join(directory, "latest"))
         os.mkdir(os.path.join(directory, "latest"))
@@ -329,7 +329,7 @@ def test_what_fails_on_one_rank_is_raised_by_all(jobs, tmp_path):
 
 
 def lazily(directory, stage, dtype):
-    """Saves with the next step right behind it, and with the end."""
+    """Takes the next step, or destroys the engine, right after each save."""
     engine = build(stage, dtype, width=256)
     attach(engine, background=True, lazy=True)
     train(engine, 1)
@@ -347,13 +347,13 @@ def lazily(directory, stage, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")])
 def test_a_lazy_save_has_what_was_there_at_the_call(jobs, tmp_path, stage, dtype):
-    """Its tensors are so large that they are not copied at once."""
+    """Its tensors are too large to be copied at once."""
     jobs.of(2).call(lazily, str(tmp_path), stage, dtype, timeout_seconds=120)
     assert all(penstock.verify(tmp_path / tag).ok for tag in ("step", "end"))
 
 
 def piped(directory, stages, zero):
-    """A pipeline, whose layers are files of their own; one has no weights."""
+    """A pipeline with a file for each layer; one layer has no weights."""
     deepspeed = deepspeed_here()
 
     def engine_of(**how):
@@ -385,7 +385,7 @@ def piped(directory, stages, zero):
     engine = engine_of(background=True, lazy=True)
     losses(engine)
     engine.save_checkpoint(directory)
-    # Its steps are not those of an engine without a pipeline.
+    # It counts steps in another way than an engine without a pipeline.
     wanted = losses(engine)
     engine.destroy()
     again = engine_of()
@@ -396,13 +396,13 @@ def piped(directory, stages, zero):
 
 @pytest.mark.parametrize(("stages", "zero"), [(2, 0), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_a_pipeline_goes_on_from_a_lazy_save(jobs, tmp_path, stages, zero):
-    """With one stage both ranks read what the first has saved, of which some has no tensors."""
+    """With one stage both ranks read the first one's files, some of which have no tensors."""
     jobs.of(2).call(piped, str(tmp_path / "run"), stages, zero, timeout_seconds=120)
     assert penstock.verify(tmp_path / "run" / "global_step2").ok
 
 
 def weights(directory):
-    """The model without its optimizer, of any tag; and what says why there is none."""
+    """Loads the model without its optimizer, from any tag; and its reason if there is none."""
     engine = build(3)
     attach(engine, background=True)
     wanted = {}
@@ -410,7 +410,7 @@ def weights(directory):
         train(engine, 1)
         engine.save_checkpoint(directory, tag=tag)
         wanted[tag] = whole(engine)
-    # It waits until there is a latest, and takes that.
+    # Waits until there is a latest tag, and loads it.
     path, _ = engine.load_checkpoint(directory, load_module_only=True)
     assert os.path.basename(os.path.dirname(path)) == "second"
     for tag in ("first", "second"):
@@ -418,7 +418,7 @@ def weights(directory):
         attach(other)
         torch.manual_seed(5)
         other.load_checkpoint(directory, tag, True, False)
-        # Restored with the optimizer only.
+        # Random states are restored with the optimizer only.
         drawn = torch.rand(1)
         torch.manual_seed(5)
         assert drawn == torch.rand(1)
@@ -436,10 +436,10 @@ def weights(directory):
 
 
 def whole(engine):
-    """Its weights, of all ranks."""
+    """Returns the weights of all ranks."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    # Without their optimizer they come back as they are for the forward.
+    # Without their optimizer they are restored as the forward uses them.
     return {
         name: safe_get_full_fp32_param(value).bfloat16()
         for name, value in engine.module.named_parameters()
@@ -452,7 +452,7 @@ def test_weights_are_loaded_without_their_optimizer(jobs, tmp_path):
 
 
 def dropped(directory):
-    """The error of the last save of an engine that nobody destroys."""
+    """An engine that is never destroyed warns of the error of its last save."""
     engine = build(1)
     attach(engine, background=True)
     engine.save_checkpoint(directory, tag="one")
@@ -473,7 +473,7 @@ def test_an_engine_that_is_dropped_tells_of_a_save_that_failed(jobs, tmp_path):
 
 
 def complete(directory):
-    """The steps of the complete tags of the example, up to the one that `latest` names."""
+    """Returns the steps of the example's complete tags, up to the latest one."""
     newest = directory / "latest"
     if not newest.exists():
         return []
@@ -523,7 +523,7 @@ def test_methods_that_deepspeed_has_moved_are_named_and_nothing_is_wrapped():
 
 
 def saves_with_a_newer(directory, stage, is_broken):
-    """The error of a first save by a DeepSpeed of tomorrow, or the losses of two steps."""
+    """Returns the error of a first save with a newer DeepSpeed, or the losses of two steps."""
     deepspeed_here()
     from deepspeed import DeepSpeedEngine
 
@@ -554,7 +554,7 @@ def saves_with_a_newer(directory, stage, is_broken):
 def test_a_newer_version_is_taken_after_a_tiny_run_went_on(jobs, tmp_path, stage):
     straight = jobs.of(2).call(straight_losses, stage, 2)
     found = jobs.of(2).call(saves_with_a_newer, str(tmp_path), stage, False)
-    # Random numbers that the trial drew are given back.
+    # Random numbers that the trial drew are restored.
     assert found == straight
     assert sorted(os.listdir(tmp_path)) == ["a", "latest"]
 
@@ -570,7 +570,7 @@ def test_a_newer_version_whose_tiny_run_goes_on_otherwise_saves_nothing(jobs, tm
 
 
 class Moved:
-    """A value whose newer class does not take what was saved."""
+    """A value whose newer class does not accept its saved state."""
 
 
 def test_a_value_that_cannot_be_made_is_not_called_a_file_that_is_missing(tmp_path):

@@ -1,4 +1,4 @@
-"""Mixtures of experts by DeepSpeed, whose experts are files of their own, and loss scales."""
+"""DeepSpeed's mixtures of experts, with a file for each expert, and loss scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERTS = 4
 
 
 class Layers(torch.nn.Module):
-    """Two mixtures of experts between others, whose gates draw random numbers."""
+    """Two mixtures of experts between other layers; their gates draw random numbers."""
 
     def __init__(self, ranks):
         super().__init__()
@@ -30,7 +30,7 @@ class Layers(torch.nn.Module):
         self.last = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, batch):
-        """The loss."""
+        """Returns the loss."""
         found, one, _ = self.mixed(self.first(batch))
         found, other, _ = self.mixed_again(found)
         return self.last(found).float().square().mean() + 0.1 * (one + other)
@@ -43,7 +43,7 @@ def build(stage, dtype, ranks, how):
     torch.manual_seed(11)
     model = Layers(ranks)
     parameters = {"params": list(model.parameters()), "name": "parameters"}
-    # Such a scale changes in these few steps.
+    # A scale that changes within these few steps.
     scale = {"initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -56,7 +56,7 @@ def build(stage, dtype, ranks, how):
 
 
 def train(engine, steps):
-    """The loss of each step, and what it was scaled by."""
+    """Returns each step's loss and loss scale."""
     found = []
     for _ in range(steps):
         batch = torch.randn(WIDTH, WIDTH).to(engine.module.last.weight.dtype)
@@ -95,7 +95,7 @@ def resumed(directory, *kind):
     ],
 )
 def test_experts_and_loss_scales_go_on_bit_for_bit(jobs, tmp_path, stage, dtype, ranks, how):
-    """With experts on two ranks each has half of them; on one, both have all."""
+    """On two ranks each has half of the experts; on one, all."""
     directory = str(tmp_path)
     wanted = jobs.of(2).call(saved, directory, stage, dtype, ranks, how)
     tag = tmp_path / "global_step3"

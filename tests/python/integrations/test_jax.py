@@ -1,4 +1,4 @@
-"""Pytrees of JAX: what goes into a checkpoint comes back as it was, on whatever devices."""
+"""Pytrees of JAX are restored as they were saved, on any devices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def training():
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two pytrees are the same: structure, types, bits."""
+    """Whether two pytrees are equal: structure, types, bits."""
     first, second = (tree_util.tree_flatten(tree) for tree in (one, other))
     return first[1] == second[1] and all(map(_same, first[0], second[0]))
 
@@ -105,7 +105,7 @@ def test_without_like_containers_are_plain_and_penstock_loads_them_too(tmp_path)
     assert penstock.verify(tmp_path / "ckpt").ok
 
 
-# Of those that JAX has a name for, XLA has no operations with some on the CPU.
+# Types of JAX for which XLA lacks operations on the CPU.
 NOT_ON_CPU = {"int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"}
 DTYPES = ["bool", "uint8", "int16", "uint32", "float16", "float32", "complex64"]
 DTYPES += [
@@ -147,7 +147,7 @@ class Model:
 
 
 class Frozen(dict):
-    """As flax registers its own."""
+    """A dictionary that is registered as flax registers its own."""
 
 
 tree_util.register_pytree_with_keys(
@@ -230,7 +230,7 @@ def test_a_deleted_array_and_others_without_a_value_are_named(tmp_path):
         with pytest.raises(penstock.UnsupportedStateError, match="donate") as error:
             call(tmp_path / "ckpt", state)
         assert error.value.key.startswith("params.")
-    # As a template it will do.
+    # It works as a template.
     pj.save(tmp_path / "ckpt", training())
     assert equal(pj.load(tmp_path / "ckpt", like=state), training())
     with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0: it is traced"):
@@ -324,7 +324,7 @@ def test_an_error_in_the_background_comes_from_the_next_save(tmp_path, need_root
         checkpoints.save_async(2, state)
         with pytest.raises(penstock.StorageError, match="space"):
             checkpoints.save_async(3, state)
-        # The previous one is whole, and training goes on.
+        # The previous checkpoint is whole, and training continues.
         assert checkpoints.steps() == [1]
         assert equal(checkpoints.load(like=state), state)
         checkpoints.store.delete(1)
@@ -333,7 +333,7 @@ def test_an_error_in_the_background_comes_from_the_next_save(tmp_path, need_root
 
 
 def test_a_wait_that_is_interrupted_forgets_no_save(tmp_path, monkeypatch):
-    """Among several processes; alone a store sees to that."""
+    """Among several processes; for a single one the store remembers it."""
     is_over = threading.Event()
 
     class Failing:
@@ -374,7 +374,7 @@ def test_steps_are_kept_and_resumed_from_the_newest_good_one(tmp_path):
         with pytest.warns(penstock.PenstockWarning, match="step 4 is passed over"):
             step, loaded = checkpoints.resume(state)
         assert (step, loaded["step"], loaded["w"].tolist()) == (3, 3, [3.0] * 3)
-        # It is saved anew, and the damaged one counts for nothing.
+        # The step is saved anew, and the damaged one does not count.
         assert checkpoints.steps() == [3]
         checkpoints.save(4, state)
         assert checkpoints.steps() == [3, 4]
@@ -448,7 +448,7 @@ def test_arrays_of_several_devices_go_from_any_layout_to_any(tmp_path):
     """
     )
     tensor_bytes, *rest = run(script, tmp_path / "ckpt")
-    # Of replicas one is written, and what is there twice once.
+    # One replica is written, and equal arrays are written once.
     assert tensor_bytes == 5 * 96 * 4 + 96 * 4 + 96 + 4 * 2 * 4
     assert rest == [True] * 8
 
@@ -551,7 +551,7 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
         for step in (1, 2, 3):
             checkpoints.save(step, state)
         if rank == 0:
-            # What only the second process reads.
+            # Only the second process reads this shard.
             import glob
             shard, = glob.glob(checkpoints.store.path(3) + "/shard-00001*")
             with open(shard, "r+b") as file:
@@ -632,7 +632,7 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
     for array in background["arrays"].values():
         assert np.array_equal(array, np.arange(96.0).reshape(8, 12) + 2)
     assert (tmp_path / "f" / "manifest.json").exists()
-    # What the second process has written for nothing goes with the next save there, or a sweep.
+    # The second process's useless files go with its next save there, or with a sweep.
     assert not any((tmp_path / name / "manifest.json").exists() for name in "bcd")
 
 
@@ -659,14 +659,14 @@ def test_it_works_without_torch(tmp_path):
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A JAX of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested JAX is installed."""
     found = versions.version
     monkeypatch.setattr(versions, "version", lambda name: "99.0" if name == "jax" else found(name))
     monkeypatch.setattr(versions, "_self_checked", set())
 
 
 def saves(root):
-    """Ways to save a pytree."""
+    """Yields all ways to save a pytree."""
     yield lambda pytree: pj.save(root / "a", pytree)
     yield lambda pytree: pj.save_async(root / "b", pytree).result()
     yield lambda pytree: pj.Checkpoints(root / "c").save(1, pytree)

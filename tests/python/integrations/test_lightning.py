@@ -1,4 +1,4 @@
-"""`PenstockIO` in Lightning: what comes back, what is deleted when, what is refused."""
+"""`PenstockIO` in Lightning: restored state, the time of deletions, refusals."""
 
 import copy
 import inspect
@@ -36,11 +36,11 @@ from ranks import environments_of
 MIB = 1 << 20
 
 IS_TRUSTING = "weights_only" not in inspect.signature(lightning.Trainer.fit).parameters
-"""Whether this version of Lightning unpickles its files unasked, as all did before 2.6."""
+"""Whether this version of Lightning unpickles its files by default, as all did before 2.6."""
 
 
 class Heavy(Module):
-    """Has so much to save that only one fits on a small disk."""
+    """Its state is so large that a small disk holds only one checkpoint."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class Heavy(Module):
 
 
 class Config(dict):
-    """As OmegaConf's containers: no dict that could be stored as one."""
+    """Like OmegaConf's containers: not a plain dict."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def _quiet():
 
 
 def saved_steps(directory):
-    """The complete checkpoints of a directory, by step; links are not counted."""
+    """Returns the complete checkpoints of a directory by step, without links."""
     found = {}
     for path in Path(directory).glob("*.ckpt"):
         if not path.is_symlink():
@@ -71,7 +71,7 @@ def saved_steps(directory):
 
 
 def loaded_as_a_model(directory):
-    """The tensors that an index lists, as readers of models load them."""
+    """Returns the tensors in an index, as readers of models load them."""
     index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
     found = {}
     for file in set(index.values()):
@@ -84,7 +84,7 @@ def keeping_all(directory, **options):
     return [ModelCheckpoint(dirpath=directory, save_top_k=-1, **options)]
 
 
-# What comes back.
+# Restored state.
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_run_goes_on_bit_for_bit_from_each_of_its_checkpoints(
 
 
 class Thorough(Module):
-    """Draws in hooks, and has a rate that follows what validation says, at each epoch or step."""
+    """Draws in hooks, and adapts its rate to validation, at each epoch or step."""
 
     interval = "epoch"
 
@@ -155,7 +155,7 @@ class ThoroughSteps(Thorough):
     scale = 1.0
 
     def on_train_epoch_start(self):
-        """A run that goes on within an epoch does not come here."""
+        """Not called in a run that resumes within an epoch."""
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ class ThoroughSteps(Thorough):
 def test_what_comes_after_a_save_in_the_same_epoch_is_not_left_out(
     tmp_path, kind, module, saves, options
 ):
-    """Validation, hooks and schedulers: Lightning does these after a save, or leaves them out."""
+    """Validation, hooks and schedulers: Lightning runs them after a save, or skips them."""
     validation = DataLoader(dataset(), batch_size=10)
 
     def run(name, ckpt_path=None):
@@ -199,7 +199,7 @@ def test_what_comes_after_a_save_in_the_same_epoch_is_not_left_out(
 
 
 def test_a_sampler_that_knows_its_place_begins_the_next_epoch(tmp_path):
-    """It is a generator: of the end of an epoch it learns when it is asked for a sample."""
+    """It is a generator: it learns of an epoch's end at the next request for a sample."""
 
     def run(name, ckpt_path=None):
         data = dataset()
@@ -219,7 +219,7 @@ def test_a_run_that_had_ended_goes_on_with_more_epochs(tmp_path, kind):
     """Its loaders have no iterators any more."""
 
     def data():
-        # A sampler of torchdata's draws its seed when it is made.
+        # torchdata's samplers draw their seed when they are made.
         lightning.seed_everything(1, verbose=False)
         return loader(kind)
 
@@ -251,7 +251,7 @@ def test_a_loader_that_loses_its_place_is_told_of_when_it_is_saved(tmp_path):
     assert saved("stateful", loader(StatefulDataLoader)) == []
     (message,) = saved("plain", loader(DataLoader))
     assert "StatefulDataLoader" in message
-    # What Lightning makes of shuffle=True on many ranks.
+    # Lightning wraps samplers like this for shuffle=True on many ranks.
     sampler = DistributedSamplerWrapper(RandomSampler(dataset()), num_replicas=1, rank=0)
     fed = StatefulDataLoader(dataset(), batch_size=4, sampler=sampler)
     assert any("StatefulDistributedSampler" in message for message in saved("wrapped", fed))
@@ -329,7 +329,7 @@ def test_evaluation_takes_a_checkpoint(tmp_path):
     assert again["val"] == one.callback_metrics["val"]
 
 
-# The newest one.
+# The newest checkpoint.
 
 
 def test_last_is_the_highest_step_that_is_complete_whatever_the_times(tmp_path):
@@ -337,7 +337,7 @@ def test_last_is_the_highest_step_that_is_complete_whatever_the_times(tmp_path):
     fit(trainer(tmp_path, io, epochs=3))
     steps = saved_steps(tmp_path)
     os.utime(steps[5], (2e9, 2e9))
-    # What a kill leaves: files, and no manifest.
+    # The remains of a killed save: files without a manifest.
     shutil.copytree(steps[15], tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt" / "manifest.json").unlink()
     one = trainer(tmp_path, io, epochs=4)
@@ -400,7 +400,7 @@ def test_slurm_goes_on_from_the_highest_complete_number_and_is_never_ahead_of_a_
 
 
 def slurm_s(directory, rank, ranks):
-    """What Slurm tells a rank, with a `scontrol` that notes in a file what it is asked."""
+    """Returns Slurm's variables of a rank, with a `scontrol` that records its calls."""
     commands = directory / "commands"
     commands.mkdir(exist_ok=True)
     scontrol = commands / "scontrol"
@@ -419,7 +419,7 @@ def slurm_s(directory, rank, ranks):
 
 
 class Signalled(Module):
-    """Slurm's signal comes in the middle of the third batch."""
+    """Sends Slurm's signal in the middle of the third batch."""
 
     def training_step(self, batch, index):
         loss = super().training_step(batch, index)
@@ -430,7 +430,7 @@ class Signalled(Module):
 
 @pytest.mark.parametrize(("accumulated", "step"), [(1, 3), (2, 2)])
 def test_slurm_s_signal_tears_no_step(tmp_path, monkeypatch, accumulated, step):
-    """It is saved when the batch has ended, and so have those whose gradients are added up."""
+    """The save waits for the end of the batch, and of its accumulated gradients."""
     for name, value in slurm_s(tmp_path, 0, 1).items():
         monkeypatch.setenv(name, value)
     options = {"epochs": 2, "accumulate_grad_batches": accumulated}
@@ -450,7 +450,7 @@ def test_slurm_s_signal_tears_no_step(tmp_path, monkeypatch, accumulated, step):
 
 
 def test_what_an_exception_left_is_no_more_than_another_one(tmp_path):
-    """Lightning looks for it unasked, and takes what was changed last, complete or not."""
+    """Lightning looks for it by itself, and takes the latest file, complete or not."""
     fit(trainer(tmp_path, PenstockIO(), epochs=2))
     os.mkdir(tmp_path / "on_exception.ckpt")
     callbacks = [*keeping_all(tmp_path), OnExceptionCheckpoint(tmp_path)]
@@ -458,11 +458,11 @@ def test_what_an_exception_left_is_no_more_than_another_one(tmp_path):
     assert min(module.losses) == 10
 
 
-# In the background; what is deleted when.
+# Background saves, and the time of deletions.
 
 
 class Gate:
-    """Holds a plug-in's saves in the background until it is opened, when all is written."""
+    """Holds a plug-in's background saves until it is opened."""
 
     def __init__(self, io):
         self.is_open = threading.Event()
@@ -543,7 +543,7 @@ def test_the_error_of_the_last_save_comes_at_the_end_of_the_training(tmp_path):
     class Obstacle(lightning.Callback):
         def on_train_epoch_start(self, trainer, module):
             if trainer.current_epoch == 1:
-                # Of the save before; the last one is to fail.
+                # Waits for the previous save, as the last one is to fail.
                 trainer.strategy.checkpoint_io.wait()
                 shutil.rmtree(tmp_path / "ckpt")
                 (tmp_path / "ckpt").write_text("no directory")
@@ -556,7 +556,7 @@ def test_the_error_of_the_last_save_comes_at_the_end_of_the_training(tmp_path):
 
 @pytest.mark.parametrize("async_save", [False, True])
 def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_path, async_save):
-    """Room for one checkpoint and no second one."""
+    """The disk has room for one checkpoint only."""
     with mounted("tmpfs", tmp_path / "small", 8 * MIB) as small:
         one = trainer(
             small,
@@ -638,7 +638,7 @@ def test_a_run_that_is_interrupted_saves(tmp_path):
     assert min(module.losses) == 7
 
 
-# What Lightning wrote, and what else may be there.
+# Lightning's own checkpoints, and other existing files.
 
 
 def test_a_run_that_lightning_saved_goes_on(tmp_path):
@@ -650,7 +650,7 @@ def test_a_run_that_lightning_saved_goes_on(tmp_path):
         module = fit(one, ckpt_path="last")
     assert min(module.losses) == 5
     assert set(straight.losses).isdisjoint(module.losses)
-    # The file's name is the directory's now.
+    # The directory has the file's name now.
     assert penstock.inspect(tmp_path / "last.ckpt").step == 10
     assert (tmp_path / "epoch=0-step=5.ckpt").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -675,7 +675,7 @@ def test_a_name_that_is_another_s_is_taken_over_when_all_is_durable(tmp_path, is
     io.save_checkpoint({"global_step": 3}, tmp_path / "dcp.ckpt")
     assert penstock.load(tmp_path / "dcp.ckpt") == {"global_step": 3}
     assert not (tmp_path / "dcp.ckpt" / ".metadata").exists()
-    # Killed before the names were changed: the new one counts.
+    # Killed before the rename: the new checkpoint counts.
     assert directories.place_for(str(tmp_path / "last.ckpt")) == str(path)
 
 
@@ -731,7 +731,7 @@ def test_a_plug_in_goes_to_other_processes_with_its_settings(tmp_path):
     assert other.load_checkpoint(tmp_path / "a.ckpt") == {"step": 1}
 
 
-# What only pickle can store.
+# Values that only pickle can store.
 
 
 def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
@@ -739,7 +739,7 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     refused = Module(config=config)
     with pytest.raises(penstock.UnsupportedStateError) as caught:
         fit(trainer(tmp_path, PenstockIO(), epochs=1), refused)
-    # It is said before the first step.
+    # Raised before the first step.
     assert refused.losses == {}
     assert caught.value.key == "hyper_parameters.config"
     assert "PenstockIO(raw=['hyper_parameters'])" in str(caught.value)
@@ -770,7 +770,7 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
 
 
 class Leaving(Module):
-    """Leaves out of its checkpoints what they cannot store."""
+    """Excludes unsupported values from its checkpoints."""
 
     def on_save_checkpoint(self, checkpoint):
         del checkpoint["hyper_parameters"]["config"]
@@ -812,11 +812,11 @@ def test_fabric_saves_and_loads(tmp_path):
     fabric.load_raw(tmp_path / "raw.ckpt", other)
 
 
-# Many ranks. That runs go on bit for bit is tested with the example.
+# Many ranks. The tests of the example cover bitwise resumes.
 
 
 def said_by(worker, *arguments, environments):
-    """What the first rank of a program says, by its first word."""
+    """Returns the output of a program's first rank, by the first word of each line."""
     processes = [
         forks.LightningPopen(
             [Path(__file__).with_name(worker), *arguments],
@@ -837,14 +837,14 @@ def said_by(worker, *arguments, environments):
 
 
 def ranks_of(directory, phase, count):
-    """What the first of some ranks of `lightning_worker.py` says."""
+    """Returns the output of `lightning_worker.py` on the first of some ranks."""
     common = {"TORCHELASTIC_RUN_ID": "test"}
     environments = [common | environment for environment in environments_of(count)]
     return said_by("lightning_worker.py", directory, phase, count, environments=environments)
 
 
 def job_of(directory, phase):
-    """What the first of two ranks of `lightning_requeue_worker.py` says, in a job of Slurm's."""
+    """Returns the output of `lightning_requeue_worker.py` on the first of two ranks of Slurm."""
     environments = [
         environment | slurm_s(directory, rank, 2)
         for rank, environment in enumerate(environments_of(2))
@@ -857,7 +857,7 @@ def job_of(directory, phase):
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["train", "shard"])
 def test_ranks_save_together_when_slurm_s_signal_comes_to_each_at_its_own_moment(tmp_path, phase):
-    """One has it where the other waits for it to reduce gradients. The model is a group as well."""
+    """The signal reaches one rank while the other waits in a reduction. The model is a group."""
     straight = job_of(tmp_path, phase)
     path = tmp_path / "hpc_ckpt_1.ckpt"
     assert penstock.verify(path).ok
@@ -900,7 +900,7 @@ def test_sharded_models_are_saved_by_all_ranks_and_loaded_by_any_number(tmp_path
     assert penstock.verify(path).ok
     whole = penstock.load(path, keys="state_dict.*")["state_dict"]["net.0.weight"]
     assert whole.double().sum().item() == float(said["sum"])
-    # Its two epochs are over: nothing is trained.
+    # Its two epochs are over: no step is trained.
     assert ranks_of(tmp_path, path.name, 1)["sum"] == said["sum"]
     # A module that is not sharded loads it as well.
     assert torch.equal(Module.load_from_checkpoint(path).net[0].weight, whole)

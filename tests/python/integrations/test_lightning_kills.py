@@ -1,7 +1,7 @@
-"""Lightning's Trainer, killed at random moments: each life goes on from the newest complete step.
+"""Lightning's Trainer, killed at random moments: each run resumes from the newest complete step.
 
-`PENSTOCK_TORTURE_LIGHTNING_KILLS` says how often each kind of run is killed, and
-`PENSTOCK_TORTURE_SEED` when.
+`PENSTOCK_TORTURE_LIGHTNING_KILLS` sets the number of kills of each kind of run, and
+`PENSTOCK_TORTURE_SEED` their moments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STEP_SECONDS = 0.03
 
 
 def complete(directory):
-    """The steps of the complete checkpoints of a run."""
+    """Returns the complete steps of a run."""
     found = set()
     for path in Path(directory).glob("*.ckpt"):
         try:
@@ -64,7 +64,7 @@ def test_lives_go_on_from_the_newest_complete_step_and_end_the_same(
     while killed < kills:
         program = begun(directory)
         try:
-            # As many lines, and a part of a step; now and then before it has said anything.
+            # After so many lines and part of a step; sometimes before any output.
             events = chooser.randrange(STEPS // 2 if killed < kills - 1 else 2 * EVERY)
             is_over = not listened(program, events)
             time.sleep(chooser.uniform(0, _STEP_SECONDS if events else 1.5))
@@ -90,7 +90,7 @@ def test_lives_go_on_from_the_newest_complete_step_and_end_the_same(
 
 
 def listened(program, count):
-    """Waits until a program has said so much; whether it is still running."""
+    """Waits until a program has printed so many lines; returns whether it still runs."""
     deadline = time.monotonic() + 300
     while len(program.lines) < count and program.is_running():
         assert time.monotonic() < deadline, program.lines
@@ -99,9 +99,9 @@ def listened(program, count):
 
 
 def check(lines, complete_before, losses, digest):
-    """That a life went on where it had to, with the losses of the run that was left alone."""
+    """Checks that a run resumed at the right step, with the losses of an uninterrupted one."""
     if lines and lines[0].startswith("digest"):
-        # It was killed behind its last save.
+        # It was killed after its last save.
         assert (max(complete_before), said(lines, "digest")) == (len(losses), digest)
     if not lines or lines[0].startswith("digest"):
         return

@@ -1,4 +1,4 @@
-"""Places of Lightning that look for a checkpoint's file and find a directory."""
+"""Parts of Lightning that expect a checkpoint to be a file, and find a directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _quiet():
 
 
 def trained(directory, logger, *, async_save, **saves):
-    """Trains two epochs, of which each is saved, and returns the callback that did."""
+    """Trains two epochs, saves each, and returns the callback that saved."""
     saves = {"save_top_k": -1, "filename": "{epoch}"} | saves
     callback = ModelCheckpoint(dirpath=directory / "checkpoints", **saves)
     io = PenstockIO(async_save=async_save)
@@ -41,7 +41,7 @@ def trained(directory, logger, *, async_save, **saves):
 
 @pytest.fixture
 def mlflow():
-    """MLflow, whose threads it leaves to the end of the process."""
+    """Ends MLflow's threads, which it leaves to the end of the process."""
     yield pytest.importorskip("mlflow")
     for one in gc.get_objects():
         if isinstance(one, ThreadPoolExecutor) and "Mlflow" in one._thread_name_prefix:
@@ -146,7 +146,7 @@ class Data(lightning.LightningDataModule):
 
 
 class Odd(Scaled):
-    """One that keeps nothing of its arguments."""
+    """A model that stores none of its arguments."""
 
     def __init__(self, scale: float = 1.0):
         super().__init__(scale)
@@ -155,7 +155,7 @@ class Odd(Scaled):
 
 
 def commanded(*words, directory, kind=Scaled):
-    """Runs a command of `LightningCLI` by Penstock, and returns what it made."""
+    """Runs a command of `LightningCLI` with Penstock, and returns the CLI."""
     from lightning.pytorch.cli import LightningCLI
 
     defaults = {
@@ -206,14 +206,14 @@ def test_a_command_takes_a_checkpoint_without_hyper_parameters(tmp_path, monkeyp
 
 
 class Settings:
-    """Hyper-parameters of a class of its own, as OmegaConf's are."""
+    """Hyper-parameters in a custom class, like OmegaConf's."""
 
     def __init__(self, scale):
         self.scale = scale
 
 
 class NewerSettings(Settings):
-    """Those of a version that does not take what was saved."""
+    """A newer version of the class that does not accept the saved state."""
 
 
 def _unfit(values):

@@ -1,4 +1,4 @@
-"""Lightning with `PenstockIO`: runs that go on, and versions of Lightning that are taken."""
+"""Lightning with `PenstockIO`: resumed runs, and supported versions of Lightning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unscheduled(Module):
 
 
 class Added(Callback):
-    """Adds a scheduler of its own when training begins, as callbacks of others do."""
+    """Adds a scheduler when training begins, as some callbacks do."""
 
     def on_train_start(self, trainer, module):
         scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizers[0], 1, 0.9)
@@ -73,7 +73,7 @@ def test_schedulers_that_a_callback_adds_are_not_those_of_the_module(tmp_path):
 
 
 class Drained(IterableDataset):
-    """A queue: what was taken is gone. Five items are an epoch."""
+    """A queue: items are consumed. Five items are an epoch."""
 
     def __init__(self, items):
         self.queue = deque(items)
@@ -139,7 +139,7 @@ def test_one_rank_warns_for_all(monkeypatch):
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A Lightning of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested Lightning is installed."""
     found = versions.version
     monkeypatch.setattr(
         versions, "version", lambda name: "99.0" if name == "lightning" else found(name)

@@ -31,7 +31,7 @@ def rows():
 
 
 def sources(number):
-    """What each of two ranks writes: half of the rows, and the first one something of its own."""
+    """Returns the tensors that a rank writes: half of the rows; on the first rank one more."""
     half = np.ascontiguousarray(rows()[3 * number : 3 * number + 3])
     box = to_source(of_array(half, "half"), "half", ("rows", (6, 5), (3 * number, 0)))
     few = np.array([1.5, 2.5])
@@ -39,7 +39,7 @@ def sources(number):
 
 
 def saved(path, *, numbers=(0, 1)):
-    """A checkpoint of two ranks that exchange ids and votes as a framework would."""
+    """Saves a checkpoint of two ranks that exchange ids and votes as a framework would."""
     coordinator = RankAttempt.begin(str(path), overwrite=False)
     try:
         votes = {}
@@ -128,7 +128,7 @@ def test_an_open_checkpoint_reads_boxes_and_values_as_they_are_asked_for(tmp_pat
     assert sorted(checkpoint.boxes()) == [("rows", (0, 0), (3, 5)), ("rows", (3, 0), (3, 5))]
     tensor = checkpoint.tensor(checkpoint.root["rows"])
     assert (tensor.of, tensor.dtype, tensor.shape) == ("rows", "int64", (6, 5))
-    # Across the border of what the two have written, and nothing.
+    # Across the border between the two ranks' boxes, and an empty read.
     box, none = np.zeros((2, 3), np.int64), np.zeros((0, 5), np.int64)
     reads = [
         BoxRead(tensor, (2, 1), of_array(box, "box")),

@@ -1,4 +1,4 @@
-"""PyG's loaders on tables: every batch has its own nodes' rows, and neighbours are drawn fairly."""
+"""PyG's loaders on tables: each batch has its nodes' rows, and neighbours are drawn uniformly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(tmp_path: Path) -> Iterator[tuple[features.Features, torch.Tensor]]:
 
 
 def check(batch: Any, want: torch.Tensor, edge_index: torch.Tensor) -> None:
-    """That a batch is a part of the graph."""
+    """Checks that a batch is a part of the graph."""
     assert torch.equal(batch.x, want[batch.n_id])
     assert torch.equal(batch.y, batch.n_id)
     assert len(torch.unique(batch.n_id)) == len(batch.n_id)
@@ -103,7 +103,7 @@ def test_links_between_types_have_nodes_that_they_do_not_go_to() -> None:
     kind = ("author", "writes", "paper")
     edges = {kind: writes, ("paper", "by", "author"): writes.flip(0)}
     graph = Graph(edges, {"paper": 100, "author": 40})
-    # Those of weight 0 are never drawn.
+    # Edges of weight 0 are never drawn.
     weights = (torch.arange(100) < 10).float()
     given = NegativeSampling("triplet", 2, dst_weight=weights)
     row, col = writes[:, :30]
@@ -170,7 +170,7 @@ def test_every_neighbour_is_as_likely(count: int, replace: bool) -> None:
         assert (found == drawn).all()
     if not replace:
         assert len(torch.unique(out.edge)) == len(out.edge)
-    # By the place of an edge among those of its node: six standard deviations of a count.
+    # By an edge's place among those of its node: within six standard deviations of a count.
     of_many = torch.bincount(out.edge[out.edge < 7 * each] % 7, minlength=7).double()
     of_two = torch.bincount((out.edge[out.edge >= 7 * each] - 7 * each) // each, minlength=2)
     for found in (of_many, of_two.double()):

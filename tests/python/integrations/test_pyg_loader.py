@@ -1,4 +1,4 @@
-"""Epochs that are sampled and gathered ahead: known to the caches, resumed, and left cleanly."""
+"""Epochs sampled and gathered ahead: announced to the caches, resumed, and left cleanly."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def seen(batch: Any) -> tuple[Any, ...]:
 
 
 def exhaust(loader: GatherLoader, batches: list[Any]) -> None:
-    """Takes what it gives, up to where it fails."""
+    """Collects batches until the loader raises."""
     for batch in loader:
         batches.append(batch)  # noqa: PERF402
 
 
 def is_clean(loader: GatherLoader) -> bool:
-    """Whether nothing is left of an epoch: no thread, nothing begun, nothing foreseen."""
+    """Whether an epoch has left no thread, no gather in flight, and no prefetch."""
     gc.collect()
     threads = [one for one in threading.enumerate() if one.name == "penstock-sample"]
     return not threads and not loader.store._ahead
@@ -96,7 +96,7 @@ def test_the_cache_knows_as_many_batches_as_the_window_has(
         before = opened.stats().read_rows
         epoch = iter(loader)
         for count in range(BATCHES):
-            # One is gathered, one more is asked for, and behind them come those of the window.
+            # One batch is gathered, one more is requested, and then the window's are announced.
             least = min(count + 2 + window, BATCHES)
             wait_until(lambda least=least: len(told) >= least)
             assert len(told) <= count + 2 + window
@@ -110,7 +110,7 @@ def test_the_cache_knows_as_many_batches_as_the_window_has(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_types_have_caches_by_the_size_of_their_rows(tmp_path: Path, workers: int) -> None:
-    """Papers and authors have one, institutes another, topics none: all are known ahead."""
+    """Papers and authors share a cache, institutes have another, topics none: all are announced."""
     sizes = {"paper": (NODES, 32), "author": (AUTHORS, 32), "institute": (20, 8), "topic": (30, 4)}
     small, large = features.Cache(60 * 192), features.Cache(10 * 96)
     caches = {"paper": small, "author": small, "institute": large, "topic": None}
@@ -192,7 +192,7 @@ def test_a_loader_that_is_restored_goes_on_with_the_next_batch(
     assert found == wanted[1][left_after:] + wanted[2]
     with pytest.raises(ValueError, match="batch_size 16, not 8"):
         loader_of(opened, graph, batch_size=8).load_state_dict(state)
-    # What was not restored begins anew.
+    # A loader without a new restore begins a new epoch.
     next(iter(resumed))
     assert seen(next(iter(resumed))) == seen(next(iter(resumed)))
 
@@ -256,7 +256,7 @@ def test_workers_that_stay_draw_for_the_epoch_that_they_are_in(table: Any, graph
     )
     kept = iter(loader)
     next(kept)
-    # They are given up for the next one, which is the same epoch, as that did not end.
+    # They are dropped for the next epoch, which repeats the first one, as that did not end.
     assert [[seen(batch) for batch in loader] for _ in range(3)] == wanted
     assert next(kept, None) is None
     assert is_clean(loader)
@@ -271,7 +271,7 @@ def test_workers_that_are_spawned_get_what_samples_and_no_table(
     loader = loader_of(opened, graph)
     index = list(range(20))
     wanted = loader.collate_fn(index)
-    # Whatever the table would say of it.
+    # Independent of the table's own pickling.
     monkeypatch.delattr(features.Features, "__reduce__")
     found = pickle.loads(ForkingPickler.dumps(loader.collate_fn))(index)
     assert torch.equal(found.node, wanted.node)
@@ -281,7 +281,7 @@ def test_workers_that_are_spawned_get_what_samples_and_no_table(
 def test_a_store_that_is_passed_to_another_process_has_tables_of_its_own(
     table: Any, graph: Graph
 ) -> None:
-    """As in the workers of PyG's loaders, which gather in each of them."""
+    """As in the workers of PyG's loaders, each of which gathers."""
     opened, want = table
     store = FeatureStore({"x": opened, "y": torch.arange(NODES)})
     nodes = torch.arange(7)
@@ -313,7 +313,7 @@ def test_workers_that_are_forked_and_gather_say_what_to_do(table: Any, graph: Gr
     epoch = iter(loader)
     with pytest.raises(penstock.PenstockError, match="of which this one is a fork: open it here"):
         next(epoch)
-    # The worker is there as long as the traceback.
+    # The worker lives as long as the traceback.
     epoch._shutdown_workers()
 
 
@@ -345,7 +345,7 @@ def test_what_goes_wrong_comes_in_its_turn_and_leaves_nothing(
             exhaust(loader, batches := [])
         assert len(batches) == 5
         assert is_clean(loader)
-    # A row that is not there fails where it is gathered, behind what is good.
+    # A row out of range fails in the gather, after good batches.
     loader = GatherLoader(
         FeatureStore({"x": opened}),
         graph,
@@ -368,7 +368,7 @@ def _with_far_node(sampled: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["transform", "step", "wait"])
 def test_an_interrupt_leaves_nothing(table: Any, graph: Graph, where: str) -> None:
-    """Ctrl-C, whether a batch is made, used, or waited for."""
+    """Ctrl-C during the making of a batch, its use, or the wait for it."""
     opened, _ = table
     made: list[Any] = []
     sent: list[bool] = []
@@ -381,7 +381,7 @@ def test_an_interrupt_leaves_nothing(table: Any, graph: Graph, where: str) -> No
 
     def slow(sampled: Any) -> Any:
         if len(made) >= 2 and where == "wait" and not sent:
-            # In the thread, while the other one waits for it.
+            # In the thread, while the main thread waits for it.
             sent.append(True)
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
@@ -470,7 +470,7 @@ def test_the_example_of_the_documentation_runs(
 
 
 def test_an_epoch_under_way_is_nobody_elses_business(table: Any, graph: Graph) -> None:
-    """Neither that of another loader of the same sampler, nor of who says what comes next."""
+    """Another loader of the same sampler, or `set_epoch` during the epoch, does not affect it."""
     opened, _ = table
     sampler = NeighborSampler(graph, [3, 2], seed=5)
 

@@ -1,4 +1,4 @@
-"""The graph that is made has the shape that it says, and is the same each time."""
+"""The synthetic graph has its documented shape, and is the same each time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_types_have_their_shares_and_edges_their_law(made: Igbh) -> None:
         degrees = np.diff(edges.first.numpy())
         assert degrees.sum() == round(count * SCALE)
         if target == "paper":
-            # As IGB has it at four sizes: by the mean, and by the largest.
+            # IGB's values at four sizes: the mean and the maximum.
             assert degrees.mean() == pytest.approx(14.84, rel=0.01)
             assert 0.7 < degrees.max() / (0.13 * len(degrees) ** 0.75) < 1.4
-            # Far from even: a tenth of the nodes has a third of the edges, or more.
+            # Far from uniform: a tenth of the nodes has at least a third of the edges.
             assert np.sort(degrees)[-len(degrees) // 10 :].sum() > degrees.sum() / 3
             first = degrees[: len(degrees) // 10].mean() / degrees.mean()
             assert first == pytest.approx(1, abs=0.25) if made.is_permuted else first > 2

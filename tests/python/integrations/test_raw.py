@@ -1,4 +1,4 @@
-"""Values that a plug-in pickles by choice: named as `penstock.inspect` shows names."""
+"""Values that a plug-in pickles on request, named as `penstock.inspect` shows names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Opaque:
 
 
 def pickled(state: Any, *patterns: str) -> list[str]:
-    """The keys of what is packed, joined by slashes."""
+    """Returns the keys of the pickled values, joined by slashes."""
 
     def walk(one: Any, path: tuple[str, ...]) -> list[str]:
         if isinstance(one, dict) and list(one) == ["penstock.pickle"]:

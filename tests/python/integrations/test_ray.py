@@ -1,4 +1,4 @@
-"""Ray Train: checkpoints written where Ray keeps them, registered when they are durable."""
+"""Ray Train: checkpoints written to Ray's storage, registered once they are durable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def steps_of(root):
 
 
 def trained(root, steps, **options):
-    """A run that resumes, and reports every step; what it resumed from, and Ray's result."""
+    """Resumes a run that reports every step; returns Ray's result and the step it resumed from."""
     found = []
 
     def train():
@@ -59,7 +59,7 @@ def trained(root, steps, **options):
 def test_a_run_goes_on_from_what_was_reported_in_its_own_directory(tmp_path):
     result, resumed = trained(tmp_path, 3)
     assert resumed is None
-    # Nothing was copied there, and nothing is left anywhere else.
+    # Ray copied no file, and no other directory has remains.
     assert Path(result.checkpoint.path).parent == tmp_path / "run"
     assert penstock.load(result.checkpoint.path)["losses"] == [3, 6, 9]
     assert penstock.inspect(result.checkpoint.path).step == 3
@@ -68,7 +68,7 @@ def test_a_run_goes_on_from_what_was_reported_in_its_own_directory(tmp_path):
     assert penstock.load(result.checkpoint.path)["losses"] == [3, 6, 9, 12, 15]
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
     result, resumed = trained(tmp_path, 5)
-    # What was resumed from is what Ray has, with its metrics, though nothing was saved since.
+    # Ray has the resumed checkpoint with its metrics, though nothing was saved since.
     assert (resumed, result.metrics) == (5, {"loss": 0.2})
     assert penstock.load(result.checkpoint.path)["losses"][-1] == 15
 
@@ -84,7 +84,7 @@ def test_a_damaged_one_is_passed_over_and_what_never_finished_is_removed(tmp_pat
         _, resumed = trained(tmp_path, 3)
     assert resumed == 1
     assert not directories[1].exists()
-    # The damaged one may be salvaged, and the step is saved beside it.
+    # The damaged step can be salvaged, and the step is saved beside it.
     assert directories[2].exists()
     assert steps_of(tmp_path) == [1, 2, 3, 3]
     assert other.exists()
@@ -120,7 +120,7 @@ def test_what_cannot_be_reported_is_named(tmp_path):
         pr.report({"loss": np.float32(1)}, state, step=1, storage_path=tmp_path)
         with pytest.raises(penstock.CheckpointExistsError):
             pr.report({"loss": 1}, state, step=1, storage_path=tmp_path)
-        # It would be saved where nobody looks.
+        # Nobody would look for a checkpoint there.
         with pytest.raises(ValueError, match="storage_path"):
             pr.resume(state, storage_path=tmp_path / "other")
         pr.report({"loss": 2.0})
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_somebody_else_has_reported_is_resumed_by_its_step(tmp
     if has_step:
         assert found == [7, [5.0] * 3]
     else:
-        # To restore it and to say "a new run" would train its steps twice.
+        # Restoring it and returning "new run" would train its steps twice.
         assert "it has no step" in found[0]
         assert found[1] == [0.0] * 3
 
@@ -267,7 +267,7 @@ def test_two_ranks_save_together_and_pass_over_what_one_of_them_cannot_read(tmp_
     assert found == [[0, [[2.0] * 3, [1, 2]]], [0, [[2.0] * 3, [11, 12]]]]
     newest = max((tmp_path / "run").glob("penstock-*"))
     assert penstock.inspect(newest).world_size == 2
-    # Only the second of them reads this.
+    # Only the second worker reads this file.
     (part,) = newest.glob("part-00001*")
     part.write_bytes(part.read_bytes()[:-1])
     assert two_ranks(tmp_path) == [[1, found[0][1]], [1, found[1][1]]]
@@ -275,7 +275,7 @@ def test_two_ranks_save_together_and_pass_over_what_one_of_them_cannot_read(tmp_
 
 WORKERS = """
     import json, os, signal, sys, threading, time
-    # A machine that is busy starts it slowly.
+    # A busy machine starts it slowly.
     os.environ["RAY_raylet_start_wait_time_s"] = "300"
     import ray, ray.train, torch
     import torch.distributed as dist
@@ -297,7 +297,7 @@ WORKERS = """
         dist.barrier()
         chooser = random.Random(f"{time.time()} {rank}")
         life = len(open(config["log"]).readlines())
-        # Another rank each time, at any step and anywhere in it.
+        # A random rank each time, at any moment of any step.
         doomed = life <= config["kills"] and rank == life % 2
         last = step + chooser.randrange(1, 4)
         if doomed:
@@ -331,7 +331,7 @@ WORKERS = """
 
     fewest, complete, is_over = [], 0, False
     def watch():
-        # How many complete ones there are never falls, but for what is above what Ray keeps.
+        # The number of complete checkpoints, up to the two that Ray keeps, never falls.
         global complete
         while not is_over:
             try:
@@ -378,8 +378,8 @@ def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_fac
     kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_WORKER_KILLS", "0"))
     if kills == 0:
         pytest.skip("it takes minutes alone on the machine: make torture-frameworks runs it")
-    steps = 4 * (kills + 1)  # so many in each life, at most
-    # Sockets of Ray have names of 107 bytes at most.
+    steps = 4 * (kills + 1)  # at most this many in each run
+    # Names of Ray's sockets have at most 107 bytes.
     session = Path("/tmp") / f"penstock-ray-{os.getpid()}"
     try:
         found = run_child(
@@ -414,7 +414,7 @@ def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_fac
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A Ray of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested Ray is installed."""
     found = versions.version
     monkeypatch.setattr(versions, "version", lambda name: "99.0" if name == "ray" else found(name))
     monkeypatch.setattr(versions, "_self_checked", set())

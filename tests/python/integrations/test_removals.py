@@ -1,4 +1,4 @@
-"""Plug-ins delete as a store does: nothing from under a reader, and nothing half."""
+"""Plug-ins delete like a store does: not during a read, and never half."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.checkpoint.saving.removal import remove_checkpoint
 
 
 def save(path):
-    """A checkpoint with what a framework puts beside it."""
+    """Saves a checkpoint with a framework's extra files beside it."""
     penstock.save(path, {"w": np.arange(50_000)})
     os.makedirs(os.path.join(path, "logs"))
     for name in ("trainer_state.json", "logs/events"):
@@ -69,7 +69,7 @@ def test_what_is_open_stays_and_goes_when_it_is_closed(tmp_path, by):
     with pytest.warns(penstock.PenstockWarning, match="at work there"):
         drop()
     try:
-        # All of it is there to be read, by its name.
+        # All of it can be read by its name.
         assert penstock.verify(path).ok
         assert Path(path, "logs/events").exists()
     finally:
@@ -101,13 +101,13 @@ def test_the_last_one_gives_its_name_up_while_it_is_read(tmp_path):
         assert penstock.verify(tmp_path / left[0]).ok
     finally:
         reading.release()
-    # The one that was left goes with the next.
+    # The directory left behind is deleted with the next one.
     directories.remove(path, None)
     assert os.listdir(tmp_path) == []
 
 
 def test_what_was_read_as_the_last_one_goes_with_the_next_save(tmp_path):
-    """Also where Lightning removes none, as with ``save_top_k=0``."""
+    """Also if Lightning deletes none, as with ``save_top_k=0``."""
     from penstock.integrations.lightning import directories
 
     path = save(tmp_path / "last.ckpt")
@@ -194,7 +194,7 @@ def test_a_store_is_no_checkpoint_to_be_removed(tmp_path):
 
 
 def hooked(path):
-    """Saves into the directory of a checkpoint, as a hook does: a checkpoint, and a store."""
+    """Saves into the directory of a checkpoint, as a hook may: a checkpoint, and a store."""
     ema = os.path.join(path, "ema")
     penstock.save(ema, {"w": np.arange(30)})
     store = penstock.CheckpointStore(os.path.join(path, "best"))

@@ -1,4 +1,4 @@
-"""torchdata's `StatefulDataLoader`: each rank's place in the data, saved and resumed."""
+"""torchdata's `StatefulDataLoader`: each rank's position in the data, saved and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    """Numbers without end, random ones and others in each worker, that know their place."""
+    """Endless random numbers, different in each worker, that keep their position."""
 
     def __init__(self):
         self.generator = torch.Generator()
@@ -53,14 +53,14 @@ class Stream(IterableDataset):
 
 
 class Run:
-    """A loop over a loader that draws random numbers beside, as dropout does."""
+    """A loop over a loader that also draws random numbers, as dropout does."""
 
     def __init__(self, kind, workers, every=1):
         torch.manual_seed(7)
         further = {}
         if kind == "distributed":
             sampler = StatefulDistributedSampler(Rows(), num_replicas=dist.get_world_size())
-            # Ranks come from a server of forks, which serves no children of theirs.
+            # Ranks come from a fork server that cannot start their children.
             context = "fork" if workers else None
             further = {"sampler": sampler, "multiprocessing_context": context}
         elif kind != "stream":
@@ -76,7 +76,7 @@ class Run:
         self.iterator = None
 
     def steps(self, count):
-        """What some steps see: batches, and a number that is drawn beside."""
+        """Returns the batches of some steps, each with a random number drawn beside."""
         seen = []
         while len(seen) < count:
             if self.iterator is None:
@@ -146,7 +146,7 @@ def test_another_number_of_workers_is_refused_before_anything_is_changed(tmp_pat
 
 
 class Odd:
-    """What cannot be stored."""
+    """A value that cannot be stored."""
 
 
 def test_what_a_dataset_has_that_cannot_be_stored_is_named(tmp_path):
@@ -162,12 +162,12 @@ def test_what_a_dataset_has_that_cannot_be_stored_is_named(tmp_path):
 
 
 def may_have_workers():
-    """Lets a rank have children, which processes that end with their parent may not."""
+    """Lets a rank have children, which multiprocessing forbids daemonic processes."""
     multiprocessing.current_process()._config["daemon"] = False
 
 
 def rank_save(path, workers, moment):
-    """What a rank sees after a save in the middle of an epoch."""
+    """Saves in the middle of an epoch; returns a rank's following steps."""
     may_have_workers()
     run = Run("distributed", workers)
     torch.manual_seed(dist.get_rank())
@@ -179,7 +179,7 @@ def rank_save(path, workers, moment):
 
 
 def rank_resume(path, workers):
-    """The same, of one that was resumed."""
+    """Resumes; returns a rank's following steps."""
     may_have_workers()
     run = Run("distributed", workers)
     penstock.load(path, into=run.training)

@@ -33,7 +33,7 @@ pytestmark = [
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_TITAN_KILLS", "3"))
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "71"))
-KEPT = 3  # by the example
+KEPT = 3  # checkpoints that the example keeps
 
 MODES = ["disabled", "async", "async_with_pinned_mem"]
 WEIGHT = "tok_embeddings.weight"
@@ -45,7 +45,7 @@ def store_of(folder):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A run of 5 steps, saved after 2 and 4, and what the steps after 4 lose."""
+    """Runs 6 steps, saves after 2 and 4; returns the folder and the losses of all steps."""
     folder = tmp_path_factory.mktemp("saved")
     losses = trained(folder, 4)
     return folder, losses + trained(folder, 6, interval=100, last_save_model_only=True, load_only=1)
@@ -63,7 +63,7 @@ def test_a_run_that_was_resumed_loses_what_it_would_have_lost(tmp_path, mode, wo
     straight = trained(tmp_path / "straight", 6, workers=workers, interval=100)
     first = trained(tmp_path / "resumed", 5, async_mode=mode, workers=workers)
     assert first == straight[:5]
-    # The last step is saved as well, in the middle of what a worker has in advance.
+    # The last step is saved as well, while a worker has prefetched batches.
     os.rename(*(store_of(tmp_path / "resumed").path(step) for step in (5, 9)))
     shutil.rmtree(store_of(tmp_path / "resumed").path(9))
     run = begun(tmp_path / "resumed", async_mode=mode, workers=workers)
@@ -103,7 +103,7 @@ def test_the_last_so_many_steps_are_kept_and_one_more_while_one_is_saved(tmp_pat
         run.checkpointer.maybe_wait_for_saving()
         assert store.steps() == list(range(max(run.step - 1, 1), run.step + 1))
     end(run)
-    # While a step is saved, those that are kept of the ones before it are all there.
+    # During a save, all steps that retention keeps are there.
     assert all(len(steps) >= min(index, 2) for index, steps in enumerate(seen))
     assert store.steps() == [4, 5]
 
@@ -115,7 +115,7 @@ def test_a_save_that_fails_is_told_once_and_training_goes_on(tmp_path, need_root
         steps = run.train(20)
         next(steps)
         run.checkpointer.maybe_wait_for_saving()
-        next(steps)  # the disk is full while this is saved
+        next(steps)  # the disk is full during this save
         with pytest.raises(penstock.StorageError, match="free") as caught:
             next(steps)
         assert caught.value.errno == errno.ENOSPC
@@ -218,7 +218,7 @@ def test_what_torchtitans_own_manager_has_saved_is_loaded_and_gone_on_from(tmp_p
 def test_what_its_manager_has_saved_by_penstock_is_gone_on_from(tmp_path):
     with dcp.install():
         trained(tmp_path, 4, of=CheckpointManager)
-    # Of a checkpoint that was deleted, what torchtitan looks for.
+    # Remains of a deleted checkpoint: torchtitan looks for this file.
     (tmp_path / "checkpoint" / "step-9").mkdir()
     shutil.copy(tmp_path / "checkpoint/step-4/.metadata", tmp_path / "checkpoint/step-9")
     run = begun(tmp_path)
@@ -233,7 +233,7 @@ def test_a_trainer_that_has_random_states_of_its_own_is_refused(tmp_path):
     further = {"dataloader": None, "model_parts": [run.model], "sd_adapter": None}
     further |= {"optimizers": run.optimizers, "lr_schedulers": run.lr_schedulers}
     config = Checkpointer.Config(enable=True)
-    # Those of a manager before it are its own.
+    # The states of an earlier manager are the manager's own.
     config.build(states=states, base_folder=str(tmp_path), **further).close()
     with pytest.raises(penstock.UnsupportedStateError, match="rng: a state of the trainer"):
         config.build(states={"rng": run}, base_folder=str(tmp_path), **further)
@@ -343,7 +343,7 @@ def test_a_checkpoint_without_a_part_is_refused(copied):
 
 
 class Odd:
-    """What takes a pickle."""
+    """A value that needs pickle."""
 
     def __eq__(self, other):
         return type(other) is Odd
@@ -400,7 +400,7 @@ def test_optimizers_that_step_have_the_rest_copied_first(tmp_path):
     run.checkpointer.maybe_wait_for_saving()
     before = run.model.state_dict()[WEIGHT].clone()
     assert run.checkpointer.save(4)
-    run.optimizers.step()  # guarded, whoever forgets maybe_wait_for_staging
+    run.optimizers.step()  # guarded, even without a call of maybe_wait_for_staging
     end(run)
     assert not torch.equal(run.model.state_dict()[WEIGHT], before)
     assert torch.equal(store_of(tmp_path).load(4)[WEIGHT], before)
@@ -421,10 +421,10 @@ def test_a_checkpointer_that_is_disabled_or_only_loads_saves_nothing(copied, tmp
 
 
 def killed(directory, steps, ranks, chooser):
-    """A life of the example, SIGKILL at a random moment; what it said."""
+    """Runs the example until a SIGKILL at a random moment; returns its output."""
     program = Program("torchtitan_training.py", directory, steps, ranks, 2, popen=forks.TitanPopen)
     try:
-        # While it begins, resumes or saves; or anywhere between.
+        # During start-up, a resume or a save; or anywhere between.
         lines = chooser.randrange(8)
         program.wait_for_lines(lines)
         time.sleep(chooser.uniform(0, 0.2 if lines else 2))
@@ -471,14 +471,14 @@ def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_p
     job = jobs.of(2)
 
     def losses(folder, steps, *, is_own=False):
-        # To import torchtitan takes a rank some seconds.
+        # Importing torchtitan takes a rank some seconds.
         arguments = (str(folder), steps, is_own)
         return job.call(titan.rank_losses, *arguments, timeout_seconds=200)
 
     straight = losses(tmp_path / "straight", 6)
     assert losses(folder, 4) == [one[:4] for one in straight]
     assert straight[0] != straight[1]
-    # Both go back where one of them finds the newest step damaged.
+    # Both fall back if one of them finds the newest step damaged.
     (shard,) = Path(store.path(4)).glob("shard-00001-*")
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -487,7 +487,7 @@ def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_p
     (aside / shard.name).write_bytes(content)
     aside.rename(store.path(4))
     assert losses(folder, 6) == [one[4:] for one in straight]
-    # What torchtitan itself has saved on as many ranks.
+    # A checkpoint of torchtitan itself on the same number of ranks.
     losses(own, 2, is_own=True)
     assert job.call(titan.rank_step, own) == [2, 2]
     run = begun(tmp_path / "run")
@@ -503,7 +503,7 @@ def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_p
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A torchtitan of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested torchtitan is installed."""
     found = versions.version
     monkeypatch.setattr(
         versions, "version", lambda name: "99.0" if name == "torchtitan" else found(name)
@@ -514,7 +514,7 @@ def newer(monkeypatch):
 def test_a_newer_version_is_taken_after_a_tiny_run_has_come_back(saved, tmp_path, newer):
     losses = trained(tmp_path, 4)
     assert versions._self_checked == {"torchtitan"}
-    # Random numbers that the trial drew are given back, and nothing of it stays.
+    # Random numbers that the trial drew are restored, and it leaves nothing behind.
     assert losses == saved[1][:4]
     assert not list(tmp_path.glob("**/.penstock-trial*"))
     run = begun(tmp_path)

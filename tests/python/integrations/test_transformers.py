@@ -1,4 +1,4 @@
-"""The Trainer of transformers: what Penstock saves of it, and what comes back."""
+"""The Trainer of transformers: its state as saved and restored by Penstock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WAYS = {
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows of tokens that follow from their number."""
+    """Rows of tokens computed from their number."""
 
     def __len__(self):
         return 24
@@ -86,7 +86,7 @@ def begun(
     tokenizer=None,
     **further,
 ):
-    """A trainer, as a run builds it anew; 6 steps an epoch."""
+    """Returns a new trainer, as a run builds it; 6 steps an epoch."""
     arguments = {
         "max_steps": steps,
         "save_steps": 4,
@@ -121,7 +121,7 @@ def begun(
 
 
 def content(trainer):
-    """All that has to come back, bit for bit."""
+    """Returns all state that has to be restored, bit for bit."""
     moments = trainer.optimizer.state_dict()
     losses = [one for one in trainer.state.log_history if "loss" in one]
     return {
@@ -153,7 +153,7 @@ def assert_equal(found, wanted):
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    """The Trainer collects garbage when it begins: all that was imported is none."""
+    """Freezes imported objects, as the Trainer collects garbage when it begins."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.collect()
@@ -165,7 +165,7 @@ def _quick():
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """What the Trainer ends with by itself, and its own checkpoints."""
+    """Returns the directory and the final state of a run without Penstock."""
     directory = tmp_path_factory.mktemp("straight")
     trainer = begun(directory)
     trainer.train()
@@ -173,7 +173,7 @@ def straight(tmp_path_factory):
 
 
 def steps_in(directory):
-    """The complete steps of a run."""
+    """Returns the complete steps of a run."""
     return sorted(found.step for found in runs.find(str(directory)) if found.lacks is None)
 
 
@@ -277,15 +277,15 @@ def test_the_newest_complete_step_is_resumed_from_and_what_is_passed_over_is_nam
     begun(tmp_path, 12, way={}).train()
     cut = next((tmp_path / "checkpoint-12").glob("shard-*"))
     os.truncate(cut, cut.stat().st_size - 1)
-    # A save that was killed as late as can be, and one of the Trainer's own.
+    # A save killed at the last moment, and a checkpoint of the Trainer's own.
     shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-100")
     (tmp_path / "checkpoint-100/manifest.json").unlink()
-    # One that somebody has taken a file from that the Trainer begins with.
+    # A checkpoint without a file that the Trainer needs to resume.
     shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-150")
     (tmp_path / "checkpoint-150/trainer_state.json").unlink()
     (tmp_path / "checkpoint-200").mkdir()
     (tmp_path / "checkpoint-200/model.safetensors").touch()
-    # By its time the oldest one is the newest.
+    # By modification time the oldest one is the newest.
     os.utime(tmp_path / "checkpoint-4")
     resumed = begun(tmp_path, way={})
     with pytest.warns(penstock.PenstockWarning) as told:
@@ -316,7 +316,7 @@ def test_a_run_without_a_complete_checkpoint_does_not_begin_anew_by_itself(tmp_p
         trainer.train(resume_from_checkpoint=True)
     with pytest.raises(penstock.IncompleteCheckpointError, match="never finished"):
         trainer.train(resume_from_checkpoint=str(path))
-    # A save that never finished is no loss; one that did, and is damaged, is.
+    # An unfinished save is no loss; a damaged complete one is.
     with pytest.warns(penstock.PenstockWarning, match="passed over"):
         assert newest_checkpoint(tmp_path) is None
     (tmp_path / "aside").rename(manifest)
@@ -388,7 +388,7 @@ def test_old_checkpoints_go_where_they_were_when_the_working_directory_changes(
 
 
 class Uploading(MLflowCallback):
-    """Looks at what it would upload."""
+    """Checks the directory that it would upload."""
 
     def __init__(self):
         self._initialized = self._log_artifacts = True
@@ -413,7 +413,7 @@ def test_a_callback_that_uploads_checkpoints_finds_them_complete(tmp_path):
 
 
 class Guided(Trainer):
-    """One that finds what it is told to find, instead of evaluating."""
+    """A trainer with given metrics instead of an evaluation."""
 
     metrics = ()
 
@@ -486,7 +486,7 @@ def test_the_best_checkpoint_is_known_by_another_path_as_well(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     begun(tmp_path / "link", 8, kind=Mine, way={}, **further).train()
-    # Killed after its last save, and begun again by another path.
+    # Killed after its last save, and started again with another path.
     again = begun(tmp_path / "real", 8, kind=Mine, save_total_limit=1, way={}, **further)
     again.train(resume_from_checkpoint=True)
     assert steps_in(tmp_path / "real") == [4]
@@ -495,7 +495,7 @@ def test_the_best_checkpoint_is_known_by_another_path_as_well(tmp_path):
 def test_later_steps_and_other_directories_are_left_alone(tmp_path):
     begun(tmp_path, 12, way={}).train()
     (tmp_path / "checkpoint-final").mkdir()
-    # What a kill has left, which is not counted either.
+    # The remains of a killed save, which do not count either.
     shutil.copytree(tmp_path / "checkpoint-4", tmp_path / "checkpoint-5")
     (tmp_path / "checkpoint-5/manifest.json").unlink()
     again = begun(tmp_path, 8, save_total_limit=1, way={})
@@ -565,7 +565,7 @@ def test_callbacks_that_keep_a_state_have_it_back(tmp_path):
         tmp_path, 20, kind=Mine, callbacks=[EarlyStoppingCallback(9)], way={}, **further
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    # Patience and how much of it was used up are those of the checkpoint.
+    # Early stopping's patience and counter come from the checkpoint.
     assert resumed.state.global_step == 16
 
 
@@ -586,7 +586,7 @@ def test_a_scaler_comes_back_and_is_missed(tmp_path):
 
 
 class Odd:
-    """What cannot be stored without pickle."""
+    """A value that only pickle can store."""
 
     value = 1
 
@@ -597,7 +597,7 @@ class Odd:
 
 
 class OddScheduler(torch.optim.lr_scheduler.LambdaLR):
-    """One whose state holds such."""
+    """A scheduler with such a value in its state."""
 
     def __init__(self, optimizer):
         super().__init__(optimizer, lambda step: 1.0)
@@ -617,7 +617,7 @@ def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
     with pytest.raises(penstock.UnsupportedStateError, match="odd") as caught:
         trainer.train()
     assert caught.value.key == "scheduler.odd"
-    # It is said before the first step.
+    # Raised before the first step.
     assert trainer.state.global_step == 0
     begun(tmp_path, 1, kind=Oddly, way={}, save_strategy="no").train()
     begun(tmp_path, 4, kind=Oddly, way={"raw": ("scheduler",)}).train()
@@ -625,7 +625,7 @@ def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
         begun(tmp_path, 8, kind=Oddly, way={"raw": ("scheduler",)}).train(
             resume_from_checkpoint=True
         )
-    # What is stored raw is known by the checkpoint, and not by what the next save does.
+    # The checkpoint records its raw values, whatever the next save's settings are.
     resumed = begun(tmp_path, 8, kind=Oddly, way={"raw": ("optimizer", "scheduler"), "trust": True})
     resumed.train(resume_from_checkpoint=True)
     assert resumed.lr_scheduler.last_epoch == 8
@@ -668,7 +668,7 @@ def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, m
     class Ask(TrainerCallback):
         def _ask(self, args, state, control, **rest):
             if state.global_step == step:
-                # As after a signal and its seconds of waiting.
+                # As after a signal and its grace period.
                 jit.jit_manager._enable_checkpoint()
 
     setattr(Ask, moment, Ask._ask)
@@ -680,7 +680,7 @@ def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, m
     assert not list(tmp_path.glob("*/checkpoint-is-incomplete.txt"))
     resumed = begun(tmp_path, way={})
     resumed.train(resume_from_checkpoint=True)
-    # The Trainer sums up losses since it has begun or logged, and keeps no such sum.
+    # The Trainer sums losses since its start or its last log, and does not save the sum.
     found, wanted = ({**one, "losses": None} for one in (content(resumed), straight[1]))
     assert_equal(found, wanted)
 
@@ -714,7 +714,7 @@ def test_a_signal_saves_what_could_not_be_saved_before_it(tmp_path, need_root):
 
 def test_what_a_derived_class_adds_to_a_checkpoint_is_carried(tmp_path):
     class Carded(Trainer):
-        """As those of TRL do."""
+        """As TRL's trainers do."""
 
         def _save_checkpoint(self, model, trial):
             super()._save_checkpoint(model, trial)
@@ -777,7 +777,7 @@ def test_a_checkpoint_is_a_directory_that_from_pretrained_loads(tmp_path):
         assert_equal(dict(found.state_dict()), dict(trainer.model.state_dict()))
         assert found.lm_head.weight is found.transformer.wte.weight
         assert AutoTokenizer.from_pretrained(path).get_vocab() == {"a": 0, "b": 1}
-        # The shards that the index names hold weights, and those of the optimizer do not.
+        # The index lists shards of weights, without those of the optimizer.
         index = json.loads((path / "model.safetensors.index.json").read_text())
         for shard in set(index["weight_map"].values()):
             with safe_open(path / shard, "pt") as file:
@@ -824,7 +824,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 
 
 class Life:
-    """One life of the example, killed or not."""
+    """One run of the example until its end or a kill."""
 
     def __init__(self, directory, steps, every):
         command = [REPOSITORY / "examples/transformers_trainer.py", "--directory", directory]
@@ -837,7 +837,7 @@ class Life:
         self.lines = []
 
     def wait_for(self, events):
-        """Waits until it has said so many things; whether it lives still."""
+        """Waits for so many events; returns whether it still runs."""
         while len(self.lines) < events:
             line = self._process.stdout.readline()
             if not line:
@@ -846,12 +846,12 @@ class Life:
         return True
 
     def kill(self):
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self._process.kill()
         self._process.communicate()
 
     def end(self):
-        """Waits for its end; what the run ended with."""
+        """Waits for its end; returns the run's final output."""
         out, errors = self._process.communicate(timeout=HANG_SECONDS)
         lines = [*self.lines, *out.splitlines()]
         assert self._process.returncode == 0, errors[-3000:]
@@ -873,7 +873,7 @@ def test_ranks_save_one_checkpoint_and_go_on_with_the_same_bits(tmp_path):
     assert found == wanted
     path = tmp_path / "run/checkpoint-8"
     assert penstock.inspect(path).world_size == 2
-    # Tied weights and all: what one process has made reads what two have saved.
+    # With tied weights: a checkpoint of two ranks is loaded by one process.
     model = GPT2LMHeadModel.from_pretrained(path)
     assert model.lm_head.weight is model.transformer.wte.weight
     stored = penstock.load(path)["model"]
@@ -920,7 +920,7 @@ def test_a_clean_resume_warns_of_nothing(tmp_path):
 
 @pytest.fixture
 def newer(monkeypatch):
-    """A transformers of tomorrow, which nobody has tried."""
+    """Pretends that a newer, untested transformers is installed."""
     found = versions.version
     monkeypatch.setattr(
         versions, "version", lambda name: "99.0" if name == "transformers" else found(name)

@@ -1,4 +1,4 @@
-"""The trial of a plug-in ends on all ranks alike, and leaves nothing where it ran."""
+"""The trial of a plug-in ends on all ranks alike, and leaves no files behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a plug-in fits its framework: older is refused, newer warns, what moved is named."""
+"""Versions of frameworks: older is refused, newer warns, moved names are reported."""
 
 import errno
 import types
@@ -124,7 +124,7 @@ def test_a_newer_framework_is_tried_once_before_the_first_save(monkeypatch):
 
     def trial():
         trials.append(len(trials))
-        # A trial saves as the first save does, which asks for a trial.
+        # A trial saves like the first save, which starts a trial.
         self_check("lightning", trial)
 
     self_check("lightning", trial)

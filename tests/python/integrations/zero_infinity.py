@@ -1,11 +1,11 @@
-"""Trains with ZeRO-3 on the CPU, parameters and optimizer on storage, and says what came of it.
+"""Trains with ZeRO-3 on the CPU, parameters and optimizer on storage, and prints the losses.
 
     python zero_infinity.py DIRECTORY DEVICE
 
-DEVICE is where they lie, `nvme` or `cpu`. After half of the steps a checkpoint is saved, and at the
-end a second engine resumes from it. All losses are printed, as JSON, with the bytes that were
-swapped out. DeepSpeed's own test of this takes half precision, and so a processor that multiplies
-it; bfloat16 takes none.
+DEVICE is where they are, `nvme` or `cpu`. After half of the steps a checkpoint is saved, and at the
+end a second engine resumes from it. All losses are printed as JSON, with the number of bytes
+swapped out. DeepSpeed's own test of this uses half precision, and so needs a processor that
+multiplies it; bfloat16 does not.
 """
 
 import json
@@ -24,7 +24,7 @@ STEPS = 2
 
 
 def config_of(directory: Path, device: str) -> dict[str, Any]:
-    """DeepSpeed's configuration."""
+    """Returns DeepSpeed's configuration."""
     place = {"device": device, "nvme_path": str(directory / "zero")}
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -38,13 +38,13 @@ def config_of(directory: Path, device: str) -> dict[str, Any]:
             "stage3_max_live_parameters": 100,
             "stage3_param_persistence_threshold": 0,
         },
-        # What is smaller is not offloaded.
+        # Smaller tensors are not offloaded.
         "aio": {"block_size": 1 << 20},
     }
 
 
 def build(config: dict[str, Any]) -> Any:
-    """An engine with a model of its own."""
+    """Returns an engine with a model of its own."""
     torch.manual_seed(123)
     Init.param_id = 0
     with deepspeed.zero.Init(config_dict_or_path=config):
@@ -56,7 +56,7 @@ def build(config: dict[str, Any]) -> Any:
 
 
 def train(engine: Any, steps: range) -> list[float]:
-    """The loss of each step."""
+    """Returns each step's loss."""
     losses = []
     for step in steps:
         torch.manual_seed(step)

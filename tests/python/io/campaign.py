@@ -1,9 +1,9 @@
-"""A program: transfers drawn at random, ended in every way there is, and what is left of them.
+"""A program that runs random transfers, ends each in a random way, and checks the result.
 
     campaign.py DIRECTORY TRANSFERS SEED
 
-Every byte is looked at: what was read, what a write has left, and memory that was the caller's
-again, which nobody may have touched since. It says what was leaked as JSON.
+It checks every byte: read data, written files, and memory given back to the caller, which no
+transfer may touch any more. It prints the process's resources before and after as JSON.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SLOT_BYTES, SLOTS = 96 << 10, 64
 FILE_BYTES = SLOT_BYTES * SLOTS
 HANG_SECONDS = 60
 MARK = 0xA5
-"""What memory is filled with that is the caller's again."""
+"""Fills memory that was given back to the caller."""
 MEMORIES_MAX = 200
 
 
 class Campaign:
-    """Draws transfers, and knows what every byte has to be."""
+    """Runs random transfers, with the expected value of every byte."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.drawn = random.Random(seed)
@@ -46,15 +46,15 @@ class Campaign:
         self.source.write_bytes(self.content.tobytes())
         self.sink.write_bytes(bytes(FILE_BYTES))
         self.expected = np.zeros(FILE_BYTES, np.uint8)
-        """What the file that is written holds, where nothing is under way."""
+        """Content of the written file while no transfer is in flight."""
         self.buffers = Buffers(64 << 20)
         self.memories: list[Any] = []
         self.dropped: dict[int, np.ndarray] = {}
-        """Of each slot that is written by a transfer nobody has, what it will hold."""
+        """Expected content of each slot that a dropped transfer writes."""
         self.io = self.made()
 
     def made(self) -> TensorIO:
-        """One with settings drawn."""
+        """Returns a `TensorIO` with random settings."""
         return TensorIO(
             block_bytes=self.drawn.choice([4096, 16384, 1 << 20]),
             queue_depth=self.drawn.choice([1, 4, 32]),
@@ -64,7 +64,7 @@ class Campaign:
         )
 
     def memory(self, nbytes: int) -> Any:
-        """A tensor or array of bytes, pinned, plain or strided."""
+        """Returns a tensor or array of bytes: pinned, plain or strided."""
         match self.drawn.randrange(4):
             case 0:
                 return self.buffers.empty(nbytes, torch.uint8)
@@ -76,7 +76,7 @@ class Campaign:
                 return torch.empty(nbytes, dtype=torch.uint8)
 
     def read(self) -> None:
-        """Reads somewhere, ended somehow."""
+        """Reads at a random place, and ends the transfer in a random way."""
         begin = self.drawn.randrange(FILE_BYTES)
         nbytes = min(FILE_BYTES - begin, self.drawn.randrange(SLOT_BYTES))
         memory = self.memory(nbytes)
@@ -94,7 +94,7 @@ class Campaign:
         self.give_back(memory)
 
     def write(self) -> None:
-        """Writes somewhere, ended somehow."""
+        """Writes at a random place, and ends the transfer in a random way."""
         slot = self.drawn.randrange(SLOTS)
         if slot in self.dropped:
             self.settle()
@@ -108,14 +108,14 @@ class Campaign:
         transfer = self.io.write(memory, self.sink, begin, sync=self.drawn.random() < 0.02)
         how = self.end(transfer)
         if how == "dropped":
-            # Its memory is not ours before it has ended.
+            # Its memory belongs to the transfer until that ends.
             self.dropped[slot] = after
             return
         self.look(slot, after, is_whole=how == "moved")
         self.give_back(memory)
 
     def look(self, slot: int, after: np.ndarray, *, is_whole: bool) -> None:
-        """At what a write has left in its slot: the new bytes, or each the old or the new."""
+        """Checks a slot after a write: the new bytes, or for each byte the old or the new one."""
         begin = slot * SLOT_BYTES
         found = np.fromfile(self.sink, np.uint8, SLOT_BYTES, offset=begin)
         before = self.expected[begin : begin + SLOT_BYTES]
@@ -126,7 +126,7 @@ class Campaign:
         self.expected[begin : begin + SLOT_BYTES] = found
 
     def end(self, transfer: Any) -> str:
-        """Ends a transfer in a way drawn: ``moved``, ``cancelled`` or ``dropped``."""
+        """Ends a transfer in a random way: ``moved``, ``cancelled`` or ``dropped``."""
         way = self.drawn.choice(["wait", "wait", "cancel", "drop", "fork", "await", "give up"])
         way = "wait" if way == "fork" and self.drawn.random() < 0.9 else way
         self.counts[way] += 1
@@ -150,7 +150,7 @@ class Campaign:
         return "moved"
 
     def fork(self, transfer: Any) -> None:
-        """A child that knows of the transfer, and reads something of its own or does not."""
+        """Forks a child that inherits the transfer, and may read some bytes itself."""
         begin, reads = self.drawn.randrange(FILE_BYTES - 100), self.drawn.random() < 0.5
         child = os.fork()
         if child == 0:
@@ -171,7 +171,7 @@ class Campaign:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a fork went wrong"
 
     def settle(self) -> None:
-        """Waits for what nobody has any more, by closing or not, and looks at what it left."""
+        """Waits for all dropped transfers, possibly by closing, and checks their slots."""
         if self.drawn.random() < 0.5:
             self.io.wait(HANG_SECONDS)
         else:
@@ -182,24 +182,24 @@ class Campaign:
         self.dropped.clear()
 
     def give_back(self, memory: Any) -> None:
-        """Marks memory whose transfer has ended, to be looked at when others have gone on."""
+        """Fills memory whose transfer has ended with `MARK`, to be checked later."""
         memory[:] = MARK
         self.memories.append(memory)
         if len(self.memories) == MEMORIES_MAX:
             self.check_memories()
 
     def check_memories(self) -> None:
-        """That nobody has touched memory since."""
+        """Checks that no transfer has touched given-back memory."""
         for memory in self.memories:
             assert (np.asarray(memory) == MARK).all(), "memory was touched after the end"
         self.memories.clear()
 
     def held(self) -> dict[str, int]:
-        """What the process has, with nothing under way."""
+        """Returns the process's resources while no transfer is in flight."""
         self.settle()
         self.check_memories()
         self.io.close()
-        # Event loops and what tasks have raised know each other.
+        # Event loops and the exceptions of tasks form reference cycles.
         gc.collect()
         held = {
             "threads": len(os.listdir("/proc/self/task")),
@@ -212,7 +212,7 @@ class Campaign:
 
 
 async def awaited(transfer: Any, timeout_seconds: float | None) -> Any:
-    """Its result, or what comes of giving it up after a while."""
+    """Awaits a transfer; after the timeout, which cancels it, returns or raises its outcome."""
     try:
         return await asyncio.wait_for(transfer, timeout_seconds)
     except TimeoutError:
@@ -220,7 +220,7 @@ async def awaited(transfer: Any, timeout_seconds: float | None) -> Any:
 
 
 def given_up(transfer: Any) -> Any:
-    """Its result, while another thread gives it up."""
+    """Returns the result of a transfer that another thread cancels meanwhile."""
     thread = threading.Thread(target=transfer.cancel)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Transfers that are awaited, in event loops of any number."""
+"""Awaited transfers, in any number of event loops."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_many_are_awaited_at_a_time(file: Path) -> None:
             reports = await asyncio.gather(*map(_result, transfers))
             assert [report.nbytes for report in reports] == [500] * 300
             assert all(row == content[300 * i :][:500] for i, row in enumerate(rows))
-            # One that has ended is there at once.
+            # Awaiting an ended transfer returns at once.
             assert (await transfers[0]).nbytes == 500
 
-    # A loop of its own each time, whose number the system may give again.
+    # A new loop each time, which may get the id of the previous one.
     for _ in range(3):
         asyncio.run(main())
 
@@ -113,14 +113,14 @@ def test_a_block_whose_task_is_cancelled_is_closed(tmp_path: Path) -> None:
             await task
         with pytest.raises(ValueError, match="closed"):
             io.read(bytearray(10), tmp_path / "file")
-        # It was not the transfer that was cancelled.
+        # The task was cancelled, not the transfer.
         assert (await transfers[0]).nbytes == content.nbytes
 
     asyncio.run(main())
 
 
 def test_who_awaits_no_more_is_no_longer_told(file: Path) -> None:
-    """A loop without anybody waiting looks at no descriptor of ours."""
+    """An event loop without waiting tasks watches no descriptor of Penstock."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""`penstock.offload`: what cannot be is refused by a named error, and harms nothing."""
+"""`penstock.offload`: invalid arguments raise a named error, and do no harm."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_offsets(io: TensorIO, file: Path) -> None:
     for offset in (1.0, "1", None):
         with pytest.raises(TypeError, match="offset"):
             io.read(bytearray(10), file, offset)  # type: ignore[arg-type]
-    # Beyond what a file system holds.
+    # Beyond the largest file of a file system.
     with pytest.raises(penstock.StorageError):
         io.write(bytearray(10), file, (1 << 63) - 2).result(HANG_SECONDS)
     assert file.stat().st_size == 10_000
@@ -113,7 +113,7 @@ def test_tensors_without_memory_to_read_into(io: TensorIO, file: Path) -> None:
     for other in (3, None, "text", [1, 2]):
         with pytest.raises(TypeError):
             io.read(other, file)
-    # Their values can be written, all the same.
+    # They are valid sources of a write.
     io.write(conjugate, file).result(HANG_SECONDS)
     io.write(torch.zeros(1).expand(5), file).result(HANG_SECONDS)
     io.write(read_only, file).result(HANG_SECONDS)
@@ -135,7 +135,7 @@ def test_a_file_without_permission(io: TensorIO, file: Path) -> None:
 
 
 def test_no_more_descriptors(io: TensorIO, file: Path) -> None:
-    """Each error names the file that was asked for, and what helps."""
+    """Each error names the requested file and the remedy."""
     opened = io.open(file, "w")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open(os.devnull, os.O_RDONLY)]
@@ -143,7 +143,7 @@ def test_no_more_descriptors(io: TensorIO, file: Path) -> None:
     try:
         calls: list[Any] = [lambda: io.read(bytearray(10), file)]
         if opened.is_direct:
-            # It takes the page cache's way for what is less than a page.
+            # A write of less than a page goes through the page cache.
             calls.append(lambda: io.write(b"abc", opened, 3))
         for call in calls:
             with pytest.raises(penstock.StorageError, match="ulimit -n") as caught:
@@ -161,7 +161,7 @@ def test_a_device_that_is_full(tmp_path: Path, io: TensorIO, kind: str) -> None:
         path = disk / "file"
         io.write(b"abc", path).result(HANG_SECONDS)
         assert _number_of_failure(io, path) == errno.ENOSPC
-        # With the traceback goes the open file.
+        # Collects the traceback, which refers to the open file.
         gc.collect()
         assert path.read_bytes()[:3] == b"abc"
 

@@ -1,7 +1,8 @@
-"""How many requests calls make to a bucket, each a round trip: by the log of a real server.
+"""The number of requests, and so of round trips, that calls make to a real bucket server.
 
-What is here is exact, so that one more is seen. What the native module does alone is held by
-`crates/store/tests/objects_requests.rs`, with the reasons for each.
+The counts are exact, so that one more request fails a test.
+`crates/store/tests/objects_requests.rs` checks the native module alone, with the reason for each
+request.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 import penstock
 
 LOGGED_SECONDS_MAX = 10
-"""A line of the log may come after the answer."""
+"""The server may write a line of the log after its answer."""
 
 
 @contextmanager
 def made(bucket, **expected):
-    """Checks how often each operation is asked for."""
+    """Checks how often the block requests each operation."""
     before = len(bucket.requests())
     yield
     deadline = time.monotonic() + LOGGED_SECONDS_MAX
@@ -35,7 +36,7 @@ def state(seed=0):
 
 def test_a_state_at_a_path(bucket):
     url = f"{bucket.url}/run/step-1"
-    # One list more than as a step of a store: whether a store is there.
+    # One listing more than for a step of a store: whether a store is there.
     with made(bucket, ListObjectsV2=4, PutObject=3):
         penstock.save(url, state())
     with made(bucket, HeadObject=1, GetObject=3):
@@ -52,13 +53,13 @@ def test_steps_of_a_store(bucket):
     store = penstock.CheckpointStore(f"{bucket.url}/store")
     with made(bucket, ListObjectsV2=3, PutObject=3):
         store.save(1, state(1))
-    # Which steps there are, the newest one, and that it was read back: whether it is still there,
-    # the marks, and a new one.
+    # Lists the steps, finds the newest one, and records that it was verified: is it still there,
+    # the existing marks, and the new mark.
     with made(bucket, ListObjectsV2=1, HeadObject=1, GetObject=5, PutObject=1):
         assert store.load()["step"] == 1
     with made(bucket, ListObjectsV2=3, PutObject=3):
         store.save(2, state(2))
-    # Also the other marks once more, and which of them are of steps that are gone.
+    # Also reads the other marks again, and finds marks of deleted steps.
     with made(bucket, ListObjectsV2=2, HeadObject=1, GetObject=6, PutObject=1):
         assert store.load()["step"] == 2
     with made(bucket, ListObjectsV2=1, HeadObject=1, GetObject=5):
@@ -73,6 +74,6 @@ def test_steps_of_a_store(bucket):
         assert store.verify(2).ok
     with made(bucket, ListObjectsV2=3, PutObject=4, GetObject=2, DeleteObject=3):
         store.save(2, state(3), overwrite=True)
-    # What is there is looked at before anything is copied.
+    # Existing objects are checked before anything is copied.
     with made(bucket, HeadObject=1, ListObjectsV2=3, PutObject=3):
         store.save_async(3, state(3)).result()

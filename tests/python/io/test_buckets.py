@@ -404,7 +404,7 @@ def test_no_secret_is_shown():
 
 
 def test_a_shard_of_too_many_parts_is_refused_before_anything_is_sent(bucket, tmp_path):
-    # All of it is a hole in a file.
+    # The array is a hole in a file.
     large = np.memmap(tmp_path / "hole", dtype=np.uint8, mode="w+", shape=(90 << 30,))
     with pytest.raises(penstock.StorageError, match=r"part_bytes of at least 10 MiB"):
         penstock.save(f"{bucket.url}/a", {"large": large})
@@ -430,7 +430,7 @@ def test_a_server_that_starts_again_in_the_middle_is_waited_for(bucket):
     saver = threading.Thread(target=penstock.save, args=(url, expected))
     saver.start()
     while not bucket.names("a") and saver.is_alive():
-        # Its first part.
+        # Waits for the first uploaded part.
         time.sleep(0.01)
         if any(bucket.root.rglob(".sgwtmp/multipart/*/*/*")):
             break

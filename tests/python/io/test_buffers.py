@@ -1,4 +1,4 @@
-"""`penstock.offload.Buffers`: where tensors lie that storage reaches without a copy."""
+"""`penstock.offload.Buffers`: memory for tensors that storage can reach without a copy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_sizes_are_any_whole_numbers() -> None:
     buffers = Buffers(1 << 20)
     assert buffers.empty(np.int64(5), torch.float32).shape == (5,)
     assert buffers.empty((np.int32(2), 3), np.uint8).shape == (2, 3)
-    # Their product is not that of 64 bits.
+    # Their product overflows 64 bits.
     with pytest.raises(penstock.StorageError):
         buffers.empty((np.int64(1 << 32), np.int64(1 << 32)), np.uint8)
 

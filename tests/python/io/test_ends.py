@@ -1,4 +1,4 @@
-"""What becomes of transfers when the interpreter ends, forks, is interrupted or lets them go."""
+"""Transfers when the interpreter exits, forks, is interrupted or drops them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESIDENT_BYTES_MAX = 32 << 20
 
 
 def _run(code: str, *arguments: object) -> tuple[str, str]:
-    """What a program says, on standard output and on the other."""
+    """Runs a program; returns its standard output and standard error."""
     done = forks.run(
         ["-c", textwrap.dedent(code), *map(str, arguments)],
         timeout=HANG_SECONDS,
@@ -55,7 +55,7 @@ def test_a_program_that_ends_finishes_what_it_has_handed_over(tmp_path: Path) ->
 
 
 def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
-    """But for those that are spawned, they end without `atexit`."""
+    """Children end without `atexit`, except spawned ones."""
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
@@ -85,7 +85,7 @@ def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
 
 
 def test_who_reads_when_the_interpreter_is_taken_apart_is_told(tmp_path: Path) -> None:
-    """And nobody else."""
+    """Only that read raises."""
     path = tmp_path / "file"
     path.write_bytes(bytes(10))
     said, warned = _run(
@@ -164,7 +164,7 @@ def test_a_fork_has_workers_of_its_own_and_no_transfer_of_its_parent(tmp_path: P
 
 
 def test_a_fork_at_any_moment_has_workers_that_go_on(tmp_path: Path) -> None:
-    """Also where a worker lets go of a tensor at that moment: no lock of its parent stays taken."""
+    """Also if a worker drops a tensor at that moment: the child inherits no held lock."""
     path = tmp_path / "file"
     path.write_bytes(random.Random(2).randbytes(1 << 20))
     said, _ = _run(
@@ -216,7 +216,7 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_heard_of_though_waiting_was_broken_off(tmp_path: Path) -> None:
-    """By a time-out, by the handler of a signal, and in a block that Ctrl-C ended."""
+    """By a timeout, by a signal handler, and by Ctrl-C in a block."""
     path = tmp_path / "short"
     path.write_bytes(b"short")
     said, warned = _run(
@@ -298,14 +298,14 @@ def test_a_thread_that_hands_over_while_another_closes_is_told(tmp_path: Path) -
         for thread in threads + closing:
             thread.join(HANG_SECONDS)
     assert told == [ValueError] * 150
-    # What was handed over before is whole.
+    # Transfers submitted before the close are complete.
     wait_all(handed, HANG_SECONDS)
 
 
 def test_transfers_that_are_cancelled_dropped_and_forked_over_leave_nothing(
     tmp_path: Path,
 ) -> None:
-    """Every byte is looked at by the program, and what it holds here: `make torture` does more."""
+    """The program checks every byte, this test its resources: `make torture` does more."""
     done = forks.run(
         [str(Path(__file__).with_name("campaign.py")), str(tmp_path), str(TRANSFERS), str(SEED)],
         timeout=HANG_SECONDS + TRANSFERS,
@@ -316,6 +316,6 @@ def test_transfers_that_are_cancelled_dropped_and_forked_over_leave_nothing(
     before, after = told["before"], told["after"]
     for what in ("threads", "descriptors", "pinned_bytes"):
         assert after[what] <= before[what], told
-    # What the allocator keeps does not grow with the number of transfers.
+    # The allocator's memory does not grow with the number of transfers.
     assert after["resident_bytes"] - before["resident_bytes"] < RESIDENT_BYTES_MAX, told
     assert len(told["ways"]) == 7

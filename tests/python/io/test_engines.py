@@ -1,4 +1,4 @@
-"""Which path the bytes take, what is fallen back to, and that the report says so."""
+"""Each path of the bytes and its fallbacks, as the report states them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compare import assert_same
 from conftest import mounted, need_uring, run_child, supports_direct
 
 # A container's seccomp profile in small: the three system calls of io_uring, which have the same
-# numbers on every architecture, fail with an errno of our choice.
+# numbers on every architecture, fail with a chosen errno.
 REFUSE_URING = """
     import ctypes, errno, json, struct, sys
 

@@ -1,4 +1,4 @@
-"""A step, a fold and a save on a disk whose writes fail, on each engine: an error, nothing lost."""
+"""A step, a compaction and a save on a failing disk, on each engine: an error, nothing lost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 DISK_BYTES = 256 << 20
 ROOMS = (0, *slow(1 << 20), 5 << 20)
-"""Bytes that are written before the first failure."""
+"""Bytes written before the first failure."""
 
 REFUSED = (errno.EIO, errno.ENOSPC)
-"""The answers of kernels to such a write."""
+"""Error numbers of such a write, by kernel."""
 
 SHAPES = ((2 << 20,),)
 
 
 @pytest.fixture(params=["uring", "threads"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, need_root: None) -> str:
-    """The engine of all that is made by default."""
+    """Sets the default engine."""
     chosen: str = request.param
     monkeypatch.setenv("PENSTOCK_ENGINE", chosen)
     return chosen
@@ -59,7 +59,7 @@ def test_an_optimizer_step_that_cannot_be_written_is_an_error(
         with pytest.raises(penstock.StorageError) as raised:
             optimizer.step()
         assert raised.value.errno in REFUSED
-        # The step begins anew from the checkpoint.
+        # The step starts again from the checkpoint.
         disk.heal()
         loaded = penstock.load(tmp_path / "checkpoint")
         with torch.no_grad():
@@ -90,7 +90,7 @@ def test_rows_that_were_flushed_outlive_a_fold_that_cannot_be_written(
             assert raised.value.errno in REFUSED
         finally:
             disk.heal()
-            # A log that could not be written is an error here too.
+            # An unwritten log is an error here too.
             with contextlib.suppress(penstock.StorageError):
                 table.close()
         with Table(path, cache=Cache(1 << 20)) as table:

@@ -1,7 +1,7 @@
-"""A step, an update, a fold and a save while any operation of the file system fails.
+"""A step, an update, a compaction and a save while any operation of the file system fails.
 
-Each ends well, or in an error that names the path; what is opened anew has all that was
-acknowledged. `PENSTOCK_TORTURE_FAULTS` faults are drawn for each engine and each of them.
+Each succeeds, or raises an error that names the path; a reopened store has all acknowledged data.
+`PENSTOCK_TORTURE_FAULTS` sets the number of random faults for each engine and each of them.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ KINDS = {
 
 
 class Subject(Protocol):
-    """Something that changes files, call by call."""
+    """Files that a call changes."""
 
     path: Path
 
     def call(self) -> None:
-        """The next call."""
+        """Makes the next change."""
 
     def open_anew(self) -> None:
-        """As another process would."""
+        """Reopens the files, as another process would."""
 
     def check(self, *, has_failed: bool) -> None:
-        """That all that was acknowledged is there, to the last bit, and at most the last call."""
+        """Checks all acknowledged changes to the last bit, with at most the last call's beside."""
 
     def close(self) -> None:
-        """The end."""
+        """Releases the files."""
 
 
 class Training:
-    """Steps of an optimizer that has all of its state in files."""
+    """Steps of an optimizer with all of its state in files."""
 
     straight = Straight(((70, 100), (17,), (64, 64), (5,)))
 
@@ -104,7 +104,7 @@ class Training:
 
 
 class Updates:
-    """Updates of a table, each flushed and folded."""
+    """Updates of a table, each flushed and compacted."""
 
     rows = 300
 
@@ -141,20 +141,20 @@ class Updates:
     def check(self, *, has_failed: bool) -> None:
         found = self._table.lookup(np.arange(self.rows))["value"]
         assert (found == found[:, :1]).all(), "a row is torn"
-        # Some rows of an update that has failed may be there.
+        # Some rows of a failed update may be there.
         wrong = np.flatnonzero(found[:, 0] != self._values)
         assert set(wrong) <= set(self._updated)
         assert (found[wrong] == self._last).all()
         self._values = found[:, 0].copy()
 
     def close(self) -> None:
-        # A log that could not be written is an error here too.
+        # An unwritten log is an error here too.
         with contextlib.suppress(penstock.StorageError):
             self._table.close()
 
 
 class Saves:
-    """Saves of steps, of which two are kept."""
+    """Saves of steps, with retention of two."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "store"
@@ -164,7 +164,7 @@ class Saves:
     def call(self) -> None:
         self._tried += 1
         with warnings.catch_warnings():
-            # Older steps could not be deleted.
+            # Ignores warnings about older steps that could not be deleted.
             warnings.simplefilter("ignore", penstock.PenstockWarning)
             self._store.save(self._tried, self._state(self._tried))
         self._saved = self._tried
@@ -184,11 +184,11 @@ class Saves:
         self._saved = found["step"]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No file is open."""
 
 
 def cases(counts: dict[str, int]) -> list[tuple[str, str, int, int]]:
-    """All faults of a call that does so many operations of each name."""
+    """Returns all faults of a call, given its number of operations of each name."""
     return [
         (operation, kind, skip, count)
         for operation, kinds in KINDS.items()
@@ -205,7 +205,7 @@ def files(
     monkeypatch: pytest.MonkeyPatch,
     need_root: None,
 ) -> Iterator[FailingFiles]:
-    """Files below the one engine or the other, which is the default one."""
+    """Yields failing files for each engine, which is made the default one."""
     if request.param == "uring":
         need_uring()
     monkeypatch.setenv("PENSTOCK_ENGINE", request.param)
@@ -214,7 +214,7 @@ def files(
 
 
 def check_names(error: penstock.PenstockError, path: Path) -> None:
-    """That an error says where."""
+    """Checks that an error names the path."""
     assert str(path) in str(error)
 
 
@@ -239,7 +239,7 @@ def test_whatever_fails_what_was_acknowledged_is_there(
             subject.call()
         except penstock.PenstockError as error:
             has_failed = True
-            # Or the directory above, where a name in that cannot be made durable.
+            # Or the directory above, if a name in it cannot be made durable.
             check_names(error, files.path)
         files.heal()
         gc.collect()

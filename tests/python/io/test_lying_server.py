@@ -1,7 +1,8 @@
-"""Stores in a bucket whose server lies, loses requests, or forgets: whole steps or a named error.
+"""Stores in a bucket whose server lies or loses requests: whole steps, or a named error.
 
-Real requests pass a proxy (`lying.py`) to a real server. `PENSTOCK_TORTURE_FAULTS` lies are drawn
-of each kind of call; all of them, in all orders, `crates/store/tests/objects_explorer` tells.
+Real requests pass a proxy (`lying.py`) to a real server. `PENSTOCK_TORTURE_FAULTS` sets the number
+of random lies for each kind of call; `crates/store/tests/objects_explorer` covers all lies in all
+orders.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from buckets import Bucket
     from lying import LyingServer, Request
 
-# Of older steps that could not be deleted, and of one that was never finished.
+# Warnings about older steps that could not be deleted, and about an unfinished one.
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.PenstockWarning")
 
 FAULTS = int(os.environ.get("PENSTOCK_TORTURE_FAULTS", 5))
@@ -52,7 +53,7 @@ def assert_is(state: Any, step: int) -> None:
 
 @pytest.fixture
 def server(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[LyingServer]:
-    """A proxy that the environment leads to."""
+    """Yields a proxy that the environment's settings lead to."""
     with lying(bucket.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         penstock.set_remote(bucket.url, penstock.Remote(patience_seconds=2))
@@ -61,14 +62,14 @@ def server(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[LyingSer
 
 
 def lies(chooser: random.Random, requests: int) -> list[Lie]:
-    """Lies about one of so many requests each, drawn."""
+    """Draws lies, each about one of so many requests."""
     drawn = list(itertools.product(ONCE, range(requests)))
     chooser.shuffle(drawn)
     return [Lie(kind, skip, 1, about(kind)) for kind, skip in drawn[:FAULTS]]
 
 
 def about(kind: str) -> Callable[[Request], bool]:
-    """The requests that a lie may be about: a write that gets a 404 is refused."""
+    """Returns the requests that a lie may apply to: a write with a 404 would be refused."""
     return lambda request: kind != "404" or request.method in ("GET", "HEAD")
 
 
@@ -221,17 +222,17 @@ def test_a_stale_listing_breaks_no_promise(server: LyingServer) -> None:
     store.save(2, state_of(2))
     stale = Lie("stale", 0, ALWAYS, is_listing)
     server.tell(stale)
-    # The newest step of a listing of before is an older one, and whole.
+    # The newest step in an old listing is an older one, and whole.
     assert_is(store.load(), 1)
     assert_is(store.load(2), 2)
-    # No step is written over.
+    # No step is overwritten.
     with pytest.raises(penstock.CheckpointExistsError):
         store.save(2, state_of(3))
     server.tell(None)
     assert_is(store.load(), 2)
     store.delete(1)
     server.tell(stale)
-    # A step that the listing still shows, and that is gone, is no step.
+    # A deleted step that the listing still shows does not exist.
     with pytest.raises(penstock.CheckpointNotFoundError, match=URL):
         store.load(1)
     server.tell(None)

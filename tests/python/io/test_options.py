@@ -36,7 +36,7 @@ def test_defaults_leave_every_number_to_the_engine():
 
 
 def words_of(number):
-    """Limits of a number as the documentation has them."""
+    """Returns the documented limits of a number."""
     units = {50: "PiB", 40: "TiB", 30: "GiB", 20: "MiB", 10: "KiB"}
 
     def text(value):
@@ -81,7 +81,7 @@ def test_what_an_option_may_be_comes_through_its_variable_and_nothing_else_does(
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_option_reaches_the_engine_or_the_ranks(name, tmp_path):
-    """What the native module does not know it refuses, so none is without effect."""
+    """The native module refuses unknown options, so each one has an effect."""
     given = penstock.Options().to_native()
     _native.verify(saved(tmp_path), options={name: given[name]}, progress=None)
     with pytest.raises(ValueError, match=f"{name}s"):
@@ -322,7 +322,7 @@ def test_a_file_that_is_wrong_is_refused_by_name(tmp_path, monkeypatch, text, ke
     monkeypatch.setenv("PENSTOCK_OPTIONS", str(path))
     with pytest.raises(ValueError, match=r"^PENSTOCK_OPTIONS: .*options\.json"):
         penstock.Options()
-    # What is given by arguments asks nobody.
+    # With all options given, neither file nor environment is read.
     fields = dataclasses.fields(penstock.Options)
     given = {field.name: field.metadata["default"] for field in fields}
     assert penstock.Options(**given).engine == "auto"

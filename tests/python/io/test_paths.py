@@ -77,7 +77,7 @@ def test_what_is_for_files_takes_no_bucket(here, call):
 def check_refused(here, call, urls):
     before = sorted(here.rglob("*"))
     for url in urls:
-        # `pathlib` makes one slash of two.
+        # `pathlib` merges two slashes into one.
         for path in (url, pathlib.PurePosixPath(url)):
             with pytest.raises(penstock.UnsupportedPathError, match="absolute path") as raised:
                 call(path)
@@ -106,7 +106,7 @@ def test_the_plain_path_is_the_way_out_of_a_file_url(here):
 
 @pytest.fixture
 def home(here, monkeypatch):
-    """A home directory with a checkpoint; the working directory is another one."""
+    """Makes a home directory with a checkpoint; the working directory is another one."""
     home = here / "home"
     home.mkdir()
     penstock.save(home / "ckpt", {"x": 1})
@@ -148,9 +148,9 @@ def test_a_tilde_that_stands_elsewhere_is_a_character(here):
     ids=" ".join,
 )
 def test_a_tilde_that_the_shell_left_is_expanded_by_commands(home, command):
-    """As in `--files=~/base`, which shells pass on as it is."""
+    """As in `--files=~/base`, which shells do not expand."""
     done = CliRunner().invoke(cli, command, standalone_mode=False)
-    # The doctor may find something wrong with this machine.
+    # The doctor may have findings about this machine.
     assert done.exception is None
     assert done.return_value == 0 or command[0] == "doctor"
     assert not os.path.lexists("~")

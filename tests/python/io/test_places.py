@@ -1,4 +1,4 @@
-"""Stores on the file systems that people have keep their promises, or name what is missing."""
+"""Stores keep their promises on users' file systems, or name the missing feature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_of(step):
 
 
 def make_store(root):
-    """Five steps, the last of which is damaged and has files of somebody else beside it."""
+    """Saves five steps, the last of which is damaged and has foreign files beside it."""
     store = penstock.CheckpointStore(root)
     for step in STEPS:
         store.save(step, state_of(step))
@@ -49,7 +49,7 @@ def tree_of(path):
 
 
 def save(place, store, step, **options):
-    """Saves; where names cannot be taken, by the way out that the error names."""
+    """Saves; on file systems without atomic names, by the remedy in the error."""
     if not place.renames_new:
         way_out = r"no hard links.*overwrite=True"
         with pytest.raises(penstock.StorageError, match=way_out) as refused:
@@ -78,7 +78,7 @@ def check_steps(place, store):
     for step in (61, 60):
         store.delete(step)
         assert not os.path.exists(os.path.join(store.path(step), "manifest.json"))
-        # Without locks, files that were replaced stay: another host may be at work on them.
+        # Without locks, replaced files stay: another host may be writing them.
         assert not os.path.exists(store.path(step)) or not place.locks
 
 
@@ -87,7 +87,7 @@ def check_setting_aside(place, store):
     with pytest.warns(penstock.PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 40
     if not place.locks:
-        # Another host may save there at this moment: it stays, until somebody says otherwise.
+        # Another host may be saving there: the step stays until `overwrite=True`.
         with pytest.raises(penstock.CheckpointExistsError, match="overwrite=True"):
             store.save(DAMAGED, state_of(DAMAGED))
         store.save(DAMAGED, state_of(DAMAGED), overwrite=True)
@@ -188,7 +188,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A store as it was left by somebody, somewhere else."""
+    """Makes a store that each test copies."""
     root = tmp_path_factory.mktemp("template") / "store"
     make_store(root)
     return root

@@ -1,4 +1,4 @@
-"""`penstock.offload.TensorIO`: what is read and written, by which way, and what is told."""
+"""`penstock.offload.TensorIO`: its reads and writes, their paths, and their reports."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path, settings: dict[str, Any]) -> No
         assert path.stat().st_size == offset - 13
         offset = 0
         for tensor in tensors:
-            # Strided as it was, and in one piece.
+            # Into the same strides, and into contiguous memory.
             for into in (torch.zeros_like(tensor), torch.zeros(tensor.shape, dtype=tensor.dtype)):
                 assert io.read(into, path, offset).result(HANG_SECONDS).nbytes == tensor.nbytes
                 assert torch.equal(into, tensor)
@@ -93,10 +93,10 @@ def test_writes_and_reads_are_those_of_a_string_of_bytes(
     with TensorIO(**settings) as io:
         for offset, size, sync in writes:
             content = random_bytes.randbytes(size)
-            # Memory that lies anyhow.
+            # Memory of any alignment.
             held = np.frombuffer(bytes(behind) + content, np.uint8)[behind:]
             io.write(held, path, offset, sync=sync).result(HANG_SECONDS)
-            # As by pwrite, a write of no bytes leaves the file as long as it is.
+            # Like pwrite, an empty write does not extend the file.
             model.extend(bytes(max(0, offset + size - len(model)) if size else 0))
             model[offset : offset + size] = content
         assert path.read_bytes() == model
@@ -143,7 +143,7 @@ def test_a_file_that_is_made_has_its_space_reserved(tmp_path: Path) -> None:
     status = path.stat()
     assert status.st_size == 2 << 20
     assert status.st_mode & 0o777 == 0o666 & ~_umask()
-    # Before the first byte nothing was asked for, but one fallocate reserves from the start.
+    # Nothing is written before the offset, but one fallocate reserves space from the start.
     assert status.st_blocks * 512 >= 1 << 20
 
 
@@ -156,7 +156,7 @@ def _umask() -> int:
 def test_a_name_is_made_durable_where_the_file_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not where its path would lead from another directory; nor where it has none any more."""
+    """Not by resolving its path in a changed working directory; nor if its name is gone."""
     (tmp_path / "directory").mkdir()
     monkeypatch.chdir(tmp_path)
     with TensorIO() as io:
@@ -188,7 +188,7 @@ def test_a_descriptor_or_a_file_object_is_as_good_as_a_path(file: Path) -> None:
         io.read(into, opened, 123).result(HANG_SECONDS)
         assert into == content[123:1123]
         io.write(b"abc", opened.fileno(), 5).result(HANG_SECONDS)
-        # It is the owner's as before.
+        # The caller's descriptor is unchanged.
         assert _flags(opened.fileno()) == flags
         assert opened.tell() == 0
     assert file.read_bytes() == content[:5] + b"abc" + content[8:]
@@ -306,18 +306,18 @@ def test_memory_is_held_until_the_end_and_no_longer(tmp_path: Path) -> None:
         was_held = alive() is not None
         assert was_held or transfer.done()
         transfer.result(HANG_SECONDS)
-        # What was let go of without the interpreter goes at the next call.
+        # References dropped outside of the interpreter are released at the next call.
         transfer.done()
         assert alive() is None
 
 
 def test_memory_is_held_when_a_tensor_gets_another(tmp_path: Path) -> None:
-    """As whoever moves parameters out sets an empty one on them at once."""
+    """Offloading code replaces parameters by empty tensors at once."""
     tensor = torch.full((64 << 20,), 7, dtype=torch.uint8)
     with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
         transfer = io.write(tensor, tmp_path / "file")
         tensor.data = torch.empty(0, dtype=torch.uint8)
-        # What was freed would be given to these.
+        # These would reuse freed memory.
         others = [torch.full((64 << 20,), 9, dtype=torch.uint8) for _ in range(3)]
         transfer.result(HANG_SECONDS)
         del others
@@ -372,7 +372,7 @@ def test_an_error_that_nobody_has_seen_comes_at_the_end(file: Path) -> None:
     io.read(bytearray(10), file, 400_000)
     with pytest.raises(penstock.TransferError):
         io.close()
-    # One that was seen is no news, and another error goes first.
+    # A failure that was raised once is not raised again, and another exception takes precedence.
     with TensorIO() as io, pytest.raises(penstock.TransferError):
         io.read(bytearray(10), file, 400_000).result(HANG_SECONDS)
     with pytest.raises(KeyError):
@@ -380,7 +380,7 @@ def test_an_error_that_nobody_has_seen_comes_at_the_end(file: Path) -> None:
 
 
 def test_no_failure_is_lost_among_threads(file: Path) -> None:
-    """Whoever waits forgets what is settled, and nothing that another hands over meanwhile."""
+    """A wait forgets finished transfers only, not those that other threads submit meanwhile."""
     threads, turns = 4, 2000
     heard = 0
     with TensorIO() as io:
@@ -449,7 +449,7 @@ def test_transfers_say_what_they_are(file: Path) -> None:
 def test_what_is_not_given_suits_the_device_of_the_first_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is given is kept; memory for staging bounds the rest."""
+    """Given settings are kept; the staging memory bounds the rest."""
     path = tmp_path / "file"
     path.write_bytes(bytes(10))
     with TensorIO() as io, io.open(path) as file:

@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts of several families, and what is asked of them."""
+"""Tiny mixtures of experts of several families, and helpers to call them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATENT = {
     "v_head_dim": 16,
 }
 CONFIGS: dict[str, Callable[[], Any]] = {
-    # Experts one by one in the files, in the model all of a layer in one parameter.
+    # The files hold experts one by one, the model a layer's experts in one parameter.
     "mixtral": lambda: transformers.MixtralConfig(
         **SMALL, num_local_experts=6, dtype=torch.bfloat16
     ),
@@ -65,7 +65,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         first_k_dense_replace=1,
         dtype=torch.bfloat16,
     ),
-    # One tensor for all experts of a layer in the files, too, with biases.
+    # The files, too, hold a layer's experts in one tensor, with biases.
     "gpt oss": lambda: transformers.GptOssConfig(
         **SMALL, num_local_experts=6, num_experts_per_tok=2, head_dim=16
     ),
@@ -85,7 +85,7 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_by(model: Any, tokens: torch.Tensor) -> list[int]:
-    """How many experts each layer of a model in memory is asked for."""
+    """Returns the number of experts that each layer of a model in memory uses."""
     counts = []
     hooks = [
         module.register_forward_pre_hook(lambda _, args: counts.append(len(args[1].unique())))

@@ -1,4 +1,4 @@
-"""Tiny models of transformers of several families, saved as their users do, and what they take."""
+"""Tiny models of transformers of several families, saved as users do, and their memory needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONFIGS = {
 
 
 def saved(directory: Path, config: Any, max_shard_size: str = "200KB", seed: int = 7) -> Any:
-    """A model in memory, and its files in several shards."""
+    """Saves a model in several shards; returns it in memory."""
     torch.manual_seed(seed)
     is_masked = config.architectures == ["BertForMaskedLM"]
     auto = transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForCausalLM
@@ -61,7 +61,7 @@ def saved(directory: Path, config: Any, max_shard_size: str = "200KB", seed: int
 
 @functools.cache
 def least(directory: Path, **how: Any) -> int:
-    """The smallest budget that works, as the error says."""
+    """Returns the smallest budget that works, as the error names it."""
     with pytest.raises(ValueError, match="is the least that works") as caught:
         offload.stream(directory, memory_bytes=1, **how)
     return int(re.findall(r"(\d+) is the least", str(caught.value))[0])

@@ -1,4 +1,4 @@
-"""What ranks save of a model that they share."""
+"""A sharded model that ranks save together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def save_sharded(path: Path, dim: int) -> None:
-    """Has all ranks save a tower, cut along a dimension where that is long enough."""
+    """Saves a tower on all ranks, sharded along a dimension if that is long enough."""
     torch.manual_seed(1)
     model = Tower()
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))

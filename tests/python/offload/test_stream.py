@@ -1,4 +1,4 @@
-"""`penstock.offload.stream`: the same outputs as of the model in memory, and what goes wrong."""
+"""`penstock.offload.stream`: the same outputs as of the model in memory, and its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokens() -> torch.Tensor:
 def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
     tmp_path: Path, kind: str, tokens: torch.Tensor
 ) -> None:
-    """Whatever stays, from the least to everything, and pass after pass."""
+    """With any number of resident weights, in several passes."""
     model = saved(tmp_path, CONFIGS[kind]())
     smallest = least(tmp_path)
     with torch.inference_mode():
@@ -55,7 +55,7 @@ def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
             assert told.read_bytes < 1.5 * told.weight_bytes
         else:
             assert told.pass_bytes > 0
-            # Three passes, and what was read before somebody asked for other weights.
+            # Three passes, and the read-ahead that other weights have replaced.
             most_bytes = told.weight_bytes * 1.5 + 3 * told.pass_bytes + told.passing_bytes
             assert told.read_bytes <= most_bytes
 
@@ -128,7 +128,7 @@ def test_what_is_stored_as_another_type_is_converted(tower: tuple[Tower, Path]) 
 def test_buffers_that_are_stored_are_read(tower: tuple[Tower, Path]) -> None:
     model, directory = tower
     save_file(model.state_dict(), directory / "model.safetensors")
-    # Whose buffer holds something else.
+    # The new model's buffer has another value.
     streamed = offload.stream(Tower(), weights=directory, memory_bytes=100_000)
     x = torch.randn(3, 32)
     assert torch.equal(streamed.shift, model.shift)
@@ -141,7 +141,7 @@ def test_buffers_that_are_stored_are_read(tower: tuple[Tower, Path]) -> None:
 
 
 def test_tensors_at_odd_offsets_are_read(tower: tuple[Tower, Path]) -> None:
-    """Others than the library write such headers."""
+    """Other writers than the library produce such headers."""
     model, directory = tower
     path = directory / "model.safetensors"
     content = path.read_bytes()
@@ -206,7 +206,7 @@ def test_a_block_that_is_called_within_another_one_is_an_error_where_there_is_no
     assert torch.equal(streamed(x, (1, 0)), model(x, (1, 0)))
 
 
-# ---- What goes wrong
+# ---- Errors
 
 
 def test_too_little_memory(tower: tuple[Tower, Path]) -> None:
@@ -296,7 +296,7 @@ def test_a_tensor_that_is_in_two_files(tower: tuple[Tower, Path]) -> None:
 
 
 def test_a_file_that_changes_under_a_running_model(tower: tuple[Tower, Path]) -> None:
-    """Whatever happens to it, no output is computed of what is not the model's."""
+    """After any change of the file, no output is computed from wrong bytes."""
     model, directory = tower
     path = directory / "model.safetensors"
     content = path.read_bytes()
@@ -329,7 +329,7 @@ def test_a_file_that_changes_under_a_running_model(tower: tuple[Tower, Path]) ->
         assert caught.value.file == "model.safetensors"
 
 
-# ---- The ring
+# ---- The ring of buffers
 
 
 @given(

@@ -1,4 +1,4 @@
-"""A streamed model beside others: hooks, calls that are not its own, and models that share."""
+"""A streamed model beside others: hooks, calls from outside, and models that share a budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def streamed_of(tower: tuple[Tower, Path], memory_bytes: Any = ROOM_BYTES) -> An
 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Path]]:
-    """Two models of one vocabulary, in memory, and their directories."""
+    """Saves two models of one vocabulary; returns each in memory with its directory."""
     found = []
     for seed, layers in ((7, 6), (8, 2)):
         torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def streamed_llamas(llamas: list[tuple[Any, Path]]) -> list[Any]:
 
 
 def padded() -> dict[str, torch.Tensor]:
-    """A batch of which one row is shorter, filled up on the left."""
+    """Returns a batch in which one row is shorter, padded on the left."""
     tokens = torch.randint(1, 300, (3, 9), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(tokens)
     tokens[1, :4], mask[1, :4] = 0, 0
@@ -150,7 +150,7 @@ def test_gradients_are_refused(tower: tuple[Tower, Path]) -> None:
 
 
 def test_hooks_of_others_run_in_their_order(tower: tuple[Tower, Path]) -> None:
-    """Before and behind, with keywords and without, whether they came first or last."""
+    """Before and after, with and without keywords, registered first or last."""
     model, x = copy_of(tower[0]), torch.randn(2, 32)
     other = copy_of(tower[0])
 
@@ -199,7 +199,7 @@ def test_it_can_be_compiled(tower: tuple[Tower, Path]) -> None:
             assert torch.equal(compiled(x), tower[0](x))
 
 
-# ---- What would take parameters that are not there
+# ---- Operations on absent parameters
 
 
 REFUSED: dict[str, Callable[[Any, Path], Any]] = {
@@ -264,7 +264,7 @@ def test_the_state_of_a_model_that_is_all_there(tower: tuple[Tower, Path]) -> No
 
 
 class Even(torch.nn.Module):
-    """Blocks of more than a huge page."""
+    """Blocks larger than a huge page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def test_models_that_share_a_budget(tower: tuple[Tower, Path]) -> None:
             assert torch.equal(one(x), model(x))
         told = [offload.report(one) for one in (first, second, *others)]
         assert sum(one.resident_bytes + one.passing_bytes for one in told) <= budget.memory_bytes
-        # What a model has had that is gone is for the next one.
+        # The share of a deleted model is available for the next one.
         del second, others, one
         gc.collect()
         third = streamed_of(tower, budget)

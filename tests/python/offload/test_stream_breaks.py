@@ -1,4 +1,4 @@
-"""`penstock.offload.stream` where calls are broken off, and what others do to a streamed model."""
+"""`penstock.offload.stream` with interrupted calls, changed files, and copied models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCES = str(Path(streaming.__file__).parent)
 
 @pytest.fixture
 def tower(tmp_path: Path) -> tuple[Tower, Path]:
-    """A model in memory, and its directory, with a file for each parameter."""
+    """Returns a model in memory, and its directory, with a file for each parameter."""
     torch.manual_seed(1)
     model = Tower()
     directory = tmp_path / "tower"
@@ -39,9 +39,9 @@ def tower(tmp_path: Path) -> tuple[Tower, Path]:
 
 
 def in_time(work: Any) -> Any:
-    """What comes of some work; an error where it hangs.
+    """Returns the result of some work; fails if it hangs.
 
-    With as many threads as the caller has, on which the last bits of MKL's products depend.
+    Uses the caller's number of threads, on which the last bits of MKL's products depend.
     """
     found: list[Any] = []
     count = torch.get_num_threads()
@@ -66,16 +66,16 @@ def in_time(work: Any) -> Any:
 
 
 def broken_off(work: Any, at: int) -> bool:
-    """Whether some work is broken off, where a function of ours is called for the so-manieth time.
+    """Interrupts work at the n-th call of a Penstock function; returns whether it got there.
 
-    There the interpreter looks for signals, and not where a lock is let go.
+    The interpreter checks for signals there, and not at the release of a lock.
     """
     events = itertools.count()
 
     def look(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
         is_ours = event == "call" and code.co_filename.startswith(SOURCES)
-        # What is raised while a generator is thrown away reaches nobody.
+        # Exceptions raised while a generator is discarded are swallowed.
         if is_ours and code.co_name not in ("<genexpr>", "each") and next(events) == at:
             sys.setprofile(None)
             raise KeyboardInterrupt
@@ -91,7 +91,7 @@ def broken_off(work: Any, at: int) -> bool:
 
 
 def check_it_works_on(streamed: Any, model: Any, *, step: int) -> int:
-    """Breaks calls off, one after the other at a later point; says how often."""
+    """Interrupts calls one by one at later points; returns the number of interrupted calls."""
     for at in itertools.count(1, step):
         was_broken_off = broken_off(streamed, at)
         for _ in range(2):
@@ -102,7 +102,7 @@ def check_it_works_on(streamed: Any, model: Any, *, step: int) -> int:
 
 
 def test_a_call_that_ctrl_c_ends_leaves_nothing_behind(tower: tuple[Tower, Path]) -> None:
-    """In what is the model's own, which PyTorch tells no hook of."""
+    """In the model's own code, which PyTorch reports to no hook."""
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     x = torch.randn(2, 32)
@@ -145,9 +145,9 @@ def test_ctrl_c_may_come_while_experts_do(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_before_it_was_opened(tower: tuple[Tower, Path]) -> None:
-    """Who calls what is in it hears it, each time; nobody waits for it, and what is not lasts."""
+    """Each call that needs it raises at once; it works again once the file is back."""
     model, directory = tower
-    # In a directory of its own, as a file that is moved itself counts as changed.
+    # In a directory of its own, as a moved file itself counts as changed.
     path, parts = directory / "blocks.3.0.weight.safetensors", directory.parent / "parts"
     parts.mkdir()
     path.rename(parts / path.name)
@@ -166,7 +166,7 @@ def test_a_file_that_is_gone_before_it_was_opened(tower: tuple[Tower, Path]) -> 
 
 
 def put_back(path: Path, change: Any) -> None:
-    """Changes a file, then puts back its time of modification as rsync and tar do."""
+    """Changes a file, then restores its modification time like rsync and tar."""
     before = path.stat()
     change()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -184,7 +184,7 @@ def test_a_change_whose_time_is_put_back_is_found(tower: tuple[Tower, Path]) -> 
 
     with torch.inference_mode():
         assert torch.equal(in_time(lambda: streamed(x)), model(x))
-        # Some blocks stay in memory, so any one file might not be read again.
+        # Some blocks stay in memory, so a single file might not be read again.
         for path in directory.iterdir():
             put_back(path, lambda path=path: change(path))
         with pytest.raises(penstock.CorruptCheckpointError, match="the old one") as caught:
@@ -208,7 +208,7 @@ def test_a_new_name_hides_no_change(
 
     with torch.inference_mode():
         assert torch.equal(in_time(lambda: streamed(x)), model(x))
-        # Of all of them: some weights are held, and not read again.
+        # All files: some weights are resident, and not read again.
         for path in directory.glob("*.safetensors"):
             if is_changed:
                 put_back(path, lambda path=path: change(path))
@@ -218,7 +218,7 @@ def test_a_new_name_hides_no_change(
 
 
 def test_names_of_a_checkpoint_come_and_go(tmp_path: Path) -> None:
-    """Exports and retention give and take them; digests say that nothing else has changed."""
+    """Exports and retention add and remove names; digests show that nothing else has changed."""
     torch.manual_seed(1)
     model, x = Tower(), torch.randn(2, 32)
     penstock.save(tmp_path / "a", {"model": model.state_dict()})
@@ -232,7 +232,7 @@ def test_names_of_a_checkpoint_come_and_go(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_checkpoint_are_compared_again_once_a_file_was_touched(tmp_path: Path) -> None:
-    """Digests tell damage from other permissions."""
+    """Digests tell damage from changed permissions."""
     torch.manual_seed(1)
     model, x = Tower(), torch.randn(2, 32)
     penstock.save(tmp_path / "a", {"model": model.state_dict()})
@@ -258,11 +258,11 @@ def test_weights_of_a_checkpoint_are_compared_again_once_a_file_was_touched(tmp_
         assert torch.equal(run(), model(x))
 
 
-# ---- What is done with it
+# ---- Uses of the output
 
 
 class Table(torch.nn.Module):
-    """As models of speech have one of positions."""
+    """Like the positional embeddings of speech models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class Tables(torch.nn.Module):
 
 
 def test_what_a_call_returns_of_its_weights_lasts(tmp_path: Path) -> None:
-    """Others come into that memory before anything is computed with it."""
+    """The next weights would overwrite that memory before the caller uses it."""
     torch.manual_seed(1)
     model, x = Tables(), torch.randn(2000, 32)
     save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
@@ -297,7 +297,7 @@ def test_what_a_call_returns_of_its_weights_lasts(tmp_path: Path) -> None:
 
 
 def test_a_model_is_streamed_once(tower: tuple[Tower, Path]) -> None:
-    """With other files, it would go on to read the first ones."""
+    """Streamed again from other files, it would go on to read the first ones."""
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     for again in (streamed, torch.nn.Sequential(streamed), streamed.blocks):

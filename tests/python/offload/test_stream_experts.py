@@ -1,4 +1,4 @@
-"""`penstock.offload.stream` of mixtures of experts: what is read is what the routers chose."""
+"""`penstock.offload.stream` of mixtures of experts reads the experts that the routers chose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUTED = [kind for kind in CONFIGS if kind != "llama 4"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
-    """A model in memory, and the directory with its files in several shards; made once."""
+    """Returns a function for a model in memory and its directory with several shards; cached."""
     made: dict[str, tuple[Any, Path]] = {}
 
     def model_of(kind: str) -> tuple[Any, Path]:
@@ -146,7 +146,7 @@ def test_any_budget_and_any_batches(
 
 
 def test_only_what_is_routed_is_read(tmp_path: Path) -> None:
-    """Of experts as large as real ones no more than their pages, where none is there already."""
+    """For experts of real size, no more than their pages, unless they are in memory already."""
     sizes = {**SMALL, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
     config = transformers.MixtralConfig(**sizes, num_local_experts=8, dtype=torch.bfloat16)
     model = saved(tmp_path, config, "9MB", seed=2)
@@ -172,7 +172,7 @@ def test_only_what_is_routed_is_read(tmp_path: Path) -> None:
 
 
 def test_experts_that_are_used_often_stay(models: Any) -> None:
-    """Where less has room than one pass needs, too."""
+    """Also if memory is smaller than one pass needs."""
     model, directory = models("qwen2")
     smallest = least(directory)
     dense = offload.report(offload.stream(directory, memory_bytes=1 << 28)).resident_bytes
@@ -189,7 +189,7 @@ def test_experts_that_are_used_often_stay(models: Any) -> None:
     assert told is not None
     assert told.memory_bytes == 5 * slot
     assert told.uses == 20 * needed * 2
-    # Keeping those that were used last, there would be none.
+    # An LRU cache would have no hits.
     assert told.hits > told.uses // 8
 
 
@@ -208,7 +208,7 @@ def test_threads_share_a_model(models: Any) -> None:
 
 @pytest.fixture
 def copied(models: Any, tmp_path: Path) -> Callable[[str], Path]:
-    """A directory with the files of a model, to be changed."""
+    """Returns a function that copies a model's files, to be changed."""
 
     def copy_of(kind: str) -> Path:
         for path in models(kind)[1].iterdir():
@@ -235,7 +235,7 @@ def test_what_is_stored_as_another_type_is_converted(
 
 
 def test_tensors_at_odd_offsets_are_read(models: Any, copied: Any, tokens: torch.Tensor) -> None:
-    """Others than the library write such headers."""
+    """Other writers than the library produce such headers."""
     model, _ = models("mixtral")
     directory = copied("mixtral")
     for index, path in enumerate(sorted(directory.glob("*.safetensors"))):
@@ -279,14 +279,14 @@ def test_experts_that_are_stored_transposed(
     assert torch.equal(logits(streamed, tokens), logits(model, tokens))
 
 
-# ---- Where experts come from
+# ---- Sources of experts
 
 
 @pytest.fixture(scope="module")
 def checkpoints(
     models: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Any, Path, Path]]:
-    """A model in memory, its directory, and a checkpoint with other weights, which it has."""
+    """Returns a model in memory, its directory, and a checkpoint of its other weights."""
     made: dict[str, tuple[Any, Path, Path]] = {}
 
     def checkpoint_of(kind: str) -> tuple[Any, Path, Path]:
@@ -305,7 +305,7 @@ def checkpoints(
 
 @pytest.mark.parametrize("kind", ["mixtral", "gpt oss"])
 def test_experts_of_a_checkpoint(checkpoints: Any, kind: str, tokens: torch.Tensor) -> None:
-    """Whose state has all experts of a layer in one tensor."""
+    """The checkpoint holds all experts of a layer in one tensor."""
     model, directory, path = checkpoints(kind)
     smallest = least(directory, weights=path)
     with pytest.raises(ValueError, match=f" {smallest} is the least"):
@@ -320,7 +320,7 @@ def test_experts_of_a_checkpoint(checkpoints: Any, kind: str, tokens: torch.Tens
 def test_damage_of_an_expert_is_found_when_it_is_read(
     checkpoints: Any, tmp_path: Path, tokens: torch.Tensor
 ) -> None:
-    """Before anything is computed of it, each time, and not before the router has chosen it."""
+    """Before any use of it, each time, and only once the router has chosen it."""
     _, directory, path = checkpoints("mixtral")
     copy = tmp_path / "a"
     shutil.copytree(path, copy)
@@ -359,7 +359,7 @@ def test_experts_that_ranks_have_saved_apart() -> None:
 def test_experts_of_a_model_that_is_dispatched(
     models: Any, tmp_path: Path, tokens: torch.Tensor
 ) -> None:
-    """What is in memory stays there; what is on disk comes when a router has chosen it."""
+    """Weights in memory stay there; weights on disk are read when a router chooses them."""
     accelerate = pytest.importorskip("accelerate")
     model, directory = models("mixtral")
     dispatched = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -374,7 +374,7 @@ def test_experts_of_a_model_that_is_dispatched(
 
 
 def test_models_with_experts_share_a_budget(models: Any, tokens: torch.Tensor) -> None:
-    """What the first one had of it is divided anew, its experts' memory too."""
+    """The first model's memory is divided anew, including that of its experts."""
     (one, first), (other, second) = models("mixtral"), models("qwen2")
     room_bytes = least(first) + least(second) + 40_000
     budget = offload.Budget(room_bytes)
@@ -393,11 +393,11 @@ def test_models_with_experts_share_a_budget(models: Any, tokens: torch.Tensor) -
         offload.stream(first, memory_bytes=budget)
 
 
-# ---- What goes wrong
+# ---- Errors
 
 
 def test_a_file_that_changes_under_a_running_model(copied: Any, tokens: torch.Tensor) -> None:
-    """One that has nothing but experts, so that those have to find out."""
+    """A file of experts only, so that reading them has to find the change."""
     directory = copied("mixtral")
     content: dict[str, torch.Tensor] = {}
     for path in directory.glob("*.safetensors"):

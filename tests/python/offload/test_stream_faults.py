@@ -1,7 +1,7 @@
-"""`penstock.offload.stream` on storage whose reads fail: right numbers, or an error with the file.
+"""`penstock.offload.stream` on failing reads: right numbers, or an error that names the file.
 
-The files are on a file system in user space, below each engine. `PENSTOCK_TORTURE_FAULTS` faults
-are drawn for each engine.
+The files are on a file system in user space, below each engine. `PENSTOCK_TORTURE_FAULTS` sets the
+number of random faults for each engine.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 FAULTS = int(os.environ.get("PENSTOCK_TORTURE_FAULTS", 8))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")
 ROOM_BYTES = 72_000
-"""Some blocks stay, the others are read in each pass."""
+"""Keeps some blocks in memory; the others are read in each pass."""
 ALWAYS = 1 << 30
 
 
 class Streams:
-    """Models that are streamed from files that may fail, and the one in memory."""
+    """Models streamed from files that may fail, and the same model in memory."""
 
     def __init__(self, files: FailingFiles, engine: str) -> None:
         torch.manual_seed(1)
@@ -74,7 +74,7 @@ def streams(request: pytest.FixtureRequest, tmp_path: Path, need_root: None) -> 
 
 
 def check_names(error: penstock.PenstockError, weights: Path) -> None:
-    """That an error says which file it is of."""
+    """Checks that an error names the file."""
     assert isinstance(error, penstock.TransferError | penstock.CorruptCheckpointError), error
     assert str(weights) in str(error)
 
@@ -109,7 +109,7 @@ def test_a_pass_gives_right_numbers_or_names_the_file_that_cannot_be_read(
 
 
 def first_error(streams: Streams, streamed: Any) -> penstock.TransferError:
-    """The error of a pass, sooner or later."""
+    """Returns the error that one of the next passes raises."""
     while True:
         try:
             streams.check_pass(streamed)
@@ -143,6 +143,6 @@ def test_what_is_read_of_a_checkpoint_for_the_first_time_has_the_bits_that_were_
                 check_names(error, weights)
                 refused.append(count)
             streams.files.heal()
-    # Other bits that come once are read again.
+    # Bits that are wrong once are read again.
     assert set(refused) == {ALWAYS}
     streams.check_pass(streams.made(weights))

@@ -1,4 +1,4 @@
-"""What `penstock.offload.report` and a trace tell of a streamed model."""
+"""`penstock.offload.report` and traces of a streamed model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_report_holds_a_pass_against_what_it_takes_at_least(streamed: Stack) -
     assert told.uses == 24
     assert told.hits <= 24
     assert told.first_pass_seconds > 0
-    # Beside clocks: a part of it, and a quotient of what it tells.
+    # Beside the measured times: a part of one, and a ratio of reported values.
     assert 0 < told.computing_seconds <= told.pass_seconds
     assert told.gb_per_second > 0
     assert told.of_roofline == pytest.approx(told.roofline_seconds / told.pass_seconds)
@@ -74,7 +74,7 @@ def test_a_pass_ends_where_the_next_one_begins() -> None:
             passes.took(computing_seconds=float(number))
             passes.took(stalled_seconds=0.5)
     assert passes.first == Pass(0.0, 1.0)
-    # The last one may not be over.
+    # The last pass may not be over.
     assert passes.usual == Pass(3.0, 1.0)
 
 
@@ -82,7 +82,7 @@ def test_passes_count_anew_where_a_share_has_changed(tmp_path: Path) -> None:
     save_file(dict(Stack().named_parameters()), tmp_path / "model.safetensors")
     budget = offload.Budget(6 * 24_576)
     first = offload.stream(Stack(), weights=tmp_path, memory_bytes=budget)
-    # Reading has begun before anything is called.
+    # Reading begins before the first call.
     assert offload.report(first).read_bytes > 0
     with torch.inference_mode():
         for _ in range(3):

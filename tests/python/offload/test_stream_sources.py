@@ -1,4 +1,4 @@
-"""Where the weights of a streamed model come from: checkpoints, and files that others have made."""
+"""The sources of a streamed model's weights: checkpoints, and foreign files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOM_BYTES = 100_000
 
 
 class Wide(torch.nn.Module):
-    """Blocks whose tensors begin and end within the chunks of a file that have a digest each."""
+    """Blocks whose tensors begin and end within the digest chunks of a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_a_checkpoint_alone_does_not_say_what_model_it_is_of(tmp_path: Path, tow
 
 
 def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
-    """Parameters may be windows over one tensor, as fused ones are, and lie anywhere in it."""
+    """Parameters may be any windows of one tensor, like fused ones."""
     state = dict(tower.state_dict())
     fused = torch.randn(80, 32)
     state["blocks.2.0.weight"], state["head.weight"] = fused[3:19], fused[40:45]
@@ -143,7 +143,7 @@ def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
 def test_one_parameter_does_not_come_from_two_tensors(
     tmp_path: Path, tower: Tower, source: str
 ) -> None:
-    """The files may have a tied parameter twice, but not with other bytes."""
+    """Files may hold a tied parameter twice, but not with different bytes."""
 
     def saved(state: dict[str, Any], name: str) -> Path:
         where = tmp_path / name
@@ -170,7 +170,7 @@ def test_one_parameter_does_not_come_from_two_tensors(
 
 @pytest.mark.slow
 def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower: Tower) -> None:
-    """Each rank has some rows of each, in a shard of its own, and sizes that do not divide."""
+    """Each rank has some rows of each tensor, in a shard of its own, with uneven sizes."""
     for outcome in jobs.of(3).call(save_sharded, disk_path / "a", 0):
         assert outcome is None
     streamed = offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
@@ -184,7 +184,7 @@ def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower
         file.seek(piece.begin)
         file.write(b"\xee")
     with pytest.raises(penstock.CorruptCheckpointError) as caught:
-        # All that a rank has saved is one chunk, and the buffer is a part of it.
+        # A rank's data is one chunk, of which the buffer is a part.
         offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
     assert caught.value.file == shard.name
     assert "blocks.3.0.weight" in str(caught.value.tensor)
@@ -213,7 +213,7 @@ def test_files_of_a_checkpoint_stay_as_long_as_the_model(tmp_path: Path, tower: 
     assert not any(first.glob("shard-*"))
 
 
-# ---- What is read for the first time is compared with its digests
+# ---- Digests are checked at the first read
 
 
 @pytest.fixture(scope="module")
@@ -266,11 +266,11 @@ def test_damage_is_found_before_anything_is_computed_of_it(
 
 
 def test_what_lies_around_is_there_of_few_units_at_a_time(wide: tuple[Wide, Path]) -> None:
-    """Everything is read ahead where there is room, and all of it is compared."""
+    """All weights are read ahead if there is room, and all digests are checked."""
     model, path = wide
     streamed = offload.stream(Wide(), weights=path, memory_bytes=1 << 30)
     told = offload.report(streamed)
-    # All weights, and what lies around some.
+    # All weights, and surrounding bytes of some.
     assert told.read_bytes > told.weight_bytes
     for _ in range(2):
         with torch.inference_mode():
@@ -291,7 +291,7 @@ def test_a_buffer_is_compared_with_its_digest(tmp_path: Path, tower: Tower) -> N
 def test_bytes_that_are_wrong_are_read_once_more(
     monkeypatch: pytest.MonkeyPatch, wide: tuple[Wide, Path]
 ) -> None:
-    """What the page cache holds may be wrong where the device is right."""
+    """The page cache may be wrong though the device is right."""
     model, path = wide
     check = OpenCheckpoint.check
     found: list[int] = []
@@ -327,7 +327,7 @@ def test_a_checkpoint_that_changes_under_a_running_model(
             streamed(x)
 
 
-# ---- Models that accelerate has dispatched
+# ---- Models dispatched by accelerate
 
 
 LAYERS = 6
@@ -335,7 +335,7 @@ LAYERS = 6
 
 @pytest.fixture(scope="module", params=["llama, tied", "gpt2"])
 def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A directory, and the model in memory."""
+    """Returns a directory, and the model in memory."""
     directory = tmp_path_factory.mktemp("saved")
     return directory, saved(directory, CONFIGS[request.param]())
 
@@ -346,7 +346,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def partly(model: Any, folder: Path) -> Any:
-    """Dispatched to memory and disk."""
+    """Dispatches a model to memory and disk."""
     blocks = "model.layers" if hasattr(model, "model") else "transformer.h"
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in model.named_buffers()]
@@ -382,7 +382,7 @@ def test_a_model_that_was_dispatched_is_taken_over(tmp_path: Path, named: Any, h
     memory_bytes = int(re.findall(r"(\d+) is the least", str(caught.value))[0])
     with pytest.raises(ValueError, match="least that works"):
         offload.stream(dispatched, memory_bytes=memory_bytes - 1)
-    # What was refused is as it was.
+    # The refused model is unchanged.
     assert torch.equal(logits(dispatched), logits(model))
     streamed = offload.stream(dispatched, memory_bytes=memory_bytes)
     told = offload.report(streamed)
@@ -422,12 +422,12 @@ def test_a_directory_says_what_a_checkpoint_is_of(tmp_path: Path, named: Any) ->
     assert not torch.equal(logits(streamed), logits(model))
 
 
-# ---- Tensors that the model has otherwise than they are stored
+# ---- Tensors stored in another form than in the model
 
 
 @pytest.fixture
 def fused(tmp_path: Path) -> Iterator[tuple[Path, list[Any]]]:
-    """Files whose tensors are fused, transposed and permuted, and what transformers makes of it."""
+    """Saves fused, transposed and permuted tensors; yields them with transformers' conversions."""
     core = importlib.import_module("transformers.core_model_loading")
     mappings = importlib.import_module("transformers.conversion_mapping")
     config = transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, attention_bias=True)
@@ -470,7 +470,7 @@ def test_tensors_are_rearranged_as_they_come(fused: tuple[Path, list[Any]]) -> N
     assert told.resident_bytes + told.passing_bytes <= 500_000
     for _ in range(2):
         assert torch.equal(logits(streamed), logits(model))
-    # What is not known is refused, and named.
+    # Unknown conversions are refused by name.
     core = importlib.import_module("transformers.core_model_loading")
     converters[1].operations = [core.Interleave(dim=0)]
     with pytest.raises(penstock.UnsupportedStateError, match="up_proj"):

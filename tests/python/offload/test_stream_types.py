@@ -1,4 +1,4 @@
-"""Models of transformers are streamed in the types, with the ties, that they are loaded with."""
+"""Streamed models of transformers have the dtypes and ties of loaded ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_without_a_type_in_the_configuration_it_is_that_of_the_files(tmp_path: P
 
 
 def test_what_is_kept_in_32_bits_is(tmp_path: Path) -> None:
-    """Of a T5 in float16 a matrix of each block."""
+    """A T5 in float16 keeps one matrix of each block in 32 bits."""
     auto = transformers.AutoModelForSeq2SeqLM
     config = transformers.T5Config(
         d_model=64, d_kv=16, d_ff=96, num_layers=3, num_heads=4, vocab_size=300,

@@ -1,4 +1,4 @@
-"""A model of nobody's library, to be streamed."""
+"""A model of no library, to be streamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Tower(torch.nn.Module):
-    """A model of nobody's library: blocks of several sizes, one called twice, one not at all."""
+    """A model of no library: blocks of several sizes, one called twice, one never."""
 
     def __init__(self) -> None:
         super().__init__()

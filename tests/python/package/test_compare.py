@@ -1,4 +1,4 @@
-"""The comparer that judges every round trip is able to say no."""
+"""The comparison that judges every round trip finds each kind of difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of versions has the results of the last runs; the matrix has what plug-ins say."""
+"""The page of versions has the last runs' results; the matrix has the plug-ins' versions."""
 
 import re
 import sys

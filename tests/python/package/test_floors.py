@@ -1,7 +1,7 @@
-"""Names of PyTorch and NumPy that the package uses are there in the oldest versions that it takes.
+"""The package's names of PyTorch and NumPy exist in the oldest supported versions.
 
-The installed version is asked, in a process where no test has put a newer name in its place. So
-this says something about an old version in the environments that `make compat` makes.
+The installed version is checked, in a process where no test has added newer names. So the
+environments that `make compat` makes check the old versions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conftest import run_child
 PACKAGE = Path(penstock.__file__).parent
 LIBRARIES = ("torch", "numpy")
 NEWER = {
-    # Looked up where the version has it: named so that nothing else becomes an exception.
+    # Looked up only if the version has it; listed so that no other name becomes an exception.
     "torch.distributed.tensor.DTensor": ("penstock.checkpoint.state.torch_names",),
     "torch.distributed.tensor.placement_types": ("penstock.checkpoint.state.torch_names",),
     "torch.distributed.checkpoint.staging.DefaultStager": (
@@ -51,7 +51,7 @@ LOOK = """
 
 
 def _walk(node):
-    """All below a node but what only a type checker sees: its branch, and annotations."""
+    """Yields all nodes below one, except code for type checkers and annotations."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns"):
             continue
@@ -66,7 +66,7 @@ def _walk(node):
 
 
 def _names(path):
-    """The names of these libraries that a module uses, whole."""
+    """Returns the full names of these libraries that a module uses."""
     nodes = list(_walk(ast.parse(path.read_text())))
     known, found = {}, set()
     for node in nodes:

@@ -1,4 +1,4 @@
-"""A test that leaves something behind fails, and it is gone."""
+"""A test that leaves something behind fails, and the leftover is ended."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def test_an_orphan(tmp_path):
     print("orphan", subprocess.check_output([sys.executable, "-c", code], text=True))
 
 def test_a_thread():
-    # No daemon: whoever ends waits for it.
+    # Not a daemon: the interpreter waits for it at its end.
     threading.Thread(target=threading.Event().wait, args=(2,), name="laggard").start()
 
 def test_what_ends_by_itself():

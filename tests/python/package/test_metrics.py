@@ -1,4 +1,4 @@
-"""`penstock.metrics`: what is counted, and who can read it."""
+"""`penstock.metrics`: its counts, and its readers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def registry():
-    """One of our metrics alone, which count from now on."""
+    """Yields the registry of Penstock's metrics alone, which count from now on."""
     made = prometheus_client.CollectorRegistry()
     penstock.metrics.enable(made)
     yield made
@@ -45,7 +45,7 @@ def registry():
 
 @pytest.fixture
 def counted(registry):
-    """By how much each sample has grown since the test began, without what has not."""
+    """Returns a function for the growth of each sample since now, without unchanged ones."""
 
     def values():
         families = registry.collect()
@@ -58,7 +58,7 @@ def counted(registry):
 
 
 def only(found, *beside):
-    """Without what is a time."""
+    """Returns the samples without times, and without the named ones."""
     return {
         key: value
         for key, value in found.items()
@@ -120,7 +120,7 @@ def test_saves_that_come_to_nothing_are_told_apart(tmp_path, counted):
     for call in refused:
         with pytest.raises(penstock.PenstockError):
             call()
-    # So much that no disk is done before progress is first told, after a twentieth of a second.
+    # Large enough to outlast the first progress callback, after a twentieth of a second.
     large = {"w": np.ones(128 * MIB)}
     for give_up, error in ((interrupt, KeyboardInterrupt), (leave, SystemExit)):
         with pytest.raises(error):
@@ -260,7 +260,7 @@ def test_a_load_that_is_refused_for_its_arguments_is_not_counted(tmp_path, count
 
 def loads_in(found):
     names = ("penstock_loads_total", "penstock_damage_found_total", "penstock_fallbacks_total")
-    # Of the fallbacks, those that depend on the machine are left out.
+    # Excludes fallbacks that depend on the machine.
     counts = {key[1]: value for key, value in found.items() if key[0] in names}
     return {name: n for name, n in counts.items() if name not in ("engine", "buffered")}
 
@@ -285,7 +285,7 @@ def test_steps_that_are_seen_to_be_damaged_before_they_are_read_are_counted(tmp_
         store.load(fallback=True)
         assert loads_in(counted()) == {"ok": 2, "damaged": 4, "load": 4, "step": 2}
         os.unlink(file_of(store, 1, "shard"))
-        # The others are set aside.
+        # The other steps are set aside.
         with pytest.raises(penstock.CorruptCheckpointError):
             store.load(fallback=True)
     assert loads_in(counted()) == {"ok": 2, "damaged": 5, "load": 5, "step": 2}
@@ -329,7 +329,7 @@ def test_a_scrub_counts_every_step_that_it_calls_damaged(tmp_path, counted):
     with open(file_of(store, 3, "manifest"), "w") as file:
         file.write("{")
     for times in (1, 2):
-        # The second reads nothing, and must not look as if all were well again.
+        # The second scrub reads nothing, and must still report the damage.
         assert [step.state for step in store.scrub().steps[:3]] == ["damaged"] * 3
         found = counted()
         assert found["penstock_checks_total", "damaged"] == 3 * times
@@ -396,7 +396,7 @@ def test_what_is_fallen_back_from_is_counted_by_kind(counted):
 
 
 def test_what_was_asked_for_is_no_fallback(tmp_path, counted):
-    """Whatever else a report says of, as of space that is not reserved or files left behind."""
+    """Nor is any other remark of a report, such as unreserved space or files left behind."""
     options = penstock.Options(direct="off", engine="threads")
     report = penstock.save(tmp_path / "ckpt", {"w": np.ones(4)}, options=options)
     assert report.fallbacks == []
@@ -658,7 +658,7 @@ def test_each_rank_counts_its_part_of_a_save_once(jobs, disk_path, call):
         }
 
 
-# What is documented.
+# Documentation.
 
 DOCS = REPOSITORY / "docs"
 
@@ -679,7 +679,7 @@ def test_prometheus_takes_the_metrics_and_the_alerts(tmp_path, registry):
     subprocess.run(["promtool", "test", "rules", alerts], check=True)
     path = tmp_path / "penstock.prom"
     penstock.metrics.write_textfile(path)
-    # `_created` of the client's own is what the linter would have otherwise.
+    # promtool's linter rejects the client's own `_created` samples.
     lines = (line for line in path.read_text().splitlines() if "_created" not in line)
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input="\n".join([*lines, ""]), text=True, check=False

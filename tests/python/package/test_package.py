@@ -1,4 +1,4 @@
-"""What the package shows, and what importing it takes."""
+"""The package's public names and layers, and the cost of importing it."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ CONTRACTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_te
     "importlinter"
 ]["contracts"]
 REFUSED = [
-    # The native module is none of Python, so no contract can name it.
+    # The native module is not Python, so no contract can name it.
     "penstock._native",
     *(name for one in CONTRACTS if one["type"] == "forbidden" for name in one["forbidden_modules"]),
 ]
@@ -26,7 +26,7 @@ REFUSED = [
 
 
 def imported(source, module):
-    """What a file imports from modules of the package, by module, functions included."""
+    """Returns the names that a file imports from each module of a package, functions included."""
     found = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(module):
@@ -72,7 +72,7 @@ def test_the_package_is_imported_without_what_it_does_not_need_yet():
 
 
 def modules_used(source):
-    """Everything that a file imports, annotations and functions included, by its dotted name."""
+    """Yields the dotted names of all imports of a file, annotations and functions included."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def modules_used(source):
 
 
 def refused(source):
-    """What a file must not import, if it is a plug-in."""
+    """Returns the imports of a file that plug-ins must not have."""
     found = [name for name in modules_used(source) if name.startswith("penstock.")]
     return [name for name in found if f"{name}.".startswith(tuple(f"{one}." for one in REFUSED))]
 

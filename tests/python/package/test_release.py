@@ -1,4 +1,4 @@
-"""What a release shows of the README, where the repository is not around it."""
+"""The README of a release, as an index shows it outside of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules of a crate that import each other in a circle are found, however they say it."""
+"""Modules of a crate that import each other in a circle are found in any notation."""
 
 import subprocess
 import sys

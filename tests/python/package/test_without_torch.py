@@ -11,7 +11,7 @@ import torch
 import penstock
 from conftest import run_child
 
-# What a process has imported is what is tested.
+# A fork would have the server's imports, which these tests check.
 run_fresh = functools.partial(run_child, is_fresh=True)
 
 WITHOUT_TORCH = """

@@ -1,4 +1,4 @@
-"""Archives are read right or refused by name, however their members were packed."""
+"""Archives are read right or refused by name, whatever program packed their members."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_members_that_lie_anywhere_have_the_same_values(tmp_path):
         content = {"archive/pad": b"x" * shift, **content}
         packed(tmp_path / "b.pt", content)
         assert_converted(tmp_path / "b.pt", tmp_path / str(shift))
-    # With directories among them, as of `zip -r`, and one more above.
+    # With entries for directories, as `zip -r` writes them, and one more directory level.
     deeper = {"up/": b"", **{f"up/{name}": data for name, data in content.items()}}
     assert_converted(packed(tmp_path / "c.pt", deeper), tmp_path / "c")
 
@@ -106,7 +106,7 @@ def test_an_archive_that_has_changed_gives_the_same_values_or_an_error_of_ours(
 def test_an_archive_of_a_newer_version_of_zip_is_not_called_damaged(tmp_path):
     path = saved(tmp_path / "a.pt", {"w": torch.ones(2)})
     data = bytearray(path.read_bytes())
-    # The version that is needed to unpack the first member, in the directory of the archive.
+    # The "version needed" of the first member, in the archive's directory.
     data[data.index(b"PK\x01\x02") + 6] = 128
     path.write_bytes(data)
     with pytest.raises(penstock.UnsupportedStateError, match="newer version"):
@@ -189,7 +189,7 @@ def test_archives_of_others_are_named_with_a_way(tmp_path):
 
 
 class TestOfOthers:
-    """Each reader of a directory takes compressed files, and finds the bit that has changed."""
+    """The reader of each directory format takes compressed files, and finds a flipped bit."""
 
     STATE: ClassVar = {"w": torch.arange(1000.0)}
 
@@ -220,7 +220,7 @@ class TestOfOthers:
             assert torch.equal(state["w"], self.STATE["w"])
 
     def test_dcp(self, tmp_path):
-        """Of which the reader of PyTorch compares no checksums."""
+        """PyTorch's own reader compares no checksums here."""
         dcp.save(dict(self.STATE), checkpoint_id=tmp_path / "d")
         file = tmp_path / "d" / "__0_0.distcp"
         data = bytearray(file.read_bytes())

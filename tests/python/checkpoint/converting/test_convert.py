@@ -1,4 +1,4 @@
-"""`penstock.convert`: checkpoints of others, equal bit for bit, or refused with the reason."""
+"""`penstock.convert`: foreign checkpoints, equal bit for bit, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Custom:
-    """What no pickle may make unless it is trusted."""
+    """A class that no pickle may construct unless it is trusted."""
 
     made = 0
 
@@ -152,7 +152,7 @@ class TestTorch:
         assert not (tmp_path / "a").exists()
 
     def test_a_bit_that_has_changed_in_a_file_is_noticed(self, tmp_path):
-        """By checksums that PyTorch writes and does not look at."""
+        """Found by the archive's checksums, which PyTorch writes but never checks."""
         weight = torch.arange(10_000.0)
         torch.save({"w": weight}, tmp_path / "a.pt")
         data = bytearray((tmp_path / "a.pt").read_bytes())
@@ -190,7 +190,7 @@ class TestTorch:
                 penstock.convert(path, tmp_path / "a", overwrite=True, trust=True)
             except penstock.PenstockError:
                 continue
-            # Of files without checksums any value may be another one.
+            # In files without checksums a flipped bit may change any value.
             assert not is_zip or repr(penstock.load(tmp_path / "a")) == repr(state)
 
     def test_what_holds_itself_is_refused_and_pickled_if_it_is_trusted(self, tmp_path):
@@ -221,7 +221,7 @@ class TestTorch:
         assert (found, report.step, penstock.inspect(tmp_path / "a").step) == ({"a": 1}, 12, 12)
 
     def test_memory_is_bounded(self, tmp_path):
-        """Of what is private: pages of the file are the kernel's to take back."""
+        """Bounds private memory only: the kernel can reclaim pages of the file."""
         megabytes = 256
         torch.save({"w": torch.ones(megabytes << 18)}, tmp_path / "a.pt")
         program = f"""
@@ -263,7 +263,7 @@ class TestDcp:
         assert_same(found["numpy"], state["numpy"])
 
     def test_tensors_that_dcp_has_saved_as_safetensors_are_read(self, tmp_path):
-        """By a writer that DCP's own reader does not read again."""
+        """DCP's own reader cannot read the files of this writer."""
         state = {
             "model": {
                 "w": torch.arange(12.0).view(3, 4),
@@ -284,7 +284,7 @@ class TestDcp:
         assert_same(found["model"], state["model"])
         data = max((tmp_path / "d").glob("*.distcp"), key=os.path.getsize)
         content = data.read_bytes()
-        # As where a rank held two pieces of a tensor.
+        # As if a rank held two pieces of a tensor.
         assert b"[0, 0]" in content
         data.write_bytes(content.replace(b"[0, 0]", b"[0, 2]"))
         with pytest.raises(penstock.CorruptCheckpointError, match=r"at \[0, 2\] over it"):
@@ -411,7 +411,7 @@ class TestDeepSpeed:
             assert_same(state, torch.load(path, weights_only=True))
         if stage < 3:
             assert is_tied(found["mp_rank_00_model_states"]["module"])
-        # A tag of one's choice.
+        # A tag by its path.
         converted(tmp_path / "d" / "global_step4", tmp_path / "b")
 
     @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ class TestDeepSpeed:
             penstock.convert(tmp_path / "d", tmp_path / "a")
 
     def save_universal(self, root):
-        """As `ds_to_universal` leaves it."""
+        """Writes the files of `ds_to_universal`."""
         self.save(root)
         universal = root / "universal"
         for name in ("w", "layers.0.weight"):
@@ -485,7 +485,7 @@ class TestDeepSpeed:
 class TestAccelerate:
     @pytest.fixture
     def saved(self, tmp_path):
-        """By accelerate itself: a model, its optimizer and scheduler, and something else."""
+        """Saves by accelerate itself: a model, its optimizer and scheduler, and a custom object."""
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True)

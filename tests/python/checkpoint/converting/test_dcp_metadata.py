@@ -1,4 +1,4 @@
-"""Metadata of DCP comes out of a file: it gives each element and each value one place, or none."""
+"""DCP's metadata is input: it gives each element and each value one place, or is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 @pytest.fixture
 def changed(tmp_path):
-    """Saves a state by DCP, and changes its metadata."""
+    """Saves a state by DCP, and returns a function that changes its metadata."""
 
     def change(state, how):
         path = tmp_path / "d"
@@ -61,7 +61,7 @@ def test_a_piece_that_is_noted_twice_is_taken_once(changed, tmp_path):
 
 
 def overlapping(metadata):
-    """A hole of as many elements as pieces share."""
+    """Makes two pieces overlap, and leaves a hole of the same size."""
     entry = metadata.state_dict_metadata["w"]
     (first,) = entry.chunks
     second = copy.deepcopy(first)

@@ -1,4 +1,4 @@
-"""A pickle of plain values is taken, in any protocol, by any NumPy; nothing else is called."""
+"""A pickle of plain values is read in any protocol, by any NumPy; nothing else is called."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def test_what_is_not_plain_is_refused_by_all_of_its_names(tmp_path, protocol, is
 
 
 def hostile(root, program):
-    """An archive whose pickle is this program."""
+    """Writes an archive with a pickle program."""
     content = members(saved(root / "plain.pt", {"w": torch.ones(2)}))
     name = next(one for one in content if one.endswith("data.pkl"))
     return packed(root / "hostile.pt", {**content, name: program})
 
 
 def called(module, name, argument):
-    """A pickle that calls a function."""
+    """Returns a pickle that calls a function."""
     return f"c{module}\n{name}\n".encode() + b"(" + argument + b"tR."
 
 
@@ -179,7 +179,7 @@ def test_nothing_but_plain_names_is_called(tmp_path, monkeypatch, program, proto
     ],
 )
 def test_what_a_name_stands_for_cannot_be_changed(tmp_path, name):
-    """By BUILD, which sets attributes of whatever it is given, of classes and functions too."""
+    """BUILD sets attributes of any object, also of classes and functions."""
     module, _, attribute = name.partition(" ")
     target = pickle.loads(f"c{module}\n{attribute}\n.".encode())
     for state in (b"(dS'changed'\nI1\ns", b"N(dS'changed'\nI1\ns\x86"):
@@ -190,7 +190,7 @@ def test_what_a_name_stands_for_cannot_be_changed(tmp_path, name):
 
 
 def test_types_that_all_arrays_share_cannot_be_changed(tmp_path):
-    """`numpy.dtype` gives one object for all where a pickle says so, and BUILD sets its state."""
+    """`numpy.dtype` returns one shared object for all arrays, and BUILD can set its state."""
     program = b"\x80\x02cnumpy\ndtype\n(S'i4'\nI00\nI00\ntR(I3\nS'>'\nNNNI-1\nI-1\nI0\ntb."
     penstock.convert(hostile(tmp_path, program), tmp_path / "a")
     assert np.dtype("i4").isnative
@@ -201,7 +201,7 @@ def test_a_tensor_cannot_reach_beyond_its_storage(tmp_path):
     for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         content = members(saved(tmp_path / "a.pt", {"w": torch.ones(4)}))
         name = next(one for one in content if one.endswith("data.pkl"))
-        # Its shape, as one byte after the opcode of a small number.
+        # Changes the tensor's shape, one byte after the opcode of a small number.
         program = content[name].replace(b"K\x04\x85", b"K\x40\x85")
         assert program != content[name]
         packed(tmp_path / "b.pt", {**content, name: program}, compression)
@@ -241,7 +241,7 @@ def test_classes_that_fail_are_not_called_damage(tmp_path):
 
 
 class Failing:
-    """A class whose newer version takes its state no more."""
+    """A class whose newer version no longer accepts its state."""
 
     def __setstate__(self, state):
         raise ValueError("not with this version")
@@ -251,7 +251,7 @@ class Failing:
 
 
 def test_sparse_tensors_are_checked(tmp_path):
-    """Their indices are data, and reach into memory."""
+    """The indices of sparse tensors are data, and address memory."""
     for layout in (torch.sparse_coo, torch.sparse_csr):
         sparse = torch.eye(3).to_sparse(layout=layout)
         content = members(saved(tmp_path / "a.pt", {"s": sparse}))
@@ -282,7 +282,7 @@ MADE_BY_NOBODY = {
 def test_plain_names_in_a_pickle_that_nobody_writes_are_no_matter_of_trust(
     tmp_path, program, trust
 ):
-    """Nor is memory that a call has left as it was stored as values."""
+    """Nor may uninitialized memory, left by a call, be stored as values."""
     path = hostile(tmp_path, b"\x80\x02" + program)
     with pytest.raises(penstock.UnsupportedStateError, match="pass its state to penstock") as found:
         penstock.convert(path, tmp_path / "a", trust=trust)

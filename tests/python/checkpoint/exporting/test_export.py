@@ -1,4 +1,4 @@
-"""`penstock.export`: a checkpoint's model as a directory that others load."""
+"""`penstock.export`: a checkpoint's model as a directory that other libraries load."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_experts_are_taken_apart_as_they_are_published(tmp_path, groups):
     path = saved(tmp_path, model, groups=groups)
     model.save_pretrained(tmp_path / "theirs")
     report = penstock.export(path, tmp_path / "out", memory_bytes=60_000, hard_link=True)
-    # However little memory there is: what is written is known before anything is read.
+    # Works with little memory: the output is planned before anything is read.
     assert (report.way, report.files[0]) == ("copy", "model.safetensors")
     assert_same(weights(tmp_path / "out"), weights(tmp_path / "theirs"))
     assert_is(tmp_path / "out", model)
@@ -258,7 +258,7 @@ def test_damage_is_an_error_and_leaves_nothing(tmp_path):
 
 
 def test_a_directory_without_a_configuration_is_said_to_lack_it(tmp_path):
-    """from_pretrained refuses it, though every tensor of it is there and right."""
+    """from_pretrained refuses such a directory, though all its tensors are right."""
     model = gpt2()
     penstock.save(tmp_path / "ckpt", {"model": model.state_dict()})
     report = penstock.export(tmp_path / "ckpt", tmp_path / "bare")
@@ -300,7 +300,7 @@ def test_where_blocks_are_shared_nothing_is_written(tmp_path, monkeypatch):
     path = saved(tmp_path, gpt2(), groups=GROUPS)
 
     def share(source, target):
-        # What a file system that shares blocks does, as far as anybody can see.
+        # Stands in for a reflink: the copy has the same content.
         Path(target).write_bytes(Path(source).read_bytes())
         return True
 
@@ -315,7 +315,7 @@ def names_of(directory):
 
 @pytest.mark.parametrize("hard_link", [False, True])
 def test_of_a_group_nothing_is_left_out_and_nothing_added(tmp_path, hard_link):
-    """Whatever the group's key, and whatever its tensors are tied to."""
+    """For any key of the group, and for ties inside and outside of it."""
     w, a, b = torch.arange(4.0), torch.ones(2), torch.zeros(3)
     states = [
         ({"module": {"w": w}, "optimizer": {"m": a}}, {"module": ""}, ["w"]),

@@ -1,4 +1,4 @@
-"""`penstock.import_model`: a checkpoint around the safetensors files that are there."""
+"""`penstock.import_model`: a checkpoint around existing safetensors files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def directory_of(path, shards=2):
         save_file(found, path / f"model-{number}.safetensors", metadata={"format": "pt"})
     (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
     (path / "config.json").write_text("{}")
-    # Of another program, and in no index.
+    # Another program's file, which no index lists.
     save_file({"other": torch.ones(3)}, path / "consolidated.safetensors")
     return {name: one for number in range(shards) for name, one in tensors(number).items()} | {
         f"layers.{number}.half": torch.ones(3, dtype=torch.bfloat16) for number in range(shards)

@@ -1,4 +1,4 @@
-"""Which rank holds, and which writes, what of a tensor; no process but this one."""
+"""Which boxes of a tensor each rank holds, and which it writes; in a single process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RANKS = 8
 
 @contextmanager
 def as_rank(rank, size=RANKS):
-    """This process as one of many: PyTorch's own stand-in, where collectives do nothing."""
+    """Makes this process one of many ranks, by PyTorch's fake group without real collectives."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
@@ -54,7 +54,7 @@ def as_rank(rank, size=RANKS):
 
 
 def cuts_of(placements, mesh, coordinate):
-    """As `penstock.checkpoint.layout.sharding` makes them of a `DTensor`."""
+    """Returns cuts as `penstock.checkpoint.layout.sharding` makes them from a `DTensor`."""
     return [
         Cut(placement.dim, pieces, index, getattr(placement, "split_factor", 1))
         for placement, pieces, index in zip(placements, mesh, coordinate, strict=True)
@@ -63,7 +63,7 @@ def cuts_of(placements, mesh, coordinate):
 
 
 def held_indices(shape, placements, mesh, coordinate):
-    """What PyTorch puts on a rank of a tensor of its own indices."""
+    """Returns the indices of the elements that PyTorch places on a rank."""
     held = torch.arange(math.prod(shape)).reshape(shape)
     for placement, pieces, index in zip(placements, mesh, coordinate, strict=True):
         if not isinstance(placement, Replicate):
@@ -73,7 +73,7 @@ def held_indices(shape, placements, mesh, coordinate):
 
 
 def gathered(found, shape, local_shape):
-    """The local tensor of indices that boxes describe; every element exactly once."""
+    """Builds the local tensor of indices from boxes; checks that each element is there once."""
     whole = torch.arange(math.prod(shape)).reshape(shape)
     local = torch.full(local_shape, -1)
     for box in found:
@@ -89,7 +89,7 @@ def gathered(found, shape, local_shape):
 
 @st.composite
 def layouts(draw, kinds=("replicate", "shard", "strided")):
-    """A shape, a mesh and placements."""
+    """Draws a shape, a mesh and placements."""
     shape, mesh = draw(SHAPES), draw(MESHES)
     placements = []
     for _ in mesh:
@@ -137,9 +137,9 @@ def test_boxes_are_where_pytorch_computes_them(layout):
 def test_boxes_of_fsdp_over_tensor_parallelism_are_what_fsdp_made_or_show_that_they_are_not(
     rows, data, tensor
 ):
-    """Cut for tensor parallelism first and by FSDP then, whatever the order of the mesh.
+    """FSDP cuts the shards of tensor parallelism, whatever the order of the mesh's dimensions.
 
-    Where that does not divide evenly, PyTorch's placements do not say what FSDP did.
+    If the sizes do not divide evenly, PyTorch's placements do not describe FSDP's shards.
     """
     placements, mesh = [_StridedShard(0, split_factor=tensor), Shard(0)], (data, tensor)
     differ = False
@@ -174,18 +174,18 @@ def test_every_element_is_on_as_many_ranks_as_replicate_it(layout):
     assert (times == copies).all()
 
 
-# Who writes what.
+# Which rank writes which box.
 
 
 @st.composite
 def wishes(draw):
-    """Boxes of several tensors that some ranks have in common; few large ones, many small."""
+    """Draws boxes of several tensors that some ranks share; few large ones, many small."""
     wanted = []
     for tensor in range(draw(st.integers(1, 12))):
         shape = draw(st.lists(st.integers(1, 40), max_size=3).map(tuple))
         start = tuple(draw(st.integers(0, 5)) for _ in shape)
         at = tuple(draw(st.integers(0, 5)) for _ in shape)
-        # Elements of any size make a box of any size without memory.
+        # A large element size makes a large box without using memory.
         item_bytes = draw(st.sampled_from([1, 8, 4 << 10, 1 << 20]))
         wanted.append(HeldBox(tensor, f"t{tensor % 7}", Box(start, shape, at), item_bytes))
     numbers = draw(st.sets(st.integers(0, 40), min_size=1, max_size=9))
@@ -243,7 +243,7 @@ def test_no_replica_writes_more_than_its_share_and_a_piece(wish):
 @FAMILY
 @given(rows=st.integers(1, 4_000), columns=st.integers(1, 50), ranks=st.integers(2, 9))
 def test_one_tensor_is_shared_out_evenly(rows, columns, ranks):
-    """Pieces are small beside a share, or as small as requests should be."""
+    """Pieces are small compared with a share, or as small as requests should be."""
     row_bytes = 4_096 * columns
     box = Box((0, 0), (rows, columns), (0, 0))
     wanted = [HeldBox(0, "w", box, 4_096)]
@@ -261,7 +261,7 @@ def sharding(holders, token=b"token", shape=(4, 2)):
 
 
 def sums(views):
-    """Views of all ranks: for each its tensors as (name, dtype, sharding)."""
+    """Returns each rank's sum; a view lists the rank's tensors as (name, dtype, sharding)."""
     found = []
     for rank, tensors in enumerate(views):
         balance = Balance(rank)
@@ -297,7 +297,7 @@ def test_ranks_balance_just_when_every_holder_has_every_tensor(members, data):
     lost = data.draw(st.integers(0, len(held[lonely]) - 1))
     alone = len(held[lonely][lost][2].holders.ranks) == 1
     del held[lonely][lost]
-    # Of a tensor that is one rank's alone nobody else knows.
+    # The other ranks do not know a tensor that only one rank holds.
     assert is_balanced(sums(held)) == alone
 
 
@@ -343,7 +343,7 @@ def test_plain_tensors_are_told_apart_by_name_type_shape_and_content():
     ]
     assert len({mark("w", WEIGHT), *others}) == 8
     assert mark("w", WEIGHT.clone()) == mark("w", WEIGHT)
-    # How its elements lie in memory is no difference.
+    # Strides do not change the digest.
     transposed = WEIGHT.t().contiguous().t()
     assert not transposed.is_contiguous()
     assert mark("w", transposed) == mark("w", WEIGHT)
@@ -359,7 +359,7 @@ def test_plain_tensors_of_any_type_have_a_fingerprint(dtype, is_transposed):
     if is_transposed:
         one, other = one.t(), other.t()
     assert mark("w", one) == mark("w", one.clone()) != mark("w", other)
-    # As on a device that the native module does not reach.
+    # The digest for devices that the native module cannot read.
     digests = [int(device_digest(tensor)) for tensor in (one, one.contiguous(), other)]
     assert digests[0] == digests[1] != digests[2]
 
@@ -378,7 +378,7 @@ def test_a_digest_on_a_device_tells_every_place_and_every_bit(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128", "int64", "float32"])
 def test_a_digest_on_a_device_tells_numbers_of_few_bits(dtype):
-    """Whole numbers as floats, signs, and one element of many: all that differs is high bits."""
+    """Whole numbers as floats, signs, one changed element: only high bits differ."""
     ones = torch.eye(600).to(getattr(torch, dtype))
     some = [*ones, *-ones, *(3 - 2 * ones), torch.zeros_like(ones[0])]
     if ones.is_complex():
@@ -390,27 +390,27 @@ def test_a_digest_of_nothing():
     assert int(device_digest(torch.zeros(0))) == 0
 
 
-# Who has which plain tensors.
+# Which ranks hold which plain tensors.
 
 HASHES = st.integers(0, 2**64 - 1)
 
 
 def holders_of(sets):
-    """What each rank is told of its own hashes."""
+    """Returns the holders that each rank learns for its own hashes."""
     store = dist.HashStore()
     names = tuple(range(len(sets)))
 
     def ask(rank):
         one = Ranks(lambda: Mailbox(store, "test"), rank, names).enter("save", 10)
         found = [members.ranks for members in one.holders(sets[rank])]
-        # As in a save: nobody leaves it in peace before all have said what they have to.
+        # As in a save, a rank leaves only after all have finished.
         assert one.is_true_for_all(True)
         one.leave()
         return found
 
     with ThreadPoolExecutor(len(sets)) as pool:
         found = list(pool.map(ask, names))
-    # How many ranks a machine has is found out once, and stays.
+    # The number of ranks per machine is found once, and its key stays.
     assert store.num_keys() == (1 if len(sets) > 1 else 0)
     return found
 
@@ -431,7 +431,7 @@ def test_every_rank_learns_who_has_the_same_plain_tensors(sets):
 
 @st.composite
 def dtensors(draw):
-    """Any mesh over some of the ranks in any order, and placements that fit."""
+    """Draws any mesh over some of the ranks in any order, and fitting placements."""
     shape, mesh, placements = draw(layouts())
     ranks = math.prod(mesh)
     if ranks > RANKS:
@@ -442,7 +442,7 @@ def dtensors(draw):
 
 
 def seen_by(rank, shape, mesh, placements):
-    """How one of the ranks sees a tensor, and the elements that it holds."""
+    """Returns one rank's view of a tensor, and the elements that it holds."""
     with as_rank(rank):
         device_mesh = DeviceMesh("cpu", mesh)
         coordinate = device_mesh.get_coordinate()
@@ -509,7 +509,7 @@ def test_a_tensor_of_ranks_that_do_not_save_is_refused():
 
 
 def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
-    """Also after one of the same mesh and placements, sharded in the usual order."""
+    """Also after a tensor of the same mesh and placements, sharded in the usual order."""
     spec = pytest.importorskip("torch.distributed.tensor._dtensor_spec")
     if not hasattr(spec, "ShardOrderEntry"):
         pytest.skip("this PyTorch knows no order of shards")
@@ -528,7 +528,7 @@ def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
 
 
 def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_order(monkeypatch):
-    """Before 2.5 FSDP around tensor parallelism calls itself what it is not."""
+    """Before 2.5, FSDP around tensor parallelism reports wrong placements."""
     monkeypatch.setattr("penstock.checkpoint.state.torch_names.SAYS_SHARD_ORDER", False)
     with as_rank(1, size=4):
         mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
@@ -541,7 +541,7 @@ def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_
 
 
 def test_a_tensor_that_is_not_what_its_placements_say_is_not_filled(tmp_path):
-    """FSDP over tensor parallelism makes such; what lies behind it in memory is not touched."""
+    """FSDP over tensor parallelism makes such tensors; memory beyond them is not written."""
     penstock.save(tmp_path / "ckpt", {"w": torch.arange(19 * 8).reshape(19, 8)})
     with as_rank(4, size=6):
         mesh = DeviceMesh("cpu", torch.arange(6).reshape(3, 2))
@@ -576,7 +576,7 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
 
 
 def test_a_dtensor_whose_name_is_not_its_own_is_refused():
-    """Which of two tensors of a name comes first, ranks may see in different ways."""
+    """Ranks may disagree on the order of two tensors with one name."""
     with as_rank(0, size=2):
         mesh = DeviceMesh("cpu", [0, 1])
         one, other = (

@@ -1,4 +1,4 @@
-"""What a load of two reads reports, and NumPy's types of one size."""
+"""The merged report of a load of two reads, and NumPy's types of equal size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(bytes_read, *, is_direct):
         (read(9, is_direct=True), read(9, is_direct=True), True),
         (read(9, is_direct=True), read(9, is_direct=False), False),
         (read(9, is_direct=False), read(9, is_direct=True), False),
-        # Nothing was read from any file.
+        # One of the two read no file.
         (read(9, is_direct=True), read(0, is_direct=False), True),
         (read(0, is_direct=False), read(9, is_direct=True), True),
         (read(0, is_direct=False), read(0, is_direct=False), False),
@@ -43,7 +43,7 @@ TYPES = [np.dtype(char) for char in "bBhHiIlLqQefdgFDG"]
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.char)
 @pytest.mark.parametrize("order", ["=", "S"])
 def test_every_numeric_type_of_numpy_comes_back_as_itself(tmp_path, dtype, order):
-    """Also where two of C's types are the same: `longlong` beside `int64` on Linux."""
+    """Also C types of equal size: `longlong` beside `int64` on Linux."""
     dtype = dtype.newbyteorder(order)
     array = np.arange(6).astype(dtype).reshape(2, 3)
     state = {"array": array, "view": array[:, 1:], "dtype": dtype, "empty": np.empty(0, dtype)}

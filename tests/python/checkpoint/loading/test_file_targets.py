@@ -1,4 +1,4 @@
-"""Loads into tensors that lie in files: each goes into a new file, a piece at a time."""
+"""Loads into tensors that are in files: each is read piece by piece into a new file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def values(seed=1):
 
 
 def state_of(found):
-    """A state around some tensors."""
+    """Returns a state around some tensors."""
     return {
         "weights": torch.arange(1000.0) if torch.is_tensor(found["scalar"]) else torch.zeros(1000),
         "moments": [found["first"], (found["second"], {"scalar": found["scalar"]})],
@@ -41,7 +41,7 @@ def in_files(path, seed=2):
 
 
 def read_all(state):
-    """A state with what its files hold; one tensor for one file tensor."""
+    """Reads the files of a state; tensors of one file stay tied."""
     known = {}
 
     def read(value):
@@ -73,7 +73,7 @@ def test_new_files_take_the_place_of_the_old_ones(tmp_path, saved):
     assert_same(read_all(state), state_of(values()))
     assert state["again"] is state["moments"][0]
     assert state["again"] is not old
-    # What others hold stays what it was.
+    # Earlier references to the file keep the old content.
     assert torch.equal(old.read(), before)
     del state, loaded, found, old
     gc.collect()

@@ -1,4 +1,4 @@
-"""Boxes of tensors that are read into memory: never past its end, whatever the file says."""
+"""Boxes of tensors read into memory: never past its end, whatever the file claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNTOUCHED = 0xEE
 
 
 def fill(path, shape, item_bytes, strides=None):
-    """Asks for the first box of the only tensor; what came into the memory."""
+    """Fills memory with the first box of the only tensor; returns the memory."""
     memory = np.full(4096, UNTOUCHED, np.uint8)
     place = (memory.ctypes.data, strides, item_bytes, memory, None)
     request = (0, (0,) * len(shape), shape, *place)
@@ -47,7 +47,7 @@ def test_only_what_was_asked_for_is_written(path):
 
 @pytest.mark.parametrize("item_bytes", [1, 2, 8])
 def test_items_of_another_size_than_the_memorys_are_refused(path, item_bytes):
-    """The size of the file's items would reach past the end of memory for smaller ones."""
+    """Larger items in the file would write past the end of memory sized for smaller ones."""
     with pytest.raises(penstock.StateMismatchError, match="items of 4 bytes are stored") as caught:
         fill(path, (10, 20), item_bytes)
     assert caught.value.key == "w"
@@ -61,12 +61,12 @@ def test_memory_of_no_possible_size_is_refused(path, shape, item_bytes):
         fill(path, shape, item_bytes)
 
 
-# Tensors of which a rank holds a part, and which lie where the native module does not reach.
+# A rank's parts of tensors, in memory that the native module cannot reach.
 
 
 @contextmanager
 def mesh_of(shape, rank):
-    """A mesh that this process is one rank of: PyTorch's own stand-in, without any others."""
+    """Yields a mesh that contains this process, by PyTorch's fake group without other ranks."""
     ranks = torch.arange(torch.Size(shape).numel()).reshape(shape)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks.numel())
     try:
@@ -77,7 +77,7 @@ def mesh_of(shape, rank):
 
 @pytest.fixture(params=["addresses", "no addresses"])
 def elsewhere(request, monkeypatch):
-    """What a `DTensor` holds is taken to lie on another device, whether or not that tells where."""
+    """Pretends that `DTensor`s are on another device, with or without known addresses."""
     held = matching._held
 
     def moved(value, name):
@@ -91,7 +91,7 @@ def elsewhere(request, monkeypatch):
 
 
 def load_part(path, whole, mesh, placements, *, is_turned=False):
-    """Loads what this rank holds of a tensor: its bits, those it should have, and the report."""
+    """Loads this rank's part of a tensor; returns its bits, the expected ones, and the report."""
     expected = distribute(whole, mesh, placements).to_local()
     local = torch.zeros_like(expected)
     if is_turned:
@@ -144,7 +144,7 @@ def test_parts_of_any_kind_on_another_device(tmp_path, shape, dtype, mesh, place
 
 
 def test_a_conjugate_is_filled_itself(tmp_path):
-    """Its elements in memory are not its values."""
+    """The elements of a conjugate in memory are not its values."""
     whole = values("w", (8,), torch.int32).float().to(torch.complex64)
     penstock.save(tmp_path / "ckpt", {"w": whole + 1j})
     with mesh_of((4,), rank=1) as mesh:
@@ -174,7 +174,7 @@ def test_nor_does_it_on_another_device(tmp_path):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_two_tensors_of_one_that_is_stored_are_both_filled(tmp_path):
-    """Without addresses they look the same."""
+    """Without addresses the two look the same."""
     whole = values("w", (8, 3))
     path = save_whole(tmp_path / "ckpt", whole)
     with mesh_of((4,), rank=1) as mesh:

@@ -1,4 +1,4 @@
-"""What one rank sees of a checkpoint of many: its own, and of others what has one place there."""
+"""One rank's view of a checkpoint of many: its own tree, and others' members where unambiguous."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def number_of(name):
 
 
 def shared(name, shape=(3,)):
-    """A leaf for a tensor that ranks share."""
+    """Returns a leaf for a tensor that ranks share."""
     return {"$": "tensor", "g": name, "dtype": "float32", "shape": list(shape)}
 
 
 def whole(name, shape=(3,)):
-    """What that is loaded as."""
+    """Returns the tensor that `shared` is loaded as."""
     return torch.full(shape, number_of(name))
 
 
@@ -36,9 +36,9 @@ OWN = {"$": "tensor", "i": 0}
 
 
 def commit(path, ranks):
-    """A checkpoint of ranks, each given as its tree and the names of the wholes it stores.
+    """Commits a checkpoint of ranks, each given as its tree and the names of its whole tensors.
 
-    Each stores a tensor of its own as well, which `OWN` refers to.
+    Each rank also stores a tensor of its own, which `OWN` refers to.
     """
     attempt = _native.Attempt.begin(str(path), overwrite=False)
     votes = []
@@ -63,14 +63,14 @@ def commit(path, ranks):
 
 
 def stage(first, **more):
-    """The state of a pipeline stage with two layers."""
+    """Returns the state of a pipeline stage with two layers, and the names of its tensors."""
     names = [f"layer{first}", f"layer{first + 1}"]
     return {"model": {name: shared(name) for name in names}, **more}, names
 
 
 @pytest.fixture
 def stages(tmp_path):
-    """Two stages whose layers have names apart, and values of each."""
+    """Commits two stages with different layer names, each with values of its own."""
     one, its_names = stage(0, stage=0, own=OWN)
     other, their_names = stage(2, stage=1, own=OWN, sampler=OWN, note={"text": "x"})
     return commit(tmp_path / "ckpt", [(one, its_names), (other, their_names)])
@@ -121,7 +121,7 @@ def test_of_a_subtree_that_is_added_only_what_a_target_holds(tmp_path):
 
 
 def test_what_other_ranks_call_the_same_is_not_mixed(tmp_path):
-    """Stages that count their layers from 0: the third layer of one is none of the other's."""
+    """Both stages count their layers from 0: the third layer of one is not the other's."""
     names = [f"{n}@{rank}" for rank in range(2) for n in range(2 + rank)]
     trees = [
         {"layers": {str(n): shared(f"{n}@{rank}") for n in range(2 + rank)}} for rank in (0, 1)
@@ -149,7 +149,7 @@ def test_what_other_ranks_call_the_same_is_not_mixed(tmp_path):
 
 @pytest.mark.parametrize("kind", [int, str])
 def test_nor_is_what_they_count_alike(tmp_path, kind):
-    """The state of the third parameter of another stage's optimizer is none of this one's."""
+    """The third parameter's state in another stage's optimizer is not this one's."""
     trees, names = [], []
     for rank in (0, 1):
         counted = [[kind(n), {"m": shared(f"{n}.m@{rank}")}] for n in range(2 + rank)]
@@ -165,7 +165,7 @@ def test_nor_is_what_they_count_alike(tmp_path, kind):
 
 
 def test_nor_is_anything_below(tmp_path):
-    """What two dictionaries of a kind hold deeper is not one either."""
+    """Members deeper inside two dictionaries of one kind are not merged either."""
     trees = [
         {"opt": {"w": shared(f"w@{rank}"), "state": {f"s{rank}": shared(f"s{rank}")}}}
         for rank in range(2)
@@ -185,7 +185,7 @@ def test_nor_is_anything_below(tmp_path):
     ],
 )
 def test_members_of_any_key_find_a_place(tmp_path, kind, expected):
-    """An object of JSON has none for 7 and "$"."""
+    """A JSON object has no place for the keys 7 and "$"."""
     pairs = [[7, shared("x.7")], ["$", shared("x.$")], ["b", shared("x.b")]]
     other = {"x": {"$": "dict", "v": pairs}}
     path = commit(tmp_path / "ckpt", [({"x": kind, "y": 1}, []), (other, ["x.7", "x.$", "x.b"])])
@@ -202,7 +202,7 @@ def test_a_rank_without_a_state_sees_the_first_ones(stages, tmp_path):
     assert penstock.load(path, rank=1) == {}
 
 
-# Trees that need not be parsed: a rank of thousands cannot read those of all others.
+# Unparsed trees: a rank of thousands cannot parse the trees of all others.
 
 
 TWICE = '{"w":1,"w":2}'
@@ -244,7 +244,7 @@ def test_none_is_parsed_that_a_target_has_no_use_for(tmp_path):
 
 
 def test_a_shared_tensor_without_elements_of_one_rank(tmp_path):
-    """It has no boxes, and nothing else tells that the tree is one of ranks."""
+    """It has no boxes, so only the tree shows that the checkpoint is one of ranks."""
     path = tmp_path / "ckpt"
     penstock.save(path, {"w": torch.ones(3)})
     forgery = Forgery(path)

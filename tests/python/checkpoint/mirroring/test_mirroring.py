@@ -1,4 +1,4 @@
-"""Stores with a mirror: what is copied, what may go here, and what is loaded from where."""
+"""Stores with a mirror: copies, deletions of local steps, and the source of loads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save(store, *steps):
 
 @pytest.fixture
 def stores(tmp_path):
-    """Makes stores with a mirror, and stops their threads."""
+    """Yields a function that makes stores with a mirror; stops their threads at the end."""
     made = []
 
     def make(root="store", **options):
@@ -81,7 +81,7 @@ def flip(store, step, at):
     shard.write_bytes(data)
 
 
-# What is copied.
+# Copies.
 
 
 def test_steps_are_copied_byte_for_byte(bucket, stores):
@@ -115,7 +115,7 @@ def test_a_save_waits_for_its_copy_if_the_mirror_says_so(bucket, stores):
     with pytest.raises(penstock.StorageError) as caught:
         save(store, 3)
     assert "step 3 is saved here" in caught.value.__notes__[0]
-    # In the background there is nobody to raise it to: the next save tells.
+    # A background copy cannot raise its error: the next save reports it.
     bucket.start()
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     bucket.stop()
@@ -149,7 +149,7 @@ def test_what_is_damaged_here_or_another_there_is_refused_and_holds_up_nothing(b
     assert "digest" in status.refused[2]
     assert penstock.CheckpointStore(URL).steps() == [1, 3]
     assert penstock.load(f"{URL}/step-0000000001")["step"] == 1
-    # Saved anew, it is copied.
+    # Saved anew, the step is copied.
     with pytest.warns(penstock.PenstockWarning, match="holds another checkpoint, which stays"):
         second.save(2, state_of(2), overwrite=True)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
@@ -165,7 +165,7 @@ def test_what_was_refused_for_another_copy_is_copied_once_that_is_gone(bucket, s
     assert list(second.mirror_status().refused) == [1]
     penstock.CheckpointStore(URL).delete(1)
     with warnings.catch_warnings():
-        # That it was refused is told by the next save.
+        # The next save warns of the refusal.
         warnings.simplefilter("ignore")
         save(second, 2)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
@@ -191,7 +191,7 @@ def test_a_refusal_is_told_once(bucket, stores):
 
 
 class Denying:
-    """A store whose copies in a bucket do not tell this once which checkpoint they are."""
+    """A store that once fails to report the identity of its copies in a bucket."""
 
     def __init__(self, root):
         self._store = penstock._native.Store(root)
@@ -232,7 +232,7 @@ def test_saves_go_on_while_the_bucket_cannot_be_reached(bucket, stores):
     assert copies(bucket) == files_below(store.root)
 
 
-# What may go here.
+# Deletion of local steps.
 
 
 def test_old_local_copies_go_when_theirs_are_complete(bucket, stores):
@@ -241,7 +241,7 @@ def test_old_local_copies_go_when_theirs_are_complete(bucket, stores):
     save(plain, 1, 2, 3, 4)
     plain.protect(1)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
-    # The last of them goes a moment after its successor has come.
+    # The last of them is deleted shortly after its successor is complete.
     deadline = time.monotonic() + FOR_EVER_SECONDS
     while store.steps() != [1, 3, 4] and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -256,12 +256,12 @@ def test_no_local_copy_goes_before_its_own_is_complete(bucket, stores):
     save(penstock.CheckpointStore(store.root), 1, 2, 3)
     flip(store, 2, 5000)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
-    # Of the first another checkpoint is there, of the second nothing.
+    # The bucket has another checkpoint as step 1, and no step 2.
     store.close()
     assert store.steps() == [1, 2, 3]
 
 
-# What is loaded from where.
+# The source of loads.
 
 
 def test_another_machine_goes_on_from_the_mirror(bucket, stores):
@@ -279,7 +279,7 @@ def test_another_machine_goes_on_from_the_mirror(bucket, stores):
     first.save(7, save_training)
     assert first.wait_for_mirror(FOR_EVER_SECONDS)
     assert second.resume(training) == 7
-    # What is newer here comes first.
+    # A newer local step comes first.
     save(second, 9)
     reports.clear()
     second.load(report=reports.append)
@@ -300,7 +300,7 @@ def test_a_chunk_that_is_damaged_here_is_read_there(bucket, stores):
     with pytest.warns(penstock.PenstockWarning, match="chunk is damaged and was read from s3://"):
         assert_is(store.load(report=reports.append), 1)
     assert [fallback.kind for fallback in reports[0].fallbacks].count("copy") == 1
-    # It is remembered as damaged, so nothing good is deleted for it.
+    # The step is marked as damaged, so no good step is deleted for it.
     assert penstock.CheckpointStore(store.root).latest() is None
     shutil.rmtree(store.path(1))
     with pytest.raises(penstock.CorruptCheckpointError):
@@ -311,7 +311,7 @@ def test_the_other_way_round_too(bucket, stores):
     store = stores()
     save(store, 1)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
-    # Here the manifest is lost, there a chunk is damaged.
+    # The local manifest is missing, and a chunk of the copy is damaged.
     os.unlink(Path(store.path(1)) / "manifest.json")
     shard = next(name for name in bucket.names("run") if "shard" in name)
     data = bytearray((bucket.files / "run" / shard).read_bytes())
@@ -346,7 +346,7 @@ def test_a_mirror_that_cannot_be_asked_may_have_newer_steps(bucket, stores):
     with pytest.warns(penstock.PenstockWarning, match="the mirror cannot be asked"):
         assert_is(store.load(fallback=True), 1)
     assert store.latest() == 1
-    # Not that there is nothing: who hears that starts from scratch.
+    # Not "no checkpoint": the caller would start a new run.
     asked = pytest.warns(penstock.PenstockWarning, match="the mirror cannot be asked")
     with asked, pytest.raises(penstock.StorageError):
         empty.resume(penstock.Training(values=state_of(0)))
@@ -394,7 +394,7 @@ def test_a_copy_goes_on_after_a_kill(bucket, stores, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", child, str(tmp_path / "store")])
     deadline = time.monotonic() + FOR_EVER_SECONDS
-    # Some parts are there, of an upload that is under way.
+    # Some parts of an upload in progress are there.
     while time.monotonic() < deadline and not any(bucket.files.rglob(".sgwtmp/**/2")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

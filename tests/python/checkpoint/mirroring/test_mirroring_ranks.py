@@ -23,7 +23,7 @@ def state_of(step):
 
 
 def save(root, endpoint):
-    """Saves three steps; tells which this rank has copied."""
+    """Saves three steps; returns the steps that this rank has copied."""
     store = store_at(root, endpoint)
     store.save(1, state_of(1))
     store.save_async(2, state_of(2)).result()
@@ -35,7 +35,7 @@ def save(root, endpoint):
 
 
 def load(root, endpoint):
-    """Loads the newest step; tells where from, and whether it is right."""
+    """Loads the newest step; returns its source, and whether it is right."""
     store = store_at(root, endpoint)
     reports = []
     state = store.load(report=reports.append)
@@ -45,7 +45,7 @@ def load(root, endpoint):
 
 
 def follow_first(root, endpoint):
-    """Saves, and tells whether this rank has a thread that copies."""
+    """Saves; returns whether this rank has a mirroring thread."""
     store = store_at(root, endpoint)
     store.save(4, state_of(4))
     has_thread = store._follower._thread is not None

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.quick
 MIB = 1 << 20
 
 
-# What is called on every rank.
+# Functions that run on every rank.
 
 
 def save(path):
@@ -84,7 +84,7 @@ def load_dtensors_into(path):
 
 
 def of_all(placements, shape, dtype=torch.float32):
-    """A tensor over all ranks of the job, as a line or as two rows of them."""
+    """Returns a tensor over all ranks of the job, in one row or two."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     line = list(range(size))
     mesh = line if len(placements) == 1 else [line[: size // 2], line[size // 2 :]]
@@ -92,7 +92,7 @@ def of_all(placements, shape, dtype=torch.float32):
 
 
 def resharded_layouts(is_saved):
-    """Other placements at the one end than at the other."""
+    """Returns layouts that differ between saving and loading."""
     size = dist.get_world_size()
     grids = {}
     if size == 4:
@@ -162,7 +162,7 @@ def save_columns(path):
 
 
 def replicated():
-    """Tensors of 16 MiB, 3 MiB, 64 KiB and 4 bytes."""
+    """Returns tensors of 16 MiB, 3 MiB, 64 KiB and 4 bytes."""
     sizes = [(1, (2048, 2048)), (12, (768, 1024)), (192, (128, 128)), (100, ())]
     return {
         f"{shape}/{number}": torch.full(shape, float(number))
@@ -222,7 +222,7 @@ def test_any_number_of_ranks_loads_what_any_number_saved(jobs, disk_path, savers
 
 
 def test_a_rank_reads_what_it_needs(jobs, disk_path):
-    """Rows of a big tensor: a quarter each, wherever the file's chunks let that end."""
+    """Each rank needs a quarter of a big tensor's rows, plus the rest of its digest chunks."""
     path = disk_path / "ckpt"
     penstock.save(path, {"big": values("big", BIG)})
     for report in jobs.of(4).call(load_rows, path):

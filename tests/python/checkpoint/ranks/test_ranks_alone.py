@@ -1,4 +1,4 @@
-"""Ranks without a process group: each would save over the others, and is told so."""
+"""Ranks without a process group would overwrite each other's save, and raise instead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCHERS = {
 
 @pytest.fixture(params=list(LAUNCHERS))
 def as_rank(request, monkeypatch):
-    """This process as a launcher starts a rank."""
+    """Sets the environment of this process as a launcher does for a rank."""
     for name, value in LAUNCHERS[request.param].items():
         monkeypatch.setenv(name, value)
     return next(iter(LAUNCHERS[request.param]))
@@ -57,7 +57,7 @@ def test_a_rank_may_save_and_load_alone_where_that_is_said(tmp_path, as_rank):
     store = penstock.CheckpointStore(tmp_path / "store", no_dist=True)
     store.save(1, STATE)
     store.save_async(2, STATE).result()
-    # Reading harms nobody.
+    # Reading is safe.
     store = penstock.CheckpointStore(tmp_path / "store")
     for loaded in (penstock.load(tmp_path / "one"), store.load(), store.load(1, fallback=True)):
         assert loaded["w"].tolist() == [1, 1, 1]
@@ -69,7 +69,7 @@ def test_dcp_saves_alone_only_where_that_is_said(tmp_path, as_rank):
 
     state = {"w": torch.ones(3)}
     with warnings.catch_warnings():
-        # That there are no other ranks.
+        # PyTorch warns that there are no other ranks.
         warnings.simplefilter("ignore")
         with pytest.raises(dcp.api.CheckpointException, match=f"{as_rank} says .* rank 1 of 2"):
             dcp.save(state, storage_writer=StorageWriter(tmp_path / "one"))
@@ -142,7 +142,7 @@ def test_ranks_save_between_the_beginning_and_the_end_of_their_job(tmp_path):
 
 
 def save_without_its_group(path):
-    """Of a rank that no launcher started."""
+    """Run by ranks that no launcher started."""
     import torch.distributed as dist
 
     penstock.save(path, STATE)
@@ -165,7 +165,7 @@ def test_ranks_that_nobody_launched_are_told_as_well(tmp_path):
 
 
 def test_tools_that_a_rank_starts_are_alone(tmp_path, as_rank):
-    """They work, whatever the environment says of who started them."""
+    """They work, whatever rank the inherited environment names."""
     penstock.save(tmp_path / "one", {**STATE, "name": "x"}, no_dist=True)
     if as_rank != "RANK":
         return

@@ -1,4 +1,4 @@
-"""Tensors that are made of others, saved by two ranks: loaded by one, and by two."""
+"""Tensors made of other tensors, saved by two ranks: loaded by one, and by two."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import penstock
 from compare import assert_same
 
 pytestmark = pytest.mark.slow
-"""The ranks import torchao, which takes longer than all they do."""
+"""The ranks import torchao, which takes longer than the tests themselves."""
 
 
 def quantized(seed: int) -> Any:
-    """A weight of torchao's, of eight bits."""
+    """Returns torchao's quantized weight of eight bits."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(16, 8))
     quantize_(model, Int8WeightOnlyConfig())
@@ -29,7 +29,7 @@ def quantized(seed: int) -> Any:
 
 def made(seed: int) -> dict[str, Any]:
     values = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed))
-    # The same places have elements, whatever the seed.
+    # The seed changes values, not which elements are nonzero.
     values = (values + 1) * (torch.arange(24).view(4, 6) % 5 == 0)
     rows = [values[:2].clone(), values[:3].clone()]
     return {
@@ -42,7 +42,7 @@ def made(seed: int) -> dict[str, Any]:
 
 
 def state(rank: int) -> dict[str, Any]:
-    """Half of it is the same on all ranks, and half is a rank's own."""
+    """Half of the state is the same on all ranks, and half is a rank's own."""
     shared = made(0)
     shared["tied"] = shared["quantized"]
     return {"all": shared, "own": penstock.PerRank(made(1 + rank))}
@@ -53,7 +53,7 @@ def save(path: str) -> None:
 
 
 def load(path: str) -> None:
-    """Loads what this rank saved: as new tensors, and into others."""
+    """Loads this rank's state, as new tensors and into existing ones."""
     rank = dist.get_rank()
     wanted = {"all": state(rank)["all"], "own": made(1 + rank)}
     assert_same(penstock.load(path), wanted)
@@ -86,7 +86,7 @@ def test_what_all_ranks_hold_is_stored_once(jobs: Any, tmp_path: Any) -> None:
 
 
 def distributed(path: str, placement: Any) -> None:
-    """A moment of torchao's optimizers, where FSDP has sharded its parameter."""
+    """A moment of torchao's optimizers for a parameter that FSDP has sharded."""
     mesh = init_device_mesh("cpu", (2,))
     local = OptimState8bit.zeros((4, 256), signed=True, block_size=256)
     moment = DTensor.from_local(local, mesh, [placement], run_check=False)

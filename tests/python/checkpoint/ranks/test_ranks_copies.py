@@ -1,4 +1,4 @@
-"""Replicated `DTensor`s that differ between ranks: told by name, and nothing is committed."""
+"""Replicated `DTensor`s that differ between ranks: named in the error, nothing is committed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def flip_a_bit(tensor):
 
 
 def save_what_differs(root, name, tensor, culprit):
-    """Ends with the error, and goes on."""
+    """Saves different replicas, which raises, and saves again."""
     store = penstock.CheckpointStore(root, options=IMPATIENT)
     store.save(1, state(1))
     one = state(2)
@@ -100,7 +100,7 @@ def save_and_change(root, lazy):
     pending = store.save_async(1, one, lazy=lazy)
     pending.stage()
     for tensor in one["model"].values():
-        # On each rank to something else.
+        # Changed to something else on each rank.
         tensor.to_local().fill_(rank())
     pending.result()
 
@@ -112,7 +112,7 @@ def test_copies_are_compared_as_they_were_at_the_call(jobs, disk_path, lazy):
 
 
 def save_special(path, is_signed):
-    """Bits count, and not what they mean: a NaN is the same as itself, and 0 is not -0."""
+    """Bits count, not values: a NaN equals itself, and 0 is not -0."""
     one = sharded("special", LAYOUTS["same"])
     one.to_local().fill_(float("nan"))
     one.to_local()[0] = -0.0 if is_signed and rank() == 1 else 0.0

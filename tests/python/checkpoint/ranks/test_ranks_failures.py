@@ -1,4 +1,4 @@
-"""Where ranks disagree, fail, die or hang: all raise in time, nothing is committed, all goes on."""
+"""Ranks disagree, fail, die or hang: all raise in time, nothing is committed, ranks recover."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.checkpoint.saving.save import Save
 from ranks import IMPATIENT, TIMEOUT_SECONDS, Job
 
 MIB = 1 << 20
-# What those who wait for the coordinator wait at most, and some for a busy machine.
+# The longest that ranks wait for the coordinator, with time for a busy machine.
 BOUND_SECONDS = 3 * TIMEOUT_SECONDS + 10
 
 ROWS = Layout(LINE, [Shard(0)], (40, 6))
@@ -41,7 +41,7 @@ def whole(step):
     return {"rows": values(f"rows{step}", ROWS.shape), "cells": values(f"cells{step}", CELLS.shape)}
 
 
-# What is called on every rank.
+# Functions that run on every rank.
 
 
 def save(root, step):
@@ -57,7 +57,7 @@ def save_async(root, step):
 
 
 def save_with_trouble(root, step, culprit, trouble):
-    """Ends with how long it took until this rank knew."""
+    """Saves with trouble on one rank; returns the error and the seconds until it was raised."""
     began = time.monotonic()
     error = None
     with TROUBLES[trouble](root, step) if rank() == culprit else whole_job(root, step) as arguments:
@@ -121,7 +121,7 @@ def with_what_cannot_be_stored(root, step):
 
 @contextlib.contextmanager
 def with_a_disk_that_is_full(root, step):
-    """As good as: files may not grow."""
+    """Stands in for a full disk: files may not grow."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
     try:
@@ -140,7 +140,7 @@ def files_of(root):
 
 
 def assert_goes_on(job, root, before, step):
-    """Nothing of the attempt is left, and the next save of all ranks is done."""
+    """Checks that nothing of the attempt is left, and that the next save of all ranks succeeds."""
     store = penstock.CheckpointStore(root)
     assert files_of(root) == before
     job.call(save, root, step)
@@ -169,7 +169,7 @@ def test_where_one_rank_cannot_save_all_raise_and_nothing_is_committed(
 
 
 def save_late_what_cannot_be_stored(root, step, late):
-    """One rank fails at once; some come late, when that is known."""
+    """One rank fails at once; some ranks arrive after that."""
     if rank() in late:
         time.sleep(1)
     return save_with_trouble(root, step, 2, "with_what_cannot_be_stored")
@@ -202,7 +202,7 @@ def test_a_step_that_exists_is_refused_on_every_rank(jobs, disk_path, function):
 
 
 def test_a_rank_that_left_saves_out_comes_back(jobs, disk_path):
-    """For a save, and for so many that what was said in the first ones is forgotten."""
+    """After it skipped one save, and after so many that the first messages are forgotten."""
     job, root = jobs.of(4), disk_path / "store"
     job.call(save, root, 1)
     before = files_of(root)
@@ -215,7 +215,7 @@ def test_a_rank_that_left_saves_out_comes_back(jobs, disk_path):
 
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_rank_that_left_a_save_of_one_path_out_comes_back(jobs, disk_path, absent):
-    """At the latest with the save after the next: until then it may only have been late."""
+    """At the latest with the save after the next: until then it may only be late."""
     job, path = jobs.of(4), disk_path / "newest"
     job.call(save_over, path, 1)
     for error in job.outcomes(save_over, path, 2, ranks={0, 1, 2, 3} - {absent}):
@@ -230,7 +230,7 @@ def test_a_rank_that_left_a_save_of_one_path_out_comes_back(jobs, disk_path, abs
 
 
 def save_and_signal(root, step, culprit, moment, number):
-    """A rank gets a signal just before it does something."""
+    """Sends a signal to a rank just before a call of the protocol."""
     if rank() == culprit:
         owner = {"_commit": Save, "enter": Ranks}.get(moment, Round)
         ordinary = getattr(owner, moment)
@@ -238,7 +238,7 @@ def save_and_signal(root, step, culprit, moment, number):
         def strike(*arguments):
             setattr(owner, moment, ordinary)
             os.kill(os.getpid(), number)
-            # The signal need not strike this thread before the call returns.
+            # `os.kill` may return before the signal takes effect.
             time.sleep(1)
             return ordinary(*arguments)
 
@@ -247,7 +247,7 @@ def save_and_signal(root, step, culprit, moment, number):
 
 
 def save_much(root, step):
-    """Takes its time: one request after the other."""
+    """Saves slowly: one request after the other."""
     options = penstock.Options(
         engine="threads",
         queue_depth=1,
@@ -300,7 +300,7 @@ def test_where_a_rank_dies_the_others_raise_and_nothing_is_committed(
 
 
 def test_where_the_coordinator_dies_after_the_commit_the_step_is_there(disk_path):
-    """The others do not hear of it, and look for themselves."""
+    """The others get no message, and look at the directory themselves."""
     root = disk_path / "store"
     job = Job()
     try:
@@ -360,7 +360,7 @@ def test_a_rank_that_hangs_is_given_up_and_does_no_harm_when_it_wakes(disk_path,
 
 
 def test_a_coordinator_that_hangs_and_wakes_commits_what_all_have_written(disk_path):
-    """The others raise, as they cannot know; what they wrote is kept for it."""
+    """The others raise, as they cannot know; their files are kept for it."""
     root = disk_path / "store"
     job = Job()
     try:

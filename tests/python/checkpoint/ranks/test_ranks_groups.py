@@ -1,4 +1,4 @@
-"""Groups of many ranks: whole tensors in one shard each, and pieces put together by an export."""
+"""Groups on many ranks: one shard per rank with whole tensors, and pieces merged by an export."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_pieces_make_no_index_and_are_put_together(jobs, tmp_path, groups):
     assert penstock.verify(path).ok
     report = penstock.export(path, tmp_path / "out", memory_bytes=400)
     assert report.way == "copy"
-    # What is salvaged of it is the same: nothing is damaged.
+    # A salvaged copy is complete: nothing is damaged.
     assert not penstock.salvage(path, tmp_path / "salvaged").is_partial
     penstock.export(tmp_path / "salvaged", tmp_path / "from salvaged")
     expected = {name.removeprefix("module."): one for name, one in whole().items()}

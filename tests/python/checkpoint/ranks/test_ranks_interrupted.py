@@ -1,4 +1,4 @@
-"""Ctrl-C on one of two ranks, at any moment: the other one hears of it and does not wait for it."""
+"""Ctrl-C on one of two ranks, at any moment: the other one is notified and does not wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 30
 PATIENT = penstock.Options(rank_timeout_seconds=PATIENCE_SECONDS)
 
 STRIKES = int(os.environ.get("PENSTOCK_TORTURE_STRIKES", "6"))
-"""How many moments of each call are tried."""
+"""Number of moments at which each call is interrupted."""
 
 NEVER = -1
 
@@ -37,11 +37,11 @@ SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "5"))
 class Striker:
     """Sends a Ctrl-C to this process when it enters a function of the package for the n-th time.
 
-    Counted from when it has come to the others: before that nobody waits for it.
+    Counts from its first contact with the others: before that no rank waits for it.
 
     Attributes:
-        calls: How many functions were entered.
-        where: The one that was struck.
+        calls: Number of functions that were entered.
+        where: The function that was interrupted.
     """
 
     def __init__(self, at: int) -> None:
@@ -51,7 +51,7 @@ class Striker:
         self.where = ""
 
     def __enter__(self) -> Striker:
-        # Whoever runs the tests in the background may have it ignored.
+        # Tests that run in the background may have inherited an ignored SIGINT.
         self._before = signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.setprofile(self._count)
         return self
@@ -73,7 +73,7 @@ class Striker:
 
 
 class Struck(NamedTuple):
-    """How a call ended on a rank, and when."""
+    """The outcome of a call on a rank, and its duration."""
 
     where: str
     calls: int
@@ -118,10 +118,10 @@ CALLS = {one.__name__: one for one in (save, save_async, save_lazily, skip_while
 
 
 def strike(root, name, first, victim, moments):
-    """Makes a call once for each moment, each as the first one of a group.
+    """Makes a call once for each moment, each time as the first one of a new group.
 
-    Nothing but the order of calls tells one load from the next: after one that was struck on some
-    rank, the next need not be in step.
+    Loads of one group are matched by their order alone: after an interrupted load on one rank, the
+    ranks' next loads may be out of step.
     """
     found = []
     for step, at in enumerate(moments, first):
@@ -156,7 +156,7 @@ def test_the_others_hear_of_a_ctrl_c_whenever_it_comes(jobs, disk_path, name, vi
 
 
 def load_and_strike_before_it_is_decided(root):
-    """All have come to the load, and rank 0 is struck before it has found the step."""
+    """Both ranks are in the load, and rank 0 is interrupted before it has found the step."""
     store = penstock.CheckpointStore(root, options=PATIENT)
     store.save(1, state(1))
     ordinary = Round.is_true_for_all

@@ -1,4 +1,4 @@
-"""Tensors in files of many ranks: each links to its own, and of replicas the lowest."""
+"""Tensors in files of many ranks: each rank links its own; the lowest rank links replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def name_of_moment(name):
 
 
 def held_state(root, *, spoil=None):
-    """Parameters in memory, their moments in one file of this rank."""
+    """Returns parameters in memory, and their moments in one file of this rank."""
     model = {name: sharded(name, layout) for name, layout in LAYOUTS.items()}
     moments = {
         name: sharded(name_of_moment(name), layout).to_local()
@@ -109,7 +109,7 @@ def test_replicas_that_differ_are_told(jobs, tmp_path):
 
 
 def save_neighbours(root):
-    """Files that differ around what is the same."""
+    """Saves files that hold the same tensor among different neighbours."""
     model = sharded("hybrid", LAYOUTS["hybrid"])
     moment = sharded("moment", LAYOUTS["hybrid"])
     other = torch.full((1000,), float(rank()))
@@ -144,7 +144,7 @@ ELSEWHERE = {
 
 
 def load_held(root, size):
-    """Loads into files, as other ranks hold the same; what each then has."""
+    """Loads moments into files, and compares their content on this rank."""
     layouts = ELSEWHERE[size]
     model = {name: sharded(name, layout) for name, layout in layouts.items()}
     local = {name: tensor.to_local() for name, tensor in model.items()}
@@ -169,7 +169,7 @@ def load_held(root, size):
 @pytest.mark.parametrize("size", ELSEWHERE)
 def test_other_ranks_load_into_files(jobs, tmp_path, size):
     jobs.of(4).call(save_held, str(tmp_path), "save")
-    # Each rank compares what it has, and raises where that is something else.
+    # Each rank compares its part, and raises if it differs.
     assert jobs.of(size).call(load_held, str(tmp_path), size) == [None] * size
 
 

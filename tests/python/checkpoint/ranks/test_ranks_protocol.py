@@ -1,4 +1,4 @@
-"""What ranks say to each other: saves that overlap, fail, are interrupted or given up, in step."""
+"""The protocol between ranks: saves that overlap, fail, are interrupted or cancelled, in step."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from penstock.checkpoint.saving.save import Save
 from ranks import IMPATIENT, Job
 
 LATE_SECONDS = 2
-"""By how much a rank is behind, where what others do meanwhile is looked at."""
+"""Delay of a late rank."""
 
 SOON_SECONDS = 0.4
-"""When those others are interrupted."""
+"""Delay of an interrupt of ranks that wait for a late one."""
 
 PATIENT = penstock.Options(rank_timeout_seconds=30)
-"""So that who ends early did not end for want of patience."""
+"""Options with a timeout that no test reaches: a call that ends early was notified."""
 
 _stores: dict[str, penstock.CheckpointStore] = {}
 
 
 def store_of(root, **settings):
-    """The same at every call on a rank, as in a training run."""
+    """Returns one store per directory for the life of the rank, as a training run has it."""
     if str(root) not in _stores:
         _stores[str(root)] = penstock.CheckpointStore(root, **settings)
     return _stores[str(root)]
 
 
 def rows(name):
-    """A `DTensor` over the whole job."""
+    """Returns a `DTensor` over the whole job."""
     return sharded(name, Layout(list(range(dist.get_world_size())), [Shard(0)], (21, 5)))
 
 
 def state(name):
-    """What is sharded, what is the same on all ranks, and what each has of its own."""
+    """Returns a sharded tensor, a tensor equal on all ranks, and values of this rank."""
     return {
         "rows": rows(f"{name} rows"),
         "same": values(f"{name} same", (40, 50)),
@@ -61,7 +61,7 @@ def state(name):
 
 
 def whole(name, number):
-    """The same as one process loads it for a rank."""
+    """Returns the state that one process loads for a rank."""
     return {
         "rows": values(f"{name} rows", (21, 5)),
         "same": values(f"{name} same", (40, 50)),
@@ -72,7 +72,7 @@ def whole(name, number):
 
 
 def assert_holds(root, step, name, size):
-    """A step is good, and each rank's state is in it."""
+    """Checks that a step is good and contains each rank's state."""
     store = penstock.CheckpointStore(root)
     assert store.verify(step).ok
     for number in range(size):
@@ -80,11 +80,11 @@ def assert_holds(root, step, name, size):
 
 
 class Outcome(NamedTuple):
-    """How a call ended.
+    """The outcome of a call.
 
     Attributes:
-        found: What it returned or raised.
-        ended: When, on the clock that all processes of the machine share.
+        found: Returned value or raised exception.
+        ended: End of the call, on the clock that all processes of the machine share.
     """
 
     found: Any
@@ -101,7 +101,7 @@ def outcome_of(call, *arguments, **settings):
 
 @contextlib.contextmanager
 def slow_writes(seconds_of):
-    """Writes to some paths begin late on this rank."""
+    """Delays this rank's writes to some paths."""
     ordinary = Save._write
 
     def write(self, attempt, number):
@@ -115,7 +115,7 @@ def slow_writes(seconds_of):
 
 @contextlib.contextmanager
 def interrupted(is_meant=True):
-    """A Ctrl-C comes soon."""
+    """Sends a Ctrl-C to this process soon."""
     timer = threading.Timer(SOON_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
     if is_meant:
         timer.start()
@@ -129,7 +129,7 @@ def interrupted(is_meant=True):
 
 
 def save_in_two_stores(slow_root, fast_root, culprit):
-    """The second store's save ends while the first one's is under way."""
+    """The second store's save ends while the first one's is still running."""
     slow, fast = store_of(slow_root), store_of(fast_root)
     delay = {slow.path(1): LATE_SECONDS / 2} if rank() == culprit else {}
     with slow_writes(delay):
@@ -144,7 +144,7 @@ def save_in_two_stores(slow_root, fast_root, culprit):
 def test_a_save_overtakes_that_of_another_store(jobs, disk_path, size, culprit):
     roots = disk_path / "slow", disk_path / "fast"
     found = jobs.of(size).call(save_in_two_stores, *roots, culprit)
-    # Before the slow rank has written, none of them can be done.
+    # No rank's save is complete before the slow rank has written.
     assert all(found)
     for root in roots:
         assert_holds(root, 1, root.name, size)
@@ -156,7 +156,7 @@ ROUNDS = 20
 def save_in_any_order(roots, seed):
     stores = [store_of(root) for root in roots]
     for step in range(ROUNDS):
-        # Of the order of calls all ranks think the same, of the time that each takes they do not.
+        # All ranks draw the same order of calls, and each its own delays.
         order = random.Random(f"{seed} {step}").sample(range(2), 2)
         dice = random.Random(f"{seed} {step} {rank()}")
         delays = {store.path(step): dice.choice([0, 0, 0.05, 0.1]) for store in stores}
@@ -185,12 +185,12 @@ PAIR = ["0", "both", "2", "both"]
 
 
 def turned(tensor):
-    """The same elements in another order in memory."""
+    """Returns the same elements in another memory order."""
     return tensor.t().contiguous().t()
 
 
 def plain_state(number):
-    """Tensors that all ranks have, some have or one has, of all sizes."""
+    """Returns tensors of all sizes that all ranks, some ranks or one rank hold."""
     large, small = (300, 40), (5, 3)
     one = {
         "weight": values("weight", (800, 400)),
@@ -236,12 +236,12 @@ def load_plain_into(path):
 
 
 def different_bytes(states):
-    """Bytes of all tensors, of those of one name that are equal only once."""
+    """Returns the bytes of all tensors; equal tensors of one name count once."""
     found = {
         (name, tensor_bytes(tensor))
         for one in states
         for name, tensor in one.items()
-        # Part of another, or the other itself.
+        # A view of another tensor, or the tensor itself.
         if name != "window"
     }
     return sum(len(data) for _, data in found)
@@ -251,7 +251,7 @@ def test_plain_tensors_that_differ_come_back_as_each_rank_had_them(jobs, disk_pa
     path, job = disk_path / "ckpt", jobs.of(4)
     written = job.call(save_plain, path)
     states = [plain_state(number) for number in range(4)]
-    # Each once, or as often as it is different.
+    # Each value is written once, or once per difference.
     assert sum(written) == different_bytes(states)
     assert penstock.verify(path).ok
     job.call(load_plain, path)
@@ -268,7 +268,7 @@ def test_plain_tensors_that_all_have_are_written_by_all(jobs, disk_path):
 
 
 def test_one_process_gets_the_values_of_the_first_rank_and_a_warning(jobs, disk_path):
-    """Beside a weight that all have, what they have of their own is little."""
+    """Each rank's own tensors are small beside a weight that all ranks hold."""
     path = disk_path / "ckpt"
     jobs.of(4).call(save_mostly_same, path)
     with pytest.warns(penstock.PenstockWarning, match="own values of 6 tensors.*rank="):
@@ -292,7 +292,7 @@ def save_mostly_same(path):
 
 
 def nearly_same(number):
-    """Zeros, but for one element."""
+    """Returns zeros but for one element."""
     tensor = torch.zeros(64, 1024)
     tensor[number + 1, 77] = 1.0
     return {"zeros": tensor}
@@ -313,7 +313,7 @@ def test_plain_tensors_that_differ_in_one_element_come_back(jobs, disk_path):
 
 
 def save_in_turns(root):
-    """In one round after the other, and in two at once."""
+    """Saves in two stores, one after the other, then at the same time."""
     group = dist.new_group(list(range(dist.get_world_size())))
     stores = [
         penstock.CheckpointStore(root),
@@ -323,7 +323,7 @@ def save_in_turns(root):
         stores[step % 2].save(step, state(step))
     for step in (6, 8):
         pending = [stores[i].save_async(step + i, state(step + i)) for i in range(2)]
-        # Elsewhere it is the other's turn first.
+        # On half of the ranks the other store's save is waited for first.
         for one in pending[:: 1 if rank() % 2 else -1]:
             one.result()
 
@@ -335,7 +335,7 @@ def test_two_groups_of_the_same_ranks_do_not_disturb_each_other(jobs, disk_path)
 
 
 def start_again(prefix):
-    """The job ends, and another begins with the same processes and the same store."""
+    """Ends the job and begins another with the same processes and the same store."""
     number, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
@@ -346,7 +346,7 @@ def start_again(prefix):
             "gloo", store=dist.PrefixStore(prefix, store), rank=number, world_size=size
         )
         return
-    # Gloo would take the addresses of the job before for its own; this one talks to nobody.
+    # Gloo would reuse the addresses of the previous job; this fake backend does not communicate.
     from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
     dist.init_process_group("fake", store=store, rank=number, world_size=size)
@@ -380,13 +380,13 @@ def test_a_job_that_begins_again_hears_nothing_of_the_one_before(disk_path):
     job = Job(2)
     try:
         job.call(make_store, disk_path)
-        # What nobody clears up before the job ends: one rank is missing in the first round.
+        # Leaves keys that no rank removes before the job ends: a rank is missing in round one.
         for error in job.outcomes(save_plainly, disk_path, 5, ranks=[0]):
             assert isinstance(error, penstock.RankError)
         job.call(new_group_and_save, disk_path, 4)
         for again, prefix in enumerate(["", "", "other", "another", ""]):
             job.call(start_again, prefix)
-            # At first the step that failed before.
+            # The first step is the one that failed before.
             for step in (5 + 10 * again, 6 + 10 * again):
                 job.call(save_plainly, disk_path, step)
                 assert_holds_plainly(disk_path, step, 2)
@@ -396,7 +396,7 @@ def test_a_job_that_begins_again_hears_nothing_of_the_one_before(disk_path):
 
 
 def save_in_a_group_and_leave_it(path):
-    """Returns whether the group is still there afterwards."""
+    """Saves in a group; returns whether the group still exists afterwards."""
     group = dist.new_group([0, 1])
     penstock.save(path, {"own": rank()}, process_group=group)
     dist.destroy_process_group(group)
@@ -411,7 +411,7 @@ def test_a_group_that_is_destroyed_is_not_kept(jobs, disk_path):
 
 
 def save_alone_in_group(root):
-    """All ranks at the same time, each in a group that has no other."""
+    """All ranks save at the same time, each in a group of its own."""
     groups = [dist.new_group([number]) for number in range(dist.get_world_size())]
     own = root / str(rank())
     with penstock.CheckpointStore(own, process_group=groups[rank()], options=PATIENT) as store:
@@ -432,7 +432,7 @@ def test_a_rank_is_alone_in_a_group_of_one(jobs, disk_path):
 
 
 def save_alone_meanwhile(root):
-    """One rank saves alone while a save of all is under way, and another one loads."""
+    """One rank saves alone during a save of all ranks, while another one loads."""
     together = store_of(root / "together")
     alone = penstock.CheckpointStore(root / f"alone{rank()}", no_dist=True)
     with slow_writes({together.path(1): SOON_SECONDS} if rank() == 3 else {}):
@@ -457,18 +457,18 @@ def test_ranks_save_alone_while_they_save_together(jobs, disk_path):
         assert_same(store.load(), {"w": values("2", (900,)), "rank": number})
 
 
-# Saves that are left out.
+# Saves that are skipped.
 
 SKIPPED = 40
 
 
 def save_while_one_is_slow(root, first, late):
-    """Ends with how many saves were not left out."""
+    """Returns how many saves were not skipped."""
     store = store_of(root)
     with slow_writes({store.path(first): LATE_SECONDS} if rank() == 2 else {}):
         pending = store.save_async(first, state(first))
         if rank() in late:
-            # By then the others have left all those saves out.
+            # By then the others have skipped all those saves.
             time.sleep(1)
         found = [
             store.save_async(first + 1 + i, state("left out"), if_busy="skip")
@@ -496,7 +496,7 @@ def test_saves_that_are_left_out_leave_no_messages_behind(jobs, disk_path):
 
 
 def save_with_what_cannot_be_stored(root, step, culprit, late_seconds):
-    """Twice; then all save something else."""
+    """Saves an unsupported value on one rank, twice; then all ranks save something else."""
     store, one = store_of(root, options=IMPATIENT), state(step)
     if rank() == culprit:
         one["code"] = open
@@ -532,7 +532,7 @@ def test_ranks_go_on_in_step_after_saves_that_one_could_not_do(
 
 
 def save_after_own_failure(root, culprit, name):
-    """A save that all others have done fails on one rank, which nobody asks for."""
+    """A save that succeeds on all other ranks fails on one, whose result is not fetched."""
     store = store_of(root, options=IMPATIENT)
     with pytest.MonkeyPatch.context() as patch:
         if rank() == culprit:
@@ -565,14 +565,14 @@ def test_what_failed_on_one_rank_alone_is_told_by_its_next_save(jobs, disk_path,
         else:
             assert type(error) is penstock.RankError
             assert error.rank == culprit
-            # Told, and not found out by waiting.
+            # It was notified: it did not wait for a timeout.
             assert "on purpose" in str(error)
     for step in (1, 3, 4):
         assert_holds(root, step, step, 4)
 
 
 def save_after_a_call_that_is_refused(root, culprit):
-    """One rank's call raises before it has to do with others."""
+    """One rank's call raises before it contacts the others."""
     store = store_of(root, options=IMPATIENT)
     note = {"code": open} if rank() == culprit else None
     outcomes = [outcome_of(store.save, 1, state(1), metadata=note)]
@@ -598,7 +598,7 @@ def test_ranks_are_in_step_again_after_one_has_left_a_save_out(jobs, disk_path, 
 
 
 def save_interrupted(root, step, name, victim, culprit, is_late):
-    """One rank is late to come or to write, another one is interrupted while it waits for that."""
+    """One rank arrives or writes late; another one is interrupted while it waits for that."""
     store = store_of(root, options=PATIENT)
     delay = {}
     if rank() == culprit and is_late:
@@ -635,7 +635,7 @@ def test_a_rank_that_waits_for_others_can_be_interrupted(
             assert type(error) is penstock.RankError
             assert error.rank == victim
             assert f"rank {victim} failed" in str(error)
-        # Nobody waits for the slow one, which has nothing to wait for when it is there.
+        # No rank waits for the slow one, which has nothing to wait for once it arrives.
         assert seconds < LATE_SECONDS + 1 * (number == culprit)
     job.call(save_step, root, 3)
     assert penstock.CheckpointStore(root).steps() == [1, 3]
@@ -676,13 +676,13 @@ def test_an_interrupted_wait_for_the_result_leaves_the_save_alone(jobs, disk_pat
 
 
 def cancel_one(root, step, victim, culprit, lazy):
-    """One rank gives up while it waits for another."""
+    """One rank cancels its save while it waits for another."""
     store = store_of(root)
     with slow_writes({store.path(step): LATE_SECONDS / 2} if rank() == culprit else {}):
         pending = store.save_async(step, state(step), lazy=lazy)
         if rank() == victim:
             time.sleep(SOON_SECONDS)
-            # All but one have voted by now.
+            # All ranks but one have voted by now.
             assert not pending.done()
             pending.cancel()
         return outcome_of(pending.result)
@@ -745,7 +745,7 @@ def load_what_fits_not_all(root, culprit):
         into["own"] = torch.zeros(3, 3)
     began = time.monotonic()
     with warnings.catch_warnings():
-        # Of the step that is passed over.
+        # Ignores the warning about the skipped step.
         warnings.simplefilter("ignore", penstock.PenstockWarning)
         store = store_of(root, options=PATIENT)
         error, ended = outcome_of(store.load, into=into, fallback=True)
@@ -781,7 +781,7 @@ def test_a_fallback_that_fails_on_one_rank_is_told_to_all(jobs, disk_path, culpr
 
 
 def save_and_lose_the_store(root):
-    """Rank 0 dies once all is committed, and the store with it."""
+    """Rank 0 dies after the commit, and the key-value store with it."""
     store = store_of(root, options=IMPATIENT)
     if rank() == 0:
         Round.post_outcome = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -796,7 +796,7 @@ def test_what_is_committed_stands_where_the_store_dies_before_all_know(disk_path
     try:
         job.start(save_and_lose_the_store, disk_path)
         for error, seconds in job.finish(ranks=[1, 2, 3]):
-            # There is nobody left to talk to.
+            # No rank answers any more.
             assert type(error) is penstock.RankError
             assert seconds < IMPATIENT.rank_timeout_seconds
     finally:

@@ -1,4 +1,4 @@
-"""What ranks do together with a store: background saves, retention, stages, groups, inspection."""
+"""Stores on many ranks: background saves, retention, stages, groups, inspection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(step):
 
 
 def store_of(root, **settings):
-    """The same at every call on a rank, as in a training run."""
+    """Returns one store per directory for the life of the rank, as a training run has it."""
     return _stores.setdefault(str(root), penstock.CheckpointStore(root, **settings))
 
 
@@ -45,7 +45,7 @@ def save_async(root, step, lazy):
     pending = store_of(root).save_async(step, one, lazy=lazy)
     if lazy:
         pending.stage()
-    # Copied by now.
+    # The copy is complete by now.
     spoil(one)
     return pending.result().rank
 
@@ -80,14 +80,14 @@ def save_while_busy(root, if_busy):
 
 @pytest.mark.parametrize(("if_busy", "expected"), [("skip", None), ("error", "busy")])
 def test_all_ranks_leave_a_save_out_or_none(jobs, disk_path, if_busy, expected):
-    """The slowest one has nothing to wait for: what the first finds counts."""
+    """The slowest rank has no save running: the first rank's decision counts."""
     root = disk_path / "store"
     assert jobs.of(4).call(save_while_busy, root, if_busy) == [expected] * 4
     assert penstock.CheckpointStore(root).steps() == [1, 2, 4]
 
 
 def save_again_unseen(root):
-    """A save that fails in the background is the next one's error."""
+    """The error of an unseen background save is raised by the next save."""
     store = store_of(root)
     store.save(1, state(1))
     store.save_async(1, state(1))
@@ -128,12 +128,12 @@ def test_old_steps_go_and_messages_do_not_pile_up(jobs, disk_path):
 
 
 def stage_state(stage):
-    """Layers of its own; optimizer states of the same names and other shapes."""
+    """Returns layers of its own; optimizer states of the same names and other shapes."""
     layers = {f"layer{2 * stage + i}": values(f"layer{2 * stage + i}", (4, 3)) for i in range(2)}
     rows = 5 + stage
     moments = {i: {"exp_avg": values(f"{stage}.{i}", (rows, 2))} for i in range(2)}
     return {
-        # Of both stages, as where the output layer is tied to it.
+        # On both stages, as if the output layer were tied to it.
         "model": {**layers, "embedding": values("embedding", (6, 2))},
         "optimizer": {"state": moments, "lr": 0.1},
         "stage": stage,
@@ -156,7 +156,7 @@ def test_pipeline_stages_get_their_own_back_and_others_see_all_layers(jobs, disk
     for _ in range(2):
         written = jobs.of(4).call(save_stage, path)
         jobs.of(4).call(load_stage, path)
-        # What several stages hold once, too.
+        # Tensors that several stages hold are written once, too.
         tensors = [local_bytes({**stage_state(i), "stage": 0}) for i in range(2)]
         assert sum(written) == sum(len(one) for stage in tensors for one in stage) - 6 * 2 * 4
         path = disk_path / "again"
@@ -164,7 +164,7 @@ def test_pipeline_stages_get_their_own_back_and_others_see_all_layers(jobs, disk
         assert_same(penstock.load(path, rank=number), stage_state(number // 2))
     with pytest.raises(penstock.StateMismatchError, match="rank="):
         penstock.load(path)
-    # In the order of the first rank, and then of the others.
+    # In the order of the first rank, then of the others.
     shapes = {"layer0": (4, 3), "layer1": (4, 3), "embedding": (6, 2)}
     shapes |= {"layer2": (4, 3), "layer3": (4, 3)}
     layers = {name: values(name, shape) for name, shape in shapes.items()}
@@ -182,7 +182,7 @@ def test_one_rank_saves_alone_while_the_others_do_nothing(jobs, disk_path):
     path = disk_path / "ckpt"
     assert jobs.of(4).call(save_alone, path, ranks=[2]) == [1]
     assert_same(penstock.load(path), {"w": values("w", (3,)), "rank": 2})
-    # And they still save together.
+    # They still save together.
     jobs.of(4).call(save_stage, disk_path / "next")
 
 
@@ -203,7 +203,7 @@ def save_in_group(root):
 
 
 def test_a_group_of_ranks_saves_without_the_others(jobs, disk_path):
-    # The mesh is of these ranks, and all have to make it.
+    # The mesh is of these ranks, but all ranks have to take part in making it.
     jobs.of(4).call(make_mesh)
     assert jobs.of(4).call(save_in_group, disk_path) == [None, 2, None, 2]
     loaded = penstock.CheckpointStore(disk_path).load()
@@ -214,7 +214,7 @@ def make_mesh():
     sharded("pair", Layout([1, 3], [Shard(0)], (7, 3)))
 
 
-# Looking at a checkpoint of many ranks.
+# Inspecting a checkpoint of many ranks.
 
 
 def save_big(root):
@@ -266,7 +266,7 @@ def test_damage_in_the_shard_of_one_rank_is_named(jobs, disk_path):
     assert "shard-00002" in text
     with pytest.raises(penstock.CorruptCheckpointError, match=shard.name):
         penstock.load(path)
-    # Who needs nothing of it does not notice.
+    # A load that needs none of the damaged data succeeds.
     assert penstock.load(path, keys=["step", "rank"]) == {"step": 1, "rank": 0}
 
 
@@ -288,7 +288,7 @@ def test_a_lost_file_of_one_rank_is_named(jobs, disk_path, kind):
 
 
 def save_over(path, step):
-    """The first rank commits while the others still wait to hear of it."""
+    """The first rank commits while the others still wait for its answer."""
     penstock.save(path, state(step), step=step, overwrite=True)
 
 
@@ -306,14 +306,14 @@ def test_what_is_replaced_goes_with_the_save_that_replaces_it(jobs, disk_path):
 
 
 def fall_back_and_come_again(root):
-    """As a training run that starts anew, and reaches the damaged step again."""
+    """As a restarted training run that reaches the damaged step again."""
     store = store_of(root)
     into = cleared(state(1))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = store.load(into=into, fallback=True)
         told = [str(one.message) for one in caught if "set aside" in str(one.message)]
-    # Ranks that found nothing wrong have filled theirs from the step that was passed over.
+    # Ranks without an error have filled their state from the damaged step.
     assert local_bytes(into["rows"]) == local_bytes(state(1)["rows"])
     assert local_bytes(loaded) == local_bytes(as_loaded(state(1)))
     store.save(2, state(2))

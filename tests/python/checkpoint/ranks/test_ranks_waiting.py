@@ -1,4 +1,4 @@
-"""What a rank says that waits for others, and what all know of who shares their machine."""
+"""Warnings of a rank that waits for others, and the number of ranks on a machine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from penstock.checkpoint.saving.save import Save
 from penstock.common.process import placement
 
 WRITE_SECONDS = 1
-"""For so long the slow rank writes, while the others are past the time of a reminder."""
+"""Duration of the slow rank's write, longer than the others' time until a reminder."""
 
 PATIENT = penstock.Options(rank_timeout_seconds=60)
 
 LONG_SECONDS = 1000
-"""Longer than anybody waits."""
+"""Longer than any rank waits."""
 
 
 class Clock:
-    """The time as ranks see it, which stands until something has happened, then runs fast."""
+    """Time as ranks see it: it stands still until an event, then runs fast."""
 
     def __init__(self, has_happened):
         self._has_happened = has_happened
@@ -46,7 +46,7 @@ class Clock:
 
 @contextlib.contextmanager
 def reminding(has_happened):
-    """The time of a reminder comes when something has happened, however slow the machine is."""
+    """Makes the reminder due after an event, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "time", Clock(has_happened))
         yield
@@ -54,11 +54,11 @@ def reminding(has_happened):
 
 @contextlib.contextmanager
 def awaited(told, comes):
-    """The time of a reminder comes when the ranks that come have come.
+    """Makes the reminder due once the ranks in `comes` have arrived.
 
     Args:
-        told: A directory for what ranks let each other know: `reminded` is there once one has.
-        comes: The ranks.
+        told: A directory for the ranks' messages: `reminded` exists once a rank was reminded.
+        comes: The ranks that arrive.
     """
     told.mkdir(exist_ok=True)
     put, count = Exchange._put_own, Exchange._count
@@ -85,7 +85,7 @@ def awaited(told, comes):
 
 @contextlib.contextmanager
 def given_up(told):
-    """Who waits gives up once somebody has said so."""
+    """Makes waiting ranks give up once a rank has said so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mailbox, "time", Clock((told / "reminded").exists))
         yield
@@ -116,8 +116,8 @@ CALLS = {one.__name__: one for one in (save, save_async, load)}
 
 
 def warned(name, root, which, comes):
-    """What this rank says while it waits, and what comes of it."""
-    # Of its own, so that who does not come is in step with the others again after this.
+    """Returns the warnings of this rank while it waits, and the error at the end."""
+    # A group of its own, so that absent ranks are in step with the others afterwards.
     group = dist.new_group()
     if rank() not in comes:
         return [], None
@@ -164,7 +164,7 @@ def test_the_warning_points_to_the_call(jobs, disk_path):
 
 
 def warned_beside_slow_ranks(root):
-    """All come; one takes its time."""
+    """All ranks arrive, one of them late."""
     store, writes, ordinary = penstock.CheckpointStore(root), root.parent / "writes", Save._write
 
     def write(self, attempt, number):
@@ -213,7 +213,7 @@ def test_a_warning_that_is_an_error_ends_no_save(jobs, disk_path):
 
 
 def save_while_one_fails(root, culprit):
-    """Whoever has begun to write does not write to the end for nothing."""
+    """Stops a rank's unneeded write when another rank has failed."""
     store = penstock.CheckpointStore(root)
     ordinary, stopped = Save._write, []
 
@@ -256,7 +256,7 @@ def test_ranks_that_write_hear_of_a_failure_before_they_have_written(jobs, disk_
     assert penstock.CheckpointStore(disk_path / "store").steps() == []
 
 
-# How many ranks a machine has.
+# The number of ranks on a machine.
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
@@ -279,10 +279,10 @@ PLACED = [
     ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,2(x2)"}, None),
     ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2", "SLURM_NODEID": "0"}, None),
     ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": ""}, None),
-    # A script that tells PyTorch what its launcher says, but for one number.
+    # A script that passes its launcher's variables to PyTorch, except for one number.
     ({**TORCHRUN, **SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 4),
     ({**TORCHRUN, **MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
-    # One process of each machine, which started others.
+    # One process on each machine, which started others.
     ({**TORCHRUN, **SRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, None),
 ]
 
@@ -294,7 +294,7 @@ def test_launchers_say_how_many_ranks_this_machine_has(environment, expected):
 
 
 def count_here(path, machine, variables):
-    """How many ranks this one thinks that its machine has, when it saves."""
+    """Returns the number of ranks on its machine as this rank sees it in a save."""
     made = []
     ordinary = penstock._native.Arena
 
@@ -330,11 +330,11 @@ def at(count):
 
 
 HERE = [
-    # Nobody says anything, as with torch.multiprocessing.spawn.
+    # No launcher, as with torch.multiprocessing.spawn.
     (None, {}, [4, 4, 4, 4]),
     ([0, 1, 0, 0], {}, [3, 1, 3, 3]),
     (None, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", **MPIRUN, "OMPI_COMM_WORLD_SIZE": "4"}, [2] * 4),
-    # Of another job, such as the one that this one was started by.
+    # Variables of another job, such as the parent's.
     (None, {**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, [4] * 4),
 ]
 

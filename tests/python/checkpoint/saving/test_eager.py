@@ -1,4 +1,4 @@
-"""Saves in the background that copy at the call: the state is free when it returns."""
+"""Background saves that copy during the call: the state may change once it returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 
 def make_state(big_bytes=3 * MIB):
-    """Every kind of memory, twice the same."""
+    """Returns a state with every kind of memory; two calls return equal ones."""
     generator = torch.Generator().manual_seed(1)
     big = torch.randint(0, 255, (big_bytes,), dtype=torch.uint8, generator=generator)
     square = torch.randn(300, 301, generator=generator)
@@ -57,7 +57,7 @@ def make_state(big_bytes=3 * MIB):
 
 
 def spoil(value):
-    """Changes everything that can be changed in place, down to the containers."""
+    """Changes everything that can be changed in place, including containers."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             value.copy_(torch.zeros_like(value)).add_(value == 0)
@@ -65,7 +65,7 @@ def spoil(value):
         value[...] = 1
     elif isinstance(value, bytearray):
         value[:] = b"\xee" * len(value)
-        # Nothing of ours holds on to the memory.
+        # Penstock holds no reference to the memory.
         value.extend(b"more")
     elif isinstance(value, dict):
         for item in value.values():
@@ -98,7 +98,7 @@ def test_a_state_may_be_changed_as_soon_as_the_call_returns(disk_path, options, 
 
 
 def test_nothing_of_the_state_is_held_when_the_call_returns(disk_path):
-    """Not even until the garbage collector comes by: it may be switched off."""
+    """Not even until garbage collection, which may be disabled."""
     store = penstock.CheckpointStore(disk_path / "store")
     gc.collect()
     gc.disable()
@@ -172,7 +172,7 @@ def test_memory_stays_within_the_bound_that_was_given(disk_path, direct, kind, l
     growth, peaks, is_right = run_child(BOUNDED, disk_path / "s", direct, kind, lazy, staging_bytes)
     tell(growth, peaks)
     assert max(peaks) <= staging_bytes
-    # Threads, rings, the plan; the state has 256 MiB.
+    # Threads, rings and the plan; the state has 256 MiB.
     assert growth <= staging_bytes + 24 * MIB
     assert is_right
 
@@ -309,10 +309,10 @@ LEAKS = """
 def test_a_thousand_saves_leak_no_memory_and_no_files_and_no_threads(memory_path):
     before, after, steps = run_child(LEAKS, memory_path / "store")
     tell(before, after)
-    # The allocator's and the interpreter's own; a state has 200 KB, and 970 were saved.
+    # The allocator's and interpreter's own memory; a state has 200 KB, and 970 were saved.
     assert after[0] - before[0] <= 6 * MIB
     assert after[1:3] == before[1:3]
-    # One that was joined may be listed for a moment.
+    # A joined thread may be listed for a moment.
     assert after[3] <= before[3] + 1
     assert steps == [998, 999]
 

@@ -1,4 +1,4 @@
-"""The end of a process that saves in the background: completed, told of, or interrupted."""
+"""The end of a process with background saves: each is completed, reported or interrupted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_process_that_ends_completes_its_save_first(disk_path, lazy, end, code
     assert "penstock:" not in done.stderr
     assert ("boom" in done.stderr) == (end == "exception")
     store = penstock.CheckpointStore(disk_path / "store")
-    # What it no longer keeps is gone as well.
+    # A step beyond retention is deleted as well.
     assert store.steps() == [1]
     assert (store.load()["w"] == 7).all()
 
@@ -116,7 +116,7 @@ def test_ctrl_c_at_the_end_says_what_is_lost(disk_path, engine):
         store = penstock.CheckpointStore(root)
         is_told = f"penstock: {store.path(1)} was " in done.stderr
         if store.steps() == [1]:
-            # It may have been committed after it was told of.
+            # The commit may have succeeded after the report.
             assert not is_told or "unless it is listed" in done.stderr
             assert (store.load()["w"] == 1).all()
         else:

@@ -1,4 +1,4 @@
-"""Forks of a process that saves in the background: they neither harm the save nor wait for it."""
+"""Forks during background saves neither harm the save nor wait for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORK = """
     root, lazy, how = sys.argv[1:]
 
     def watch(seconds):
-        # A child has none of the threads, nor the one that watches.
+        # A child has no other thread, not even the one that watches memory.
         faulthandler.dump_traceback_later(seconds, exit=True)
 
     watch(150)
@@ -114,7 +114,7 @@ FORK = """
 @pytest.mark.parametrize("how", ["exit", "_exit", "multiprocessing"])
 def test_a_forked_child_neither_harms_the_save_nor_waits_for_it(disk_path, how, lazy):
     done = forks.run(["-c", textwrap.dedent(FORK), disk_path / "store", lazy, how])
-    # A child that has said nothing by now has not come back from the fork itself.
+    # A child that is silent by now hangs in the fork itself.
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == [True, 0, True, [1, 2, 3]], done.stderr
@@ -123,7 +123,7 @@ def test_a_forked_child_neither_harms_the_save_nor_waits_for_it(disk_path, how, 
 
 
 def test_a_forked_childs_copy_of_an_attempt_removes_nothing(disk_path):
-    """Also the copy that is dropped: files and directory are the parent's."""
+    """Also when the copy is dropped: files and directory belong to the parent."""
     done = run_to_its_end(
         """
         import os, sys

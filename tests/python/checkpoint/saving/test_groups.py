@@ -1,4 +1,4 @@
-"""Groups: tensors in shards of their own, under the names and beside the files that models have."""
+"""Groups: tensors in shards of their own, with the names and the extra files of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_state(model):
 
 
 def weights_by_vllms_rules(directory):
-    """What vLLM takes from a directory: all tensors of the files that the index lists."""
+    """Loads a directory by vLLM's rules: all tensors of the files in the index."""
     files = set(json.loads((directory / INDEX).read_text())["weight_map"].values())
     found = {}
     for path in directory.glob("*.safetensors"):
@@ -49,7 +49,7 @@ def weights_by_vllms_rules(directory):
 def assert_loads(directory, model):
     loaded = AutoModelForCausalLM.from_pretrained(directory)
     assert_same(dict(loaded.state_dict()), dict(model.state_dict()))
-    # GPT-2's head is its embedding, which readers know.
+    # GPT-2's head is tied to its embedding, and readers know that.
     expected = {**model.state_dict()}
     del expected["lm_head.weight"]
     assert_same(weights_by_vllms_rules(directory), dict(sorted(expected.items())))
@@ -151,7 +151,7 @@ def test_damage_of_a_file_beside_is_found(tmp_path):
             ["module.module.w", "module.n_averaged", "n_averaged"],
             ["w", "module.n_averaged", "n_averaged"],
         ),
-        # One child of several wraps nothing, however it is called.
+        # One of several children is no wrapped module, whatever its name.
         (["module.w", "head.w"], ["module.w", "head.w"]),
         (["a._orig_mod.w", "a.w"], ["a._orig_mod.w", "a.w"]),
         (["_orig_mod.w", "_orig_mod"], ["_orig_mod.w", "_orig_mod"]),
@@ -177,7 +177,7 @@ def test_a_child_called_as_a_wrapper_calls_its_model_keeps_its_name(tmp_path):
 
 
 class Child(torch.nn.Module):
-    """A model whose only child is called as a wrapper calls the model in it."""
+    """A model whose only child has a wrapper's name for the model inside it."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +192,7 @@ def test_names_that_are_taken_for_those_of_a_wrapper_are_reported(tmp_path):
     assert "'weight'" in reason
     assert set(weights_by_vllms_rules(tmp_path / "c")) == {"weight", "bias"}
     assert_same(penstock.load(tmp_path / "c"), {"model": model})
-    # An export leaves it out, too, of what was saved without groups.
+    # An export drops the prefix too, of a state saved without groups.
     penstock.save(tmp_path / "apart", {"model": model})
     exported = penstock.export(tmp_path / "apart", tmp_path / "exported-apart")
     assert exported.renamed == 2

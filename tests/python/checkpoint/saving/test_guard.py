@@ -1,4 +1,4 @@
-"""Optimizers beside lazy saves: a guard has a step copy first, without one the save fails."""
+"""Optimizers and lazy saves: a guarded step copies first; without a guard the save fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compare import assert_same
 pytestmark = pytest.mark.quick
 
 STEPS = int(os.environ.get("PENSTOCK_TORTURE_STEPS", "200"))
-"""Optimizer steps that race with lazy saves, for each optimizer; the variable takes more."""
+"""Optimizer steps that race with lazy saves, for each optimizer; the variable sets more."""
 
 
 torch.set_num_threads(1)
@@ -37,16 +37,16 @@ OPTIMIZERS = {
 
 
 def make_training(kind):
-    """A model and an optimizer that changes every element at each step."""
+    """Returns a model and an optimizer that changes every element at each step."""
     torch.manual_seed(3)
-    # Some tensors are copied by the call itself, and some are not.
+    # Some tensors are small enough to be copied by the call itself.
     model = torch.nn.Sequential(torch.nn.Linear(301, 200), torch.nn.Linear(200, 100))
     return model, OPTIMIZERS[kind](model.parameters())
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_an_optimizer_without_a_guard_fails_the_save(disk_path, kind):
-    """Also a fused one, whose changes PyTorch does not count."""
+    """Also a fused optimizer, whose changes PyTorch does not count."""
     store = penstock.CheckpointStore(disk_path / "store")
     model, optimizer = make_training(kind)
     step_once(optimizer)
@@ -69,7 +69,7 @@ def test_a_step_of_an_optimizer_fails_no_save_that_it_does_not_change(disk_path,
     with held(store, 1):
         pending = store.save_async(1, model.state_dict(), lazy=True)
         step_once(stranger)
-        # Whoever has staged is as safe as with a guard.
+        # `stage` makes the step as safe as a guard does.
         pending.stage()
         step_once(optimizer)
     pending.result()
@@ -147,7 +147,7 @@ def test_steps_that_race_with_lazy_saves_never_tear_one(memory_path, kind):
         saved.append((step, copy.deepcopy(state)))
         store.save_async(step, state, lazy=True)
         if step % 3 == 1:
-            # The save is further on when the step comes.
+            # Lets the save proceed further before the step.
             time.sleep(0.0005 * (step % 5))
         step_once(optimizer)
         if len(saved) > 1:

@@ -1,4 +1,4 @@
-"""Lazy saves: the state is copied while training goes on, and no change of it goes unnoticed."""
+"""Lazy saves: the state is copied during training, and every change of it is noticed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_p
 
 @pytest.mark.quick
 def test_a_thread_that_changes_everything_once_all_is_staged_tears_nothing(disk_path):
-    """It hammers from the moment in which `stage` returns, while the save writes."""
+    """It changes the state from the moment that `stage` returns, during the write."""
     options = penstock.Options(io_threads=2, direct="off")
     store = penstock.CheckpointStore(disk_path / "store", options=options)
     state = [torch.full((MIB,), 7.0), np.full(MIB, 7.0)]
@@ -138,7 +138,7 @@ def test_small_tensors_are_saved_as_they_were_at_the_call(disk_path):
 
 
 def test_of_more_small_tensors_than_are_copied_at_once_none_is_torn(disk_path):
-    """64 MiB of them are: a change of the rest is noticed."""
+    """64 MiB of them are copied: a change of the rest is noticed."""
     store = penstock.CheckpointStore(disk_path / "store")
     state = [torch.zeros(16 << 10) for _ in range(1100)]
     with held(store, 1):
@@ -222,7 +222,7 @@ def test_a_tensor_that_is_replaced_keeps_its_memory_until_it_is_copied(disk_path
     with held(store, 1):
         pending = store.save_async(1, {"w": parameter}, lazy=True)
         replace(parameter)
-        # Where its memory was there is another's soon.
+        # The freed memory would soon be allocated by others.
         others = [torch.full((3 * MIB,), 7.0) for _ in range(4)]
     if pending.exception() is None:
         assert_same(store.load(1), {"w": torch.zeros(3 * MIB)})
@@ -232,7 +232,7 @@ def test_a_tensor_that_is_replaced_keeps_its_memory_until_it_is_copied(disk_path
 
 
 def tied_states():
-    """What is tied, the state, what changes (of the state, or itself), what is stored then."""
+    """Yields a name, a state, the object to change (or its key), and the expected stored value."""
     parameter = torch.nn.Parameter(torch.zeros(MIB))
     yield "data", {"d": parameter.data, "p": parameter}, parameter, None
     array = np.zeros(MIB, np.float32)
@@ -247,7 +247,7 @@ def tied_states():
 
 @pytest.mark.parametrize("case", [*tied_states()], ids=lambda case: case[0])
 def test_what_shares_memory_with_a_tensor_does_not_change_it_unnoticed(disk_path, case):
-    """It is noticed, or copied at the call where nobody counts."""
+    """The change is noticed, or the memory was copied at the call if changes are not counted."""
     _, state, changed, expected = case
     store = penstock.CheckpointStore(disk_path / "store")
     with held(store, 1), torch.no_grad():
@@ -263,7 +263,7 @@ def test_what_shares_memory_with_a_tensor_does_not_change_it_unnoticed(disk_path
 
 
 def test_running_statistics_are_copied_at_the_call(disk_path):
-    """Their changes in a forward are not counted; they are small, and the smallest come first."""
+    """Changes in a forward are not counted; they are small, and the smallest are copied first."""
     store = penstock.CheckpointStore(disk_path / "store")
     many = [torch.zeros(16_000) for _ in range(1200)]
     norm = torch.nn.BatchNorm1d(100)
@@ -325,14 +325,14 @@ def test_a_lazy_state_is_held_until_it_is_staged_and_no_longer(disk_path):
     gc.disable()
     try:
         with held(store, 1):
-            # The tensor's memory is that of the array below.
+            # The tensor shares the array's memory.
             below = np.ones(MIB, np.float32)
             state = {"t": torch.from_numpy(below), "a": np.ones(MIB)}
             memory, array = weakref.ref(below), weakref.ref(state["a"])
             pending = store.save_async(1, state, lazy=True)
             del state, below
             assert memory() is not None
-            # It is copied.
+            # The array is copied.
             assert array() is None
             pending.stage()
             assert memory() is None

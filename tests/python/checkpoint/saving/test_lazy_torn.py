@@ -1,4 +1,4 @@
-"""A lazy save is whole or an error that says so, whoever changes the state, and whenever."""
+"""A lazy save is whole or raises, whoever changes the state and whenever."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conftest import run_child, tell, watch_refusal
 MIB = 1 << 20
 
 SAVES = int(os.environ.get("PENSTOCK_TORTURE_LAZY_SAVES", "22"))
-"""Lazy saves that race with a change; the variable takes more."""
+"""Lazy saves that race with a change; the variable sets more."""
 
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", time.time_ns() % 1_000_000_000))
 
@@ -42,7 +42,7 @@ def test_no_change_of_any_kind_tears_a_save(tmp_path):
 
 
 def started(change):
-    """Runs a change on another thread; returns when it has come to a point in the middle."""
+    """Runs a change on another thread; returns in the middle of the change."""
     reached, go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=change, args=(reached, go_on))
     thread.start()
@@ -53,7 +53,7 @@ def started(change):
 @pytest.mark.usefixtures("need_watch")
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_a_change_that_is_under_way_when_all_is_copied_fails_the_save(disk_path, is_guarded):
-    """Nothing counts it yet: half of it is done, half of it comes when the save is over."""
+    """PyTorch has not counted the change yet: half of it follows after the save."""
     store = penstock.CheckpointStore(disk_path / "store")
     parameter = torch.nn.Parameter(torch.zeros(4 * MIB))
     if is_guarded:
@@ -84,9 +84,9 @@ def test_a_change_that_is_under_way_when_all_is_copied_fails_the_save(disk_path,
 @pytest.mark.usefixtures("need_watch")
 @pytest.mark.parametrize("place", [0, 1, 5000, 4 * MIB - 1])
 def test_a_single_byte_does_not_tear_a_save(disk_path, place):
-    """The ends share their pages with others: of these the bytes of the call are kept."""
+    """The first and last page are shared with other memory: the call copies their bytes."""
     store = penstock.CheckpointStore(disk_path / "store")
-    # Neither end is that of a page.
+    # Neither end is a page boundary.
     w = torch.zeros(4 * MIB + 100, dtype=torch.uint8)[50:-50]
     with held(store, 1):
         pending = store.save_async(1, [w], lazy=True)
@@ -98,7 +98,7 @@ def test_a_single_byte_does_not_tear_a_save(disk_path, place):
         assert not store.load(1)[0].any()
     with held(store, 2):
         pending = store.save_async(2, [w], lazy=True)
-        # Neighbours in memory are nobody's business.
+        # Changes of neighbouring memory do not matter.
         ctypes.memset(w.data_ptr() - 1, 1, 1)
         ctypes.memset(w.data_ptr() + w.nbytes, 1, 1)
     pending.result()
@@ -108,7 +108,7 @@ def test_a_single_byte_does_not_tear_a_save(disk_path, place):
 @pytest.mark.parametrize("kind", [kind for kind in torn.OPTIMIZERS if kind != "foreign"])
 @pytest.mark.parametrize("has_closure", [False, True], ids=["plain", "closure"])
 def test_every_optimizer_can_be_guarded(disk_path, kind, has_closure):
-    """Gradients may not be there before the closure of a step has run."""
+    """Gradients may not exist before a step has run its closure."""
     store = penstock.CheckpointStore(disk_path / "store")
     dice = random.Random(1)
     scene = torn.stepped(dice, kind, is_guarded=True, has_closure=has_closure)
@@ -134,7 +134,7 @@ def test_no_optimizer_without_a_guard_tears_a_save(disk_path, kind):
 
 def test_what_calls_nobody_before_it_steps_cannot_be_guarded():
     class Wrapper(torch.optim.Optimizer):
-        """As some libraries have it: an optimizer by its type only."""
+        """A proxy that is an optimizer by type only, as some libraries have it."""
 
         def __init__(self):
             pass
@@ -146,7 +146,7 @@ def test_what_calls_nobody_before_it_steps_cannot_be_guarded():
 
 @pytest.mark.usefixtures("need_watch")
 def test_the_watch_ends_with_the_copy(disk_path):
-    """A change that comes later harms nothing, though the save still writes."""
+    """A later change does no harm, though the save still writes."""
     store = penstock.CheckpointStore(disk_path / "store")
     w = torch.zeros(4 * MIB)
     for step in range(3):
@@ -233,7 +233,7 @@ def test_a_fork_neither_ends_the_watch_nor_is_watched(disk_path):
         pending = store.save_async(1, state, lazy=True)
         child = os.fork()
         if child == 0:
-            # It drops its copy of the save, writes to its copy of the state, and saves that.
+            # The child drops its copy of the save, writes to its copy of the state, and saves that.
             w[:] = 3
             own = penstock.CheckpointStore(disk_path / "own")
             other = own.save_async(1, state, lazy=True)
@@ -258,7 +258,7 @@ def test_a_fork_neither_ends_the_watch_nor_is_watched(disk_path):
 
 
 def test_another_writer_of_a_mapped_file_does_not_tear_a_save(disk_path):
-    """Pages of a private mapping are those of the file until this process writes to them."""
+    """Pages of a private mapping belong to the file until this process writes to them."""
     path = disk_path / "w.pt"
     torch.save({"w": torch.zeros(4 * MIB)}, path)
     state = torch.load(path, mmap=True)

@@ -1,4 +1,4 @@
-"""Saves of tensors that lie in files: by a second name of the file, and not by its bytes."""
+"""Tensors in files are saved by a hard link to the file, without writing their bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(tmp_path):
 
 
 def state_of(held):
-    """A state of memory and files, and what it comes back as."""
+    """Returns a state of memory and files, and the state that it is loaded as."""
     weights = torch.arange(5000.0)
     found = values()
     first = held.tensor("first")
@@ -68,7 +68,7 @@ def test_a_file_is_linked(tmp_path):
     assert (report.bytes + report.linked_bytes, report.files) == (sum(files), len(files))
     assert report.tensors == 5
     assert penstock.verify(tmp_path / "c").ok
-    # Its owner lets go.
+    # Its owner drops it.
     del state, held
     gc.collect()
     assert not os.path.exists(tmp_path / "moments")

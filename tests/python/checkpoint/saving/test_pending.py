@@ -1,4 +1,4 @@
-"""A save under way: how it goes, fails and is cancelled, and that a failure never goes unheard."""
+"""A running save: progress, failure and cancellation; every failure is raised somewhere."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_step_that_is_being_saved_exists_by_the_time_it_counts(disk_path):
 
 
 def test_a_save_by_somebody_else_is_not_replaced(disk_path):
-    """Whoever is faster: nearly always the one who does not wait for the lock."""
+    """The faster save wins: nearly always the one that does not wait for the lock."""
     store = penstock.CheckpointStore(disk_path / "store")
     other = None
     with held(store, 1):
@@ -174,12 +174,12 @@ def test_an_error_does_not_keep_the_state(disk_path, lazy):
             pending.result()
         return pending, leaves
 
-    # Whether it fails while somebody copies, or before, is for the scheduler to say.
+    # The scheduler decides whether it fails during the copy or before.
     for _ in range(20):
         pending, leaves = fail_to_save()
         kept = pending.exception().with_traceback(None)
         del pending
-        # The frame of whoever caught the error was in its traceback.
+        # The traceback held the frame that caught the error.
         gc.collect()
         assert [leaf() for leaf in leaves] == [None, None]
         assert isinstance(kept, penstock.StorageError)
@@ -279,7 +279,7 @@ def test_a_save_that_is_cancelled_leaves_nothing_and_nobody_else_hears_of_it(dis
     )
     pending = store.save_async(1, state, lazy=lazy)
     pending.cancel()
-    # Whoever cancelled it knows.
+    # A cancelled save is not reported again.
     store.save(2, {"w": 2})
     assert store.steps() == [0, 2]
 

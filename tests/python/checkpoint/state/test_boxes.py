@@ -1,4 +1,4 @@
-"""Arrays in pieces, and states that nobody changes."""
+"""Arrays in pieces, and frozen states."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_a_frozen_state_is_saved_lazily_without_a_copy_at_the_call(tmp_path):
     with penstock.CheckpointStore(tmp_path) as store:
         report = store.save_async(1, state, lazy=True).result()
         assert not any("copied at the call" in text for text in report.fallbacks)
-        # Of what may change, arrays of so many bytes are copied there.
+        # Without `Frozen`, arrays of this size are copied at the call.
         plain = store.save_async(2, state.value, lazy=True).result()
     assert any("copied at the call" in text for text in plain.fallbacks)
     for step in (1, 2):

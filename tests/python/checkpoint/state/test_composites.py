@@ -1,4 +1,4 @@
-"""Tensors that are made of others are stored: sparse, nested, and torchao's quantized ones."""
+"""Tensors made of other tensors are stored: sparse, nested, and torchao's quantized ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quantized(kind, seed=0):
 
 def sparse(seed=0):
     values = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed))
-    # The same places have elements, whatever the seed.
+    # The seed changes values, not which elements are nonzero.
     values = (values + 1) * (torch.arange(24).view(4, 6) % 5 == 0)
     rows = [values[:2].clone(), values[:3].clone()]
     return {
@@ -152,7 +152,7 @@ def test_a_target_of_another_kind_is_refused_and_not_changed(path, saved, target
 
 @pytest.fixture
 def eager():
-    """Compiling the step takes half a minute, and leaves workers behind."""
+    """Disables compilation of the step, which takes half a minute and leaves workers behind."""
     torch.compiler.set_stance("force_eager")
     yield
     torch.compiler.set_stance("default")
@@ -204,7 +204,7 @@ def test_dcp_saves_and_loads_what_it_does_by_itself(path, eager):
     assert_same(penstock.load(path)["model"], dict(saved["model"]))
 
 
-# Checkpoints are input: PyTorch's kernels trust the numbers of such tensors.
+# Checkpoints are input: PyTorch's kernels trust the indices of such tensors.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Families of nested states that nobody would write down by hand."""
+"""Drawn families of nested states, beyond those written by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from states import states
 
 # `make test-slow` draws more of them.
 STATES = int(os.environ.get("PENSTOCK_TORTURE_FAMILIES", 60))
-# A failure prints its seed and the smallest state that fails.
+# A failure prints its seed and the smallest failing state.
 FAMILY = settings(
     max_examples=STATES,
     deadline=None,
@@ -30,7 +30,7 @@ FAMILY = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-# As much takes several calls each.
+# Fewer examples, as each takes several calls.
 VERDICTS = settings(FAMILY, max_examples=STATES // 5)
 
 
@@ -71,7 +71,7 @@ def test_a_saved_state_verifies(disk_path, state, saving, chosen):
 
 
 def flip(file: Path, at: int) -> None:
-    """Flips a bit where no size tells of it."""
+    """Flips a bit of a file, whose size stays the same."""
     content = bytearray(file.read_bytes())
     content[at] ^= 1
     file.write_bytes(content)
@@ -102,7 +102,7 @@ def test_no_choice_keeps_a_verdict_from_the_digests(disk_path, saving, chosen, d
         salvaged = penstock.salvage(path, root / "salvaged", options=options)
         assert [fate.name for fate in salvaged.missing] == [info.name]
         assert_same(store.load(fallback=True), state)
-        # The newest one that is known to be good outlives every save.
+        # The newest step that is known to be good outlives every save.
         store.save(3, state)
         assert {1, 3} <= set(store.steps())
         assert [step for step, _ in store.aside()] == [2]
@@ -121,7 +121,7 @@ def test_saving_what_was_loaded_gives_the_same_data(disk_path, state):
 
 
 def leaf_names(value, prefix="", level=0):
-    """Names of all leaves, which `test_leaf_names.py` holds to be one-to-one."""
+    """Yields the names of all leaves; `test_leaf_names.py` checks that they are one-to-one."""
     items = named_children(value)
     if not items:
         yield leaf_name(prefix, level)
@@ -135,7 +135,7 @@ def leaf_name(prefix, level):
 
 
 def named_children(value):
-    """Each child of a container: its part of the name, its key, and itself."""
+    """Returns each child of a container: its part of the name, its key, and its value."""
     items = children(value)
     keys = [key for key, _ in items]
     parts = labels(keys, lambda index: bool(children(items[index][1])))
@@ -154,7 +154,7 @@ GONE = object()
 
 
 def prune(value, wanted, prefix="", level=0):
-    """The state without the leaves that are not wanted; emptied containers go, too."""
+    """Removes unwanted leaves from a state, and containers that become empty."""
     items = named_children(value)
     if not items:
         return value if wanted(leaf_name(prefix, level)) else GONE
@@ -194,7 +194,7 @@ def test_a_selection_equals_the_pruned_state(disk_path, state, chosen, data):
 
     matching = [matcher(pattern) for pattern in patterns]
     assert len(set(names)) == len(names)
-    # Half of a name may end within an escape, which then takes its meaning from the asterisk.
+    # A name cut in half may end inside an escape, which would then escape the asterisk.
     assume(all(any(map(matches, names)) for matches in matching))
     path = fresh(disk_path)
     with chosen.made() as options:
@@ -209,7 +209,7 @@ def test_a_selection_equals_the_pruned_state(disk_path, state, chosen, data):
 
 
 def fillable(value):
-    """Whether a target of this structure can be written: no expanded or read-only memory."""
+    """Whether a target of this structure is writable: no expanded or read-only memory."""
     if isinstance(value, torch.Tensor) and (inner := tensors_in(value)):
         return all(map(fillable, inner.values()))
     if isinstance(value, dict | list | tuple | deque) and type(value) is not torch.Size:
@@ -247,9 +247,9 @@ def scramble(value):
 @FAMILY
 @given(state=states(), chosen=choices())
 def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
-    # A NaN equals nothing, so a target's NaN key is no key of the checkpoint.
+    # A NaN equals nothing, so a target's NaN key matches no key of the checkpoint.
     assume(fillable(state) and not has_nan_key(state))
-    # PyTorch has no deep copy of all that is made of others.
+    # PyTorch cannot deep-copy all tensors made of others.
     target = copy.deepcopy(state, {id(one): one.clone() for one in composites(state)})
     path = fresh(disk_path)
     before = list(flat(target))
@@ -259,7 +259,7 @@ def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
         try:
             filled = penstock.load(path, into=target, options=options)
         except penstock.StateMismatchError as error:
-            # Of overlapping tensors that are no windows of a stored one each is stored by itself.
+            # Overlapping tensors that are no windows of a stored one are stored one by one.
             assume("shares memory with" not in str(error))
             raise
         expected = penstock.load(path, options=options)
@@ -271,7 +271,7 @@ def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
 
 
 def composites(value):
-    """All tensors of a state that are made of others."""
+    """Yields all tensors of a state that are made of others."""
     if isinstance(value, torch.Tensor) and tensors_in(value):
         yield value
     for _, child in children(value):
@@ -279,12 +279,12 @@ def composites(value):
 
 
 def is_same_memory(one, other):
-    """Whether it is one object, or of a tensor's parts, which are given out anew, one memory."""
+    """Whether both are one object or, for parts returned anew at each access, one memory."""
     return one is other or one.data_ptr() == other.data_ptr()
 
 
 def flat(value):
-    """All tensors and arrays of a state, in order."""
+    """Yields all tensors and arrays of a state, in order."""
     if isinstance(value, torch.Tensor) and (inner := tensors_in(value)):
         yield from inner.values()
     elif isinstance(value, torch.Tensor | np.ndarray):

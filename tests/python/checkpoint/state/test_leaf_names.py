@@ -1,4 +1,4 @@
-"""Names of leaves: every name that is shown stands for one leaf, wherever it is given."""
+"""Names of leaves: every displayed name means one leaf, wherever it is passed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def leaves_of(state):
 
 
 def numbered(state):
-    """The state with a number in each leaf: a table of it, or itself."""
+    """Replaces each leaf by a number, or by an array filled with it."""
     count = iter(range(1000))
 
     def made(one):
@@ -63,7 +63,7 @@ def numbered(state):
 
 
 def run(command, *arguments):
-    """A command of the command line; names may begin with a dash."""
+    """Runs a command of the command line; names may begin with a dash."""
     options = [one for one in arguments if str(one).startswith("--")]
     rest = [str(one) for one in arguments if one not in options]
     return CliRunner().invoke(cli, [command, *options, "--", *rest], standalone_mode=False)
@@ -221,7 +221,7 @@ def test_damage_is_shown_under_the_names_that_inspect_shows(tmp_path):
     assert names == [
         *(r"w\[0]", "a.b", r"a\.b", r"\1", "1", r"tied\\.\*.indices", r"tied\\.\*.values"),
     ]
-    # The chunk of a digest is larger than all of them: the first one that is hit is named.
+    # One digest chunk covers all of them: the first damaged tensor is named.
     for problems in (penstock.verify(path).problems, store.scrub().steps[1].problems):
         assert {one.tensor for one in problems} == {names[0]}
     assert [one.name for one in penstock.explain(path).hit] == names

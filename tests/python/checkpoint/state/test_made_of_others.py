@@ -1,4 +1,4 @@
-"""Tensors made of others: a load takes each one that a save has taken."""
+"""Tensors made of others: every tensor that a save accepts can be loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values_of(draw, *shape):
 
 
 def coo(draw):
-    """With any flag, in any order; some with places outside of the shape."""
+    """Draws COO tensors with any flag, in any order; some with indices out of range."""
     shape = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
     dense = draw(st.lists(st.integers(0, 2), max_size=2))
     count = draw(st.integers(0, 4))
@@ -48,11 +48,11 @@ def of_no_dimension(draw):
 
 
 def compressed(draw):
-    """Rows of indices in any order, some twice, some outside; some pointers make no sense."""
+    """Draws index rows in any order, some repeated or out of range; some pointers are invalid."""
     layout = draw(st.sampled_from(LAYOUTS))
     block = (2, 3) if layout in ("bsr", "bsc") else ()
     sizes = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
-    # Rows come first of those by row, and columns of the others.
+    # In row layouts the rows come first, in column layouts the columns.
     along, across = sizes if layout in ("csr", "bsr") else sizes[::-1]
     batches = draw(st.sampled_from([(), (2,)]))
     dtype = draw(st.sampled_from([torch.int32, torch.int64]))
@@ -76,7 +76,7 @@ def compressed(draw):
 
 
 def nested(draw):
-    """Rows of any number of dimensions, none at all included."""
+    """Draws rows of any number of dimensions, or no rows."""
     dims = draw(st.integers(0, 3))
     shapes = draw(st.lists(st.lists(st.integers(0, 3), min_size=dims, max_size=dims), max_size=3))
     return torch.nested.nested_tensor([torch.rand(shape) for shape in shapes])
@@ -97,7 +97,7 @@ def any_made_of_others(draw):
 
 
 def is_good(value):
-    """Whether PyTorch's own check takes a sparse tensor; there is none for others."""
+    """Whether PyTorch's own check accepts a sparse tensor; other kinds have none."""
     if value.layout is torch.sparse_coo:
         args = value._indices(), value._values(), value.shape, value.is_coalesced()
         check = torch._validate_sparse_coo_tensor_args

@@ -1,4 +1,4 @@
-"""Names of tensors that others are made of, which `inspect` shows beside those of leaves."""
+"""Names of the tensors inside composite ones, which `inspect` shows beside those of leaves."""
 
 from __future__ import annotations
 

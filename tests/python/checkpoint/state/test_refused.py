@@ -1,4 +1,4 @@
-"""What cannot come back as it was is refused: the leaf named, a way out given, nothing written."""
+"""A leaf that cannot be restored exactly is refused by name with a remedy; nothing is written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Tensor(torch.Tensor):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that PyTorch can take apart, of a class that nobody has registered."""
+    """A tensor subclass that PyTorch can flatten, but that is not registered."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -148,7 +148,7 @@ def batched_tensor():
 
 
 def freed_tensor():
-    """As FSDP frees the storage of parameters."""
+    """FSDP frees the storage of parameters like this."""
     tensor = torch.ones(1000)
     tensor.untyped_storage().resize_(0)
     return tensor

@@ -1,4 +1,4 @@
-"""Values of people's own classes are stored once these are registered, and made by nothing else."""
+"""Custom classes are stored once they are registered, and only registered ones are constructed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Frozen:
 
 
 class Tokenizer:
-    """A class with a state that nobody can guess."""
+    """A class whose state cannot be guessed."""
 
     def __init__(self, words):
         self.index = {word: number for number, word in enumerate(words)}
@@ -64,7 +64,7 @@ class Tokenizer:
 
 @pytest.fixture(autouse=True)
 def no_types(monkeypatch):
-    """Each test begins with a process that has registered nothing."""
+    """Makes each test begin without registered types."""
     monkeypatch.setattr(registered, "_by_name", {})
     monkeypatch.setattr(registered, "_by_class", {})
 
@@ -97,7 +97,7 @@ def test_a_dataclass_comes_back_with_its_tensors_and_without_its_init(path):
     assert type(found["settings"]) is Settings
     assert (found["settings"].rate, found["settings"].colour) == (0.5, Colour.GREEN)
     assert found["settings"].steps == 7
-    # Ties go through values of classes.
+    # Ties reach through values of classes.
     assert found["settings"].layers[0].weight is found["model"]["weight"]
     assert_same(found["model"]["weight"], weight)
 
@@ -138,7 +138,7 @@ def test_a_load_that_does_not_know_the_class_names_it_and_what_to_do(path, monke
     with pytest.raises(penstock.MissingDependencyError, match="register_type") as raised:
         penstock.load(path)
     assert "test_register_type.Settings" in str(raised.value)
-    # The rest can be had, and all of it as plain data.
+    # The other leaves can be loaded, and all of the state as plain data.
     assert penstock.load(path, keys="step") == {"step": 3}
     plain = penstock.load(path, plain=True)["settings"]
     assert plain["(type)"].endswith("test_register_type.Settings")
@@ -336,7 +336,7 @@ def test_inspect_and_diff_look_into_values_of_classes(path, tmp_path, monkeypatc
     penstock.register_type(Colour)
     penstock.save(path, {"a": Frozen([1, torch.zeros(2)]), "c": Colour.RED})
     penstock.save(tmp_path / "other", {"a": Frozen([2, torch.ones(2)]), "c": Colour.GREEN})
-    # Neither needs the classes.
+    # Neither command needs the classes.
     monkeypatch.setattr(registered, "_by_name", {})
     info = penstock.inspect(path)
     assert [one.name for one in info.tensors] == ["a.weight.1"]

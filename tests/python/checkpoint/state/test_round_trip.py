@@ -1,4 +1,4 @@
-"""What comes back from a checkpoint is what went in: bit for bit, ties and structure kept."""
+"""A loaded state equals the saved one: bit for bit, with ties and structure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def round_trip(path, state, options=None):
 
 
 def random_tensor(dtype, shape, generator):
-    """Any bit pattern that the type has, NaNs with payloads included."""
+    """Returns any bit pattern of the type, including NaNs with payloads."""
     item_bytes = torch.empty(0, dtype=dtype).element_size()
     count = math.prod(shape)
     most = 2 if dtype is torch.bool else 256
@@ -43,7 +43,7 @@ def random_tensor(dtype, shape, generator):
 
 @pytest.fixture(scope="module", params=list(MODELS), ids=list(MODELS))
 def trained(request):
-    """A state in the middle of a run, and the losses of the uninterrupted rest of it."""
+    """Returns a state in the middle of a run, and the losses of its uninterrupted rest."""
     tell("seed", SEED)
     run = Run(MODELS[request.param], SEED)
     for _ in range(STEPS_BEFORE):

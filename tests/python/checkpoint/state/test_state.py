@@ -1,6 +1,6 @@
-"""What a state may hold, and that it comes back as it was.
+"""Supported values of a state, and that they are restored exactly.
 
-The states go through real files; `identical` is stricter than ``==``: types, bits of NaNs, order
+The states are saved to real files; `identical` is stricter than ``==``: types, bits of NaNs, order
 of dictionaries, dtypes.
 """
 
@@ -25,7 +25,7 @@ from penstock.tensors.dtypes import ITEM_BYTES, torch_dtypes
 
 @pytest.fixture(scope="module")
 def roundtrip(tmp_path_factory):
-    """Saves a state over the last one and loads it."""
+    """Returns a function that saves a state over the last one and loads it."""
     path = tmp_path_factory.mktemp("state") / "ckpt"
 
     def through_files(state):
@@ -37,18 +37,18 @@ def roundtrip(tmp_path_factory):
 
 def tensor_bytes(tensor):
     plain = tensor.detach().resolve_conj().resolve_neg()
-    # PyTorch moves no int4 and its like, but bytes.
+    # PyTorch cannot copy int4 and similar types, only bytes.
     plain = plain.view(torch.uint8) if plain.itemsize == 1 else plain
     return plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def same_items(a, b):
-    # An extended float has padding, which NumPy itself does not keep.
+    # Extended floats have padding, which NumPy itself does not preserve.
     return a.tobytes() == b.tobytes() or (a.dtype.char in "gG" and str(a) == str(b))
 
 
 def identical(a, b):
-    """Whether two states are the same in everything that Penstock promises to keep."""
+    """Whether two states are equal in everything that Penstock promises to preserve."""
     if isinstance(a, torch.Tensor):
         return (
             type(b) is torch.Tensor

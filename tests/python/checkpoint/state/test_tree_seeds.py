@@ -1,4 +1,4 @@
-"""What the fuzzer of the tree was given and has found, without a fuzzer (fuzz/tree.py)."""
+"""Seeds and findings of the tree's fuzzer, checked without a fuzzer (fuzz/tree.py)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_names_longer_than_any_writer_makes_them_are_damage(tmp_path):
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 def test_bytes_of_one_tensor_are_one_object(tmp_path, kind):
-    """A tree of a few bytes each could otherwise copy a tensor of gigabytes any number of times."""
+    """Otherwise a few bytes of a tree could each copy a tensor of gigabytes."""
     value = kind(5000)
     penstock.save(tmp_path / "ckpt", [value, {"a": value}])
     first, rest = penstock.load(tmp_path / "ckpt")

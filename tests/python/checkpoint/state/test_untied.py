@@ -1,4 +1,4 @@
-"""Memory that is shared in a state: tied when it is loaded, or the report says that it is not."""
+"""Shared memory in a state is tied again at load, or the report says that it is not."""
 
 from __future__ import annotations
 

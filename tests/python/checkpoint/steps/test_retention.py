@@ -1,4 +1,4 @@
-"""Retention: what a team sets up, it gets; what is protected or good stays; and it tells first."""
+"""Retention follows its settings, keeps protected and good steps, and announces deletions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_nothing_is_deleted_before_the_new_step_is_durable(tmp_path):
     assert seen == [(1, [1, 2]), (2, [2, 3])]
 
 
-# Telling first.
+# Announcements.
 
 
 def test_a_dry_run_tells_what_retain_then_does(tmp_path):
@@ -166,7 +166,7 @@ def test_what_is_not_there_cannot_be_protected(tmp_path):
         store.protect(3)
 
 
-# The good one stays.
+# The good step is kept.
 
 
 def test_the_only_good_step_outlives_any_number_of_bad_ones(tmp_path):
@@ -197,7 +197,7 @@ def test_steps_found_damaged_do_not_push_out_those_that_load(tmp_path):
 
 
 def test_marks_of_two_processes_are_all_there(tmp_path):
-    """Each verifies its own half of the steps at the same time."""
+    """Each process verifies its own half of the steps at the same time."""
     steps = range(12)
     saved(tmp_path, steps)
     script = textwrap.dedent("""

@@ -27,7 +27,7 @@ def state_of(step):
 
 @pytest.fixture
 def store(tmp_path):
-    """Steps 10 to 50."""
+    """Saves steps 10 to 50."""
     store = penstock.CheckpointStore(tmp_path / "store")
     for step in (10, 20, 30, 40, 50):
         store.save(step, state_of(step))
@@ -221,7 +221,7 @@ def test_fallback_without_a_good_step_says_why(store):
         damage(store, step)
     with (
         pytest.warns(penstock.PenstockWarning),
-        # Whoever takes "not found" for a fresh start must not start from scratch.
+        # A caller may start a new run on "not found", so it must not be that error.
         pytest.raises(penstock.CorruptCheckpointError, match=r"no step of .* is good") as error,
     ):
         store.load(fallback=True)

@@ -1,4 +1,4 @@
-"""A damaged step gives way: to a load, to the next save, and to nobody's loss."""
+"""A damaged step makes way for a load and for the next save, and no data is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_of(step):
 
 @pytest.fixture
 def store(tmp_path):
-    """Steps 10 to 30."""
+    """Saves steps 10 to 30."""
     store = penstock.CheckpointStore(tmp_path / "store")
     for step in (10, 20, 30):
         store.save(step, state_of(step))
@@ -93,7 +93,7 @@ def test_a_run_that_fell_back_comes_past_the_damaged_step(store, how, saves):
 def test_a_save_takes_the_place_of_what_is_damaged(store, how, saves):
     damage(store, 30, how)
     if how == "data":
-        # Until somebody has read it, it is as good as any.
+        # Until a read finds the damage, the step counts as good.
         with pytest.raises(penstock.CheckpointExistsError):
             store.save(30, state_of(31))
         assert not store.verify(30).ok
@@ -122,7 +122,7 @@ def test_what_is_damaged_outlives_a_loop_that_always_overwrites(store, how, save
         save(31)
     ((step, path),) = store.aside()
     assert (step, sorted(os.listdir(path))) == (30, before)
-    # What is good is replaced.
+    # A good step is replaced.
     save(32)
     assert (store.load()["step"], len(store.aside())) == (32, 1)
 
@@ -176,7 +176,7 @@ def test_a_good_step_gives_way_to_nobody(store):
         store.set_aside(30)
     with pytest.raises(penstock.CheckpointNotFoundError):
         store.set_aside(31)
-    # What was replaced since it was found damaged is another one.
+    # A step replaced since it was found damaged is no longer damaged.
     flip(store, 30)
     store.verify(30)
     store.save(30, state_of(32), overwrite=True)
@@ -185,7 +185,7 @@ def test_a_good_step_gives_way_to_nobody(store):
     assert store.load()["step"] == 32
 
 
-# What is asked before anybody accepts older weights.
+# Before older weights are accepted.
 
 
 def test_until_then_each_load_is_the_same_error(store):
@@ -195,7 +195,7 @@ def test_until_then_each_load_is_the_same_error(store):
             store.load()
     assert (store.latest(), store.steps()) == (20, [10, 20, 30])
     assert store.aside() == []
-    # A copy is put in its place.
+    # Flips the bit back, as if a copy were put in its place.
     flip(store, 30)
     assert store.load()["step"] == 30
     assert store.latest() == 30
@@ -225,7 +225,7 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
     failures += [errno.EIO, errno.EIO]
     with pytest.warns(penstock.PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
-    # Another host, or this one once it is mounted again.
+    # Another host may read it, or this one once the storage is mounted again.
     assert (store.aside(), store.latest()) == ([], 30)
     assert store.load()["step"] == 30
 
@@ -273,7 +273,7 @@ def test_what_takes_a_newer_version_or_is_of_another_step_stays(store, quiet):
         store.save(40, state_of(40))
 
 
-# Bounds, and what is left of it.
+# Bounds and leftovers of the directory for damaged steps.
 
 
 def test_the_last_few_and_protected_ones_are_kept(store, quiet):
@@ -319,7 +319,7 @@ def test_a_store_that_cannot_be_written_says_so_and_loads(store, need_root):
 
 
 def test_what_is_set_aside_can_be_looked_into_and_salvaged(store, tmp_path, capsys):
-    # Of 5000 numbers the last is hit, of the other array nothing.
+    # The flipped bit is in the last of 5000 numbers; the other array is intact.
     damage(store, 20, "manifest")
     flip(store, 30)
     store.verify(30)

@@ -1,4 +1,4 @@
-"""A step that the system does not let be read: told, kept, and in nobody's way."""
+"""An unreadable step is reported and kept, and blocks no other operation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_of(step):
 
 @pytest.fixture
 def store(tmp_path):
-    """Steps 10 to 30."""
+    """Saves steps 10 to 30."""
     store = penstock.CheckpointStore(tmp_path / "store")
     for step in (10, 20, 30):
         store.save(step, state_of(step))
@@ -31,7 +31,7 @@ def store(tmp_path):
 
 
 def lose(store, step):
-    """Looking at it is refused, whoever asks: it is a link that leads to itself."""
+    """Makes a step unreadable for every user: a link that leads to itself."""
     shutil.rmtree(store.path(step))
     os.symlink(store.path(step), store.path(step))
 
@@ -101,7 +101,7 @@ AS_NOBODY = """
     import penstock
     from penstock.cli.ls import describe
     from pathlib import Path
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1], keep_last=1)
@@ -126,7 +126,7 @@ AS_NOBODY = """
 @pytest.mark.parametrize("hidden", ["manifest.json", "part-", "", "shard-"])
 @pytest.mark.parametrize("step", [10, 30], ids=["old", "newest"])
 def test_one_of_somebody_else(store, need_root, step, hidden):
-    # Other users have no way to pytest's directories.
+    # Other users cannot enter pytest's directories.
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         shutil.move(store.root, directory)
@@ -153,7 +153,7 @@ def check_as_nobody(store, step, hidden):
         assert (found["load"], found["fallback"], found["warnings"]) == (30, 30, [])
     assert found["latest"] == (20 if step == 30 else 30)
     assert (found["after"].get("40"), found["swept"]) == ("complete", 0)
-    # Retention does its work: what is neither kept nor in the way is gone.
+    # Retention works: steps that are neither kept nor unreadable are deleted.
     # Step 20 or 30 was read back whole.
     good = "20" if step == 30 else "30"
     assert set(found["after"]) == {good, "40", str(step)}
@@ -165,7 +165,7 @@ KEEPING_ONE = """
     import penstock
     from click.testing import CliRunner
     from penstock.cli import cli
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store", keep_last=None)
@@ -205,7 +205,7 @@ COMING_PAST_IT = """
     import numpy as np
     import penstock
     warnings.simplefilter("ignore")
-    # What is imported at its first use; the interpreter's own files may be closed to others.
+    # Imports lazy names first: other users may not be able to read the interpreter's files.
     _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store")
@@ -227,7 +227,7 @@ def test_a_run_that_went_back_past_it_saves_the_step_again(need_root):
         assert run_child(COMING_PAST_IT, directory) == [10, 20, True]
 
 
-# A device that does not give the bytes back: the kernel's own EIO, from memory that is not there.
+# A device with unreadable bytes: the kernel's own EIO, from memory that is not mapped.
 
 
 LOST = """

@@ -1,4 +1,4 @@
-"""Trainings whose optimizer keeps its moments in files: saved by links, resumed into new files."""
+"""Trainings with optimizer moments in files: saved by links, resumed into new files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class InFiles(torch.optim.SGD):
         return self._directory / f"moment-{os.getpid()}-{next(_NUMBERS)}"
 
     def keep(self):
-        """Puts what it has in memory into files."""
+        """Moves the momentum from memory into files."""
         for parameter, state in self.state.items():
             moment = state["momentum_buffer"]
             like = parameter if is_sharded(parameter) else None
@@ -81,7 +81,7 @@ def test_a_training_is_resumed_into_files(tmp_path, has_model, steps):
     for found, expected in zip(other.moments(), optimizer.moments(), strict=True):
         assert torch.equal(found, expected)
     assert ("momentum_buffer", torch.float32, (40, 30)) in other.asked
-    # And saved again, from where they lie now.
+    # Saves again, from the new files.
     assert store.save(2, penstock.Training(**parts(fresh, other, has_model))).linked_bytes > 0
     del optimizer, other, model, fresh
     gc.collect()

@@ -1,4 +1,4 @@
-"""Names of parameters: wrappers are known by their types, and no two names fall together."""
+"""Names of parameters: wrappers are recognized by type, and names stay unique."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("_orig_mod", "module", "_checkpoint_wrapped_module")
 
 
 class Odd(nn.Module):
-    """A model with a child that is called as a wrapper calls what it wraps."""
+    """A model with a child that has a wrapper's name for the wrapped module."""
 
     def __init__(self, word):
         super().__init__()
@@ -80,7 +80,7 @@ def test_what_a_wrapper_adds_is_left_out_wherever_it_is(tmp_path, wrap, is_inner
 
     for word in WORDS:
         if wrap is checkpoint_wrapper and word == "_checkpoint_wrapped_module":
-            # PyTorch itself takes the word out of every name then.
+            # PyTorch itself removes the word from every name then.
             continue
         saved = begin(wrapped(word))
         step(saved)
@@ -106,7 +106,7 @@ def test_two_parameters_of_one_name_are_refused_by_name():
 
 
 def test_models_with_keys_of_one_text_are_told_apart():
-    """The keys 1 and "1" are written alike; an optimizer may be of one model or of both."""
+    """The keys 1 and "1" look alike; an optimizer may cover one model or both."""
     models = {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)}
     for one in models.values():
         optimizer = torch.optim.SGD(one.parameters())

@@ -13,7 +13,7 @@ KINDS = ["plain", "fsdp", "tp", "fsdp+tp"]
 
 
 def tensors(state):
-    """All tensors of a state by name, whole."""
+    """Returns all tensors of a state by name, whole."""
     found = {}
 
     def walk(value, name):
@@ -27,7 +27,7 @@ def tensors(state):
     return found
 
 
-# What is called on every rank.
+# Functions that run on every rank.
 
 
 def save_run(path, kind, seed):
@@ -37,7 +37,7 @@ def save_run(path, kind, seed):
 
 
 def resume_run(path, kind, seed):
-    """Goes on from what is stored, whatever it was trained as."""
+    """Resumes from a checkpoint of any kind of parallelism."""
     run = Run(kind, seed, steps=1)
     state = run.state()
     penstock.load(path, into=state)

@@ -1,4 +1,4 @@
-"""A run that is killed and damaged at random ends with the bits that it would have ended with.
+"""A randomly killed and damaged run ends with the bits of an uninterrupted one.
 
 Some kills of each kind; `tests/python/resumed.py` does hundreds.
 """

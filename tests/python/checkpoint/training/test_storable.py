@@ -1,4 +1,4 @@
-"""A `Training` says when it is made what it will not be able to save, not hours later."""
+"""A `Training` refuses unsupported values when it is made, not at its first save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.checkpoint.state.check import check_storable
 
 
 class Odd:
-    """A part whose state holds what no checkpoint can."""
+    """A part with an unsupported value in its state."""
 
     def __init__(self, state):
         self.state = state

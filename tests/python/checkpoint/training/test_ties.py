@@ -1,4 +1,4 @@
-"""Tensors of a training in one memory: each gets what the checkpoint has for it, or none does."""
+"""Tensors of a training that share memory: all get the checkpoint's values, or none does."""
 
 from __future__ import annotations
 

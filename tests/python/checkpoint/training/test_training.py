@@ -1,4 +1,4 @@
-"""`Training`: captured, and restored so that the run goes on as if it had not stopped."""
+"""`Training`: captured, and restored so that the run continues as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SCHEDULERS = {
 
 
 class Batches:
-    """Shuffled batches that know their place, as torchdata's loader does."""
+    """Shuffled batches that keep their position, as torchdata's loader does."""
 
     def __init__(self):
         self.epoch = self.position = 0
@@ -125,7 +125,7 @@ class Run:
 
 
 def resumed(store, **kinds):
-    """A fresh run that was resumed, with nothing to be told."""
+    """Resumes a fresh run, without any warning; returns the run and the step."""
     run = Run(**kinds, seed=99)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -178,7 +178,7 @@ def test_saving_changes_nothing_of_the_run(store):
     straight = Run().steps(4).state()
     run = Run()
     for step in range(4):
-        # Before the first step too: moments that are made to be saved would count as a step.
+        # Also before the first step: moments created by the save would count as a step.
         store.save(step, run.training)
         run.step()
     assert_same(run.state(), straight)
@@ -188,7 +188,7 @@ def test_saving_changes_nothing_of_the_run(store):
 
 
 def test_a_fresh_optimizer_takes_rates_and_moments(store):
-    """What `load(into=…)` cannot do: moments that are not there yet, rates that are replaced."""
+    """`load(into=…)` cannot create missing moments, or replace rates."""
     run = Run().steps(2)
     store.save(2, run.training)
     fresh = Run(seed=4)
@@ -245,7 +245,7 @@ def test_a_compiled_model_has_the_names_of_the_model(store, way):
 
 
 def test_versions_of_modules_go_by_the_names_of_the_model(store):
-    """A module that reads an old version of its state has to learn of the version."""
+    """Modules with an old version of their state need to see the version number."""
 
     class Aging(nn.Module):
         _version = 3
@@ -351,7 +351,7 @@ def test_parameters_may_come_in_another_order(store):
 
 
 class WideSGD(torch.optim.Optimizer):
-    """Momentum in 32 bits and 8, of parameters in 16, as optimizers for large models have it."""
+    """Momentum in 32 bits and in 8, for parameters in 16, as optimizers of large models have it."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -413,7 +413,7 @@ def test_arrays_are_filled_in_place_and_need_no_torch(tmp_path):
     )
 
 
-# What is told.
+# Warnings and errors.
 
 
 def test_an_empty_store_is_a_new_run(store):
@@ -458,7 +458,7 @@ def test_it_falls_back_past_what_is_damaged_and_says_so(store):
 
 
 def test_a_step_that_is_gone_when_it_is_read_is_told(store, monkeypatch):
-    """As on a host whose view of the directory lags."""
+    """As on a host with a stale view of the directory."""
     run = Run()
     for step in (1, 2):
         store.save(step, run.steps(1).training)
@@ -588,7 +588,7 @@ def test_a_state_that_was_kept_in_memory_brings_it_back():
     run.training.losses = {"first": [], "seen": set()}
     run.training.load_state_dict(kept)
     assert_same(run.state(), kept)
-    # Its own, too.
+    # Its own state, too.
     run.training.load_state_dict(run.training.state_dict())
     assert_same(run.state(), kept)
 
@@ -633,7 +633,7 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given():
 
 
 def test_random_states_of_devices_that_are_not_here_are_told(store, monkeypatch):
-    """This machine need not have any: the module of the devices is a stand-in."""
+    """This machine may lack the device: its module is a stand-in."""
 
     class Devices:
         def __init__(self, count):
@@ -675,7 +675,7 @@ def test_random_states_of_devices_that_are_not_here_are_told(store, monkeypatch)
 
 
 class Counted(nn.Module):
-    """A module that keeps something of its own beside its parameters."""
+    """A module with extra state beside its parameters."""
 
     def __init__(self, extra):
         super().__init__()
@@ -705,7 +705,7 @@ def test_what_a_module_keeps_for_itself_may_have_any_shape(store, fresh, stored,
     training = penstock.Training(model=nn.Sequential(Counted(fresh)))
     assert store.resume(training, strict=is_strict) == 1
     assert_same(training.model[0].extra, stored)
-    # Taken over as it is, not filled into what was there.
+    # The stored value itself, not a copy into the old one.
     assert fresh is None or training.model[0].extra is not fresh
 
 
@@ -769,7 +769,7 @@ def test_settings_that_versions_and_loops_add_are_no_other_class(store):
     model, optimizer = stepped("adamw")
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
     group = optimizer.param_groups[0]
-    group["step"] = 7  # As the fused optimizers of others count.
+    group["step"] = 7  # As other libraries' fused optimizers count steps.
     group["new_switch"] = False
     del group["foreach"], group["decoupled_weight_decay"]
     store.save(1, penstock.Training(model=model, optimizer=optimizer))
@@ -788,7 +788,7 @@ def test_moments_of_other_shapes_are_refused_without_a_model_too(store):
     assert_same(training.state_dict(), before)
 
 
-# Tensors that nothing can be copied into.
+# Tensors that cannot be copied into.
 
 
 class Masked(nn.Module):
@@ -832,7 +832,7 @@ def test_what_was_saved_expanded_comes_back(store):
     assert training.more[0].tolist() == [1, 1]
 
 
-# Random states that are not there.
+# Missing random states.
 
 
 @pytest.mark.parametrize("ways", ["resume", "load"])

@@ -1,4 +1,4 @@
-"""`Training` on many ranks: DDP and FSDP2, damage that one rank meets, other numbers of ranks."""
+"""`Training` on many ranks: DDP and FSDP2, damage on one rank, other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Run:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 9)
         self.average = torch.zeros(300)
         self.training = penstock.Training(
-            # Not in the order in which they need each other.
+            # Not in the order of their dependencies.
             optimizer=self.optimizer,
             model=self.model,
             scheduler=self.scheduler,
             average=penstock.PerRank(self.average),
             step=0,
         )
-        # Each rank its own dropout.
+        # Each rank draws its own dropout.
         torch.manual_seed(seed + 1 + (dist.get_rank() if dist.is_initialized() else 0))
 
     def step(self, batch=None):
@@ -76,12 +76,12 @@ class Run:
         return self
 
     def whole(self):
-        """Model and optimizer, as one process would have them."""
+        """Returns model and optimizer with whole tensors."""
         state = self.training.state_dict()
         return copy.deepcopy(gathered({name: state[name] for name in ("model", "optimizer")}))
 
     def own(self):
-        """What this rank has, of `DTensor`s its part."""
+        """Returns this rank's values; for `DTensor`s, its local part."""
 
         def local(value):
             if isinstance(value, DTensor):
@@ -151,7 +151,7 @@ def test_any_number_goes_on_with_what_any_number_saved(
     whole, _ = call(save, ranks, saved_as)[0]
     for rank, (step, told, found, _) in enumerate(call(resume, others, resumed_as)):
         assert step == 3
-        # Said once for all ranks.
+        # Warned once for all ranks.
         saved_by = "1 rank" if ranks == 1 else f"{ranks} ranks"
         go_on = "1 goes" if others == 1 else f"{others} go"
         left = {
@@ -166,7 +166,7 @@ def test_any_number_goes_on_with_what_any_number_saved(
 
 
 def resume_of_one(root, kind, broken_rank):
-    """A rank whose loader refuses its state; the others must not go on without it."""
+    """One rank's loader refuses its state; the others must not resume without it."""
 
     class Fussy:
         def state_dict(self):
@@ -191,7 +191,7 @@ def test_all_ranks_restore_or_all_raise(jobs, disk_path):
 
 
 def damage(root, step, rank):
-    """Flips a bit of what one rank has stored."""
+    """Flips a bit in one rank's data."""
     store = penstock.CheckpointStore(root, no_dist=True)
     info = penstock.inspect(store.path(step))
     (name, *_) = [
@@ -229,7 +229,7 @@ def test_ranks_agree_that_there_is_nothing_to_resume(jobs, disk_path):
 
 
 def resume_as_other(root):
-    """A moment of another shape than its parameter, of which nobody knows where it lies."""
+    """The layout of a moment whose shape differs from its parameter's is unknown."""
     run = Run("fsdp", optimizer="sgd").steps(1)
     for parameter, state in run.optimizer.state.items():
         if parameter.dim() == 2:
@@ -253,10 +253,10 @@ def test_moments_that_nobody_can_place_are_refused_by_name(jobs, disk_path):
 
 
 def written_by_a_refused_resume(root):
-    """Where the load itself wrote to memory of another device, for which "meta" stands here."""
+    """The load itself writes to memory of another device; "meta" stands in for it."""
     store = penstock.CheckpointStore(root)
     model = Run("fsdp").model
-    # Without moments, for which there is no memory yet.
+    # Without moments, for which no memory exists yet.
     optimizer = torch.optim.SGD(model.parameters())
     store.save(1, penstock.Training(model=model, optimizer=optimizer))
     with torch.device("meta"):
@@ -287,7 +287,7 @@ def test_what_lies_on_a_device_is_not_written_before_all_is_compared(jobs, disk_
 
 
 def save_after_a_forward(root):
-    """After a forward without a backward, the root of a sharded model shows whole parameters."""
+    """After a forward without a backward, the root of a sharded model has whole parameters."""
     run = Run("fsdp").steps(1)
     store = penstock.CheckpointStore(root)
     store.save(1, run.training)
@@ -312,7 +312,7 @@ def test_a_sharded_model_that_was_only_looked_at_is_saved_and_restored(jobs, dis
 
 
 def resume_with_a_step_out_of_sight(root):
-    """Rank 1 does not find the only step that there is."""
+    """Rank 1 does not find the only step."""
     store = penstock.CheckpointStore(root)
     store.save(5, Run("ddp").training)
 
@@ -332,7 +332,7 @@ def test_no_rank_begins_anew_where_another_finds_a_step(jobs, disk_path):
 
 
 def fail_between_the_rounds(root, is_resumed):
-    """Rank 0 fails after a step is found, and before all have restored it."""
+    """Rank 0 fails after a step is found, and before all ranks have restored it."""
     store = penstock.CheckpointStore(root, options=penstock.Options(rank_timeout_seconds=600))
     training = penstock.Training(model=nn.Linear(2, 2))
     store.save(1, training)

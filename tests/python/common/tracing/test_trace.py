@@ -1,4 +1,4 @@
-"""`penstock.trace`, PENSTOCK_TRACE and `penstock trace`: real saves, and what their traces say."""
+"""`penstock.trace`, PENSTOCK_TRACE and `penstock trace`: real saves and their traces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def traced(path, work):
 
 
 def best_traced(path, work):
-    """One of three: a thread that has to wait for a processor between two phases is in none."""
+    """Returns the best of three traces: waiting for a processor between phases belongs to none."""
     tries = [traced(path, lambda number=number: work(number)) for number in range(3)]
     return max(tries, key=lambda one: summary.calls(one[0])[0].accounted)
 
@@ -58,11 +58,11 @@ def test_a_save_is_accounted_for(tmp_path):
     )
     (call,) = summary.calls(trace)
     assert (call.name, call.role, call.times) == ("save", "stall", 1)
-    # Between them, the time it takes to give the work to a thread and to hear of its end.
+    # Phases named "hand…" are the time to pass work to a thread and back.
     phases = [name for name in call.phases if not name.startswith("hand")]
     assert phases == ["flatten", "plan", "write", "sync", "describe", "commit", "release"]
     assert call.accounted >= 0.98
-    # The trace and the report measure the same thing.
+    # The trace and the report measure the same time.
     assert call.seconds == pytest.approx(report.seconds, rel=0.05)
     written = sum(one.nbytes for one in trace.requests if one.operation == "write")
     assert report.tensor_bytes <= written <= report.bytes + 4096
@@ -112,7 +112,7 @@ def test_what_stalls_and_what_goes_on_beside(tmp_path):
     background = found["save", "background"]
     assert background.times == 3
     assert {"begin", "write", "commit", "retire"} <= background.phases.keys()
-    # Between two phases a busy machine may let somebody else run.
+    # On a busy machine other processes may run between two phases.
     assert background.accounted > 0.5
     details = {span.detail for span in trace.spans if span.row == "background"}
     assert details == {store.path(step) for step in range(3)}
@@ -132,7 +132,7 @@ def test_phases_of_a_run(tmp_path):
     assert phases["compute"].seconds >= 0.3
     assert all(phases[name].seconds > 0 for name in ("start-up", "checkpoint", "load"))
     assert sum(phase.seconds for phase in phases.values()) == pytest.approx(trace.seconds)
-    # What the kernel counts comes ten times a second, so it is told apart only roughly.
+    # The kernel's counters are sampled ten times a second, so phases are separated roughly.
     assert sum(phase.written_bytes for phase in phases.values()) >= 48 * MIB
     moments = summary.moments(trace, 10)
     assert sum(one.written_bytes for one in moments) == pytest.approx(
@@ -154,7 +154,7 @@ def test_requests_are_told_apart_by_size_and_alignment(tmp_path):
     assert all(kind.direct == 0 for kind in kinds)
     full = next(kind for kind in kinds if kind.size == "1M-4M")
     assert (full.requests, full.nbytes, full.aligned) == (4, 4 * MIB, 1.0)
-    # Without direct I/O the last one is not padded to a page.
+    # Without direct I/O the last request is not padded to a page.
     assert any(kind.aligned < 1 for kind in kinds)
     assert full.p50_ms <= full.p99_ms <= full.max_ms
     slowest = summary.slowest(trace, 3)
@@ -398,7 +398,7 @@ def test_a_killed_process_leaves_a_readable_trace(tmp_path):
     assert trace.is_cut
     assert [call.name for call in summary.calls(trace)] == ["save"]
     whole = path.read_bytes()
-    # Wherever the end is.
+    # At any end position.
     for length in range(len(whole) - 400, len(whole)):
         path.write_bytes(whole[:length])
         assert recorded.read(path).is_cut

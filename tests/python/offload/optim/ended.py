@@ -1,12 +1,12 @@
-"""A training whose optimizer is in files, ended at random: is what it left that of one step?
+"""A training with its optimizer in files, ended at random: are its files those of one step?
 
     PYTHONPATH=tests/python python -m offload.optim.ended --kills 500 --seed 7
     PYTHONPATH=tests/python python -m offload.optim.ended --cuts 500 --file-system xfs
 
-A life takes over what the one before has left, tells which step that is and a digest of all of it,
-and steps on. It is killed between two steps or within one, or the power of its disk is cut. What
-the next one finds has to be the last step that had returned, or the one under way, to the last bit.
-Each life is a fork of a process that has imported PyTorch.
+Each process recovers the state of the previous one, sends its step and digest, and trains on. It is
+killed between two steps or within one, or its disk's power is cut. The next one has to find the
+last finished step, or the one under way, to the last bit. Each process is a fork of one that has
+imported PyTorch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SHAPES = ((700, 1000), (17,), (64, 64), (5,))
 MEMORY_BYTES = 16 << 20
 _STEPS_MAX = 12
-"""Of a life; each is ended earlier, or behind its last one."""
+"""Steps of a process, which is ended earlier or after the last one."""
 _LIFE_SECONDS_MAX = 120
 _SHUTDOWN = 0x8004587D
 """`EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`."""
@@ -51,7 +51,7 @@ _processes.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch._
 
 
 def digest(ours: list[Any], state: dict[str, Any]) -> str:
-    """Of parameters and all that is kept for them."""
+    """Returns the digest of parameters and all their state."""
     found = hashlib.sha256()
     values = [*ours]
     for number in sorted(state):
@@ -62,10 +62,10 @@ def digest(ours: list[Any], state: dict[str, Any]) -> str:
 
 
 class Straight:
-    """The digests of a run that nobody ends, in memory.
+    """The digests of an uninterrupted run in memory.
 
     Args:
-        shapes: Of its parameters.
+        shapes: Shapes of its parameters.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
@@ -76,7 +76,7 @@ class Straight:
         self._digests = [digest(self._ours, {})]
 
     def after(self, steps: int) -> str:
-        """The digest after so many steps."""
+        """Returns the digest after so many steps."""
         while len(self._digests) <= steps:
             set_gradients(len(self._digests) - 1, self._ours)
             for one, master in zip(self._ours, self._masters, strict=True):
@@ -93,7 +93,7 @@ class Straight:
 
 
 def _live(pipe: Connection, directory: Path) -> None:
-    """A life."""
+    """Runs one process of the campaign."""
     try:
         torch.set_num_threads(1)
         ours = parameters(torch.bfloat16, SHAPES)
@@ -113,12 +113,12 @@ def _live(pipe: Connection, directory: Path) -> None:
         pipe.send(f"failed: {traceback.format_exc()}")
     finally:
         pipe.close()
-        # Nothing of the fork server's is to be tidied up.
+        # Skips the cleanup that belongs to the fork server.
         os._exit(0)
 
 
 class Campaign:
-    """Lives, one after the other, and what they found."""
+    """Processes, one after the other, and their results."""
 
     def __init__(self, chooser: random.Random) -> None:
         self._chooser = chooser
@@ -127,7 +127,7 @@ class Campaign:
         self.found: Counter[str] = Counter()
 
     def live(self, directory: Path, end: Any) -> None:
-        """One life that is ended by a call."""
+        """Runs one process, and ends it by a call."""
         here, there = _processes.Pipe(duplex=False)
         process = _processes.Process(target=_live, args=(there, directory), daemon=True)
         process.start()
@@ -139,7 +139,7 @@ class Campaign:
                 self.acknowledged = self._heard(here)
             time.sleep(self._chooser.uniform(0, 0.03))
             end(process)
-            # What it has said before it ended was done.
+            # Steps that it reported before its end are finished.
             with contextlib.suppress(EOFError, _FailedError):
                 while True:
                     self.acknowledged = self._heard(here)
@@ -170,11 +170,11 @@ class Campaign:
 
 
 class _FailedError(Exception):
-    """A life that failed: of one whose disk is gone it is no wonder."""
+    """A process that failed, as expected once its disk is cut."""
 
 
 def kills(count: int, chooser: random.Random) -> Campaign:
-    """So many lives that are killed."""
+    """Runs processes that are killed."""
     campaign = Campaign(chooser)
     with tempfile.TemporaryDirectory() as root:
         for _ in range(count + 1):
@@ -183,7 +183,7 @@ def kills(count: int, chooser: random.Random) -> Campaign:
 
 
 def cuts(count: int, chooser: random.Random, kind: str) -> Campaign:
-    """So many lives whose disk loses its power."""
+    """Runs processes whose disk loses its power."""
     campaign = Campaign(chooser)
     with tempfile.TemporaryDirectory() as root:
         image, disk = Path(root) / "image", Path(root) / "disk"
@@ -203,7 +203,7 @@ def _mounted(image: Path, disk: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # A ring that was closed may hold on to its files for a moment.
+        # A closed ring may keep its files open for a moment.
         for _ in range(500):
             if subprocess.run(["umount", disk], capture_output=True, check=False).returncode == 0:
                 break
@@ -213,7 +213,7 @@ def _mounted(image: Path, disk: Path) -> Iterator[None]:
 
 
 def _cut(disk: Path) -> None:
-    # Nothing else must ever be shut down.
+    # Never shut down another file system.
     if disk.stat().st_dev == disk.parent.stat().st_dev:
         raise AssertionError("the disk is not mounted")
     descriptor = os.open(disk, os.O_RDONLY)
@@ -228,7 +228,7 @@ def _run(*command: object) -> None:
 
 
 def main() -> None:
-    """One campaign."""
+    """Runs one campaign."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--cuts", type=int, default=0)
@@ -247,7 +247,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its name, as the processes of the fork server know it.
+    # By its module name, under which the fork server's processes import it.
     from offload.optim import ended
 
     ended.main()

@@ -27,7 +27,7 @@ SGD = ("momentum_buffer",)
 
 
 def pair(directory: Path, kind: str, **options: Any) -> tuple[list[Any], list[Any], Any, Any]:
-    """The same parameters twice, with an optimizer of PyTorch and one of ours."""
+    """Returns the same parameters twice, with PyTorch's optimizer and Penstock's."""
     theirs, ours = parameters(shapes=SMALL), parameters(shapes=SMALL)
     if kind == "SGD":
         options = {"lr": 0.1, "momentum": 0.9, **options}

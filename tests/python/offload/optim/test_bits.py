@@ -1,4 +1,4 @@
-"""`penstock.offload.AdamW` and `SGD` compute what those of PyTorch do, bit for bit."""
+"""`penstock.offload.AdamW` and `SGD` compute the same bits as PyTorch's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_adamw_is_that_of_pytorch(tmp_path: Path, dtype: Any, memory_bytes: int)
     one = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
     other = offload.AdamW(ours, lr=1e-2, directory=tmp_path, memory_bytes=memory_bytes)
     for step in range(4):
-        # Some have no gradient at first, some never.
+        # Some parameters have no gradient at first, some never.
         set_gradients(step, theirs, ours, without=lambda at, step=step: at == 8 or at == 4 > step)
         one.step()
         other.step()
@@ -108,7 +108,7 @@ def test_a_hundred_steps_with_groups_clipping_a_schedule_and_skips(tmp_path: Pat
             if step % 9 == 4:
                 some[0].grad[0, 0] = float("inf")
             if step % 2:
-                # Half of the time the optimizer divides by the scale itself.
+                # In every second step the optimizer itself divides by the scale.
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(some, 1.0)
             scaler.step(optimizer)
@@ -165,7 +165,7 @@ def test_defaults_of_pytorch_change_nothing(tmp_path: Path) -> None:
     set_gradients(0, theirs, ours)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        # Where bfloat16 counts no further.
+        # At a count that bfloat16 cannot increment.
         for optimizer in (one, other):
             optimizer.step()
             state = optimizer.state_dict()

@@ -1,4 +1,4 @@
-"""Checkpoints of optimizers whose state is in files: linked, kept, loaded, resumed from."""
+"""Checkpoints of optimizers with state in files: linked, kept, loaded, resumed from."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_retention_frees_the_files_of_the_steps_it_removes(tmp_path: Path) -> No
             optimizer.step()
     held = {one.stat().st_ino: one.stat().st_size for one in tmp_path.rglob("*") if one.is_file()}
     whole = 2 * sum(one.numel() * 4 for one in ours)
-    # This generation, files for the next one, and the checkpoint that is kept.
+    # This generation, files for the next one, and the kept checkpoint.
     assert sum(held.values()) < 3.2 * whole
     optimizer.close()
 
@@ -120,7 +120,7 @@ def test_a_state_is_filled_in_place(tmp_path: Path, kind: str) -> None:
     for step in range(2, 4):
         set_gradients(step, ours)
         optimizer.step()
-    # What was loaded stays, too.
+    # The loaded state stays valid, too.
     assert_equal_states(as_pytorch(2)[1].state_dict(), loaded)
     assert_equal(theirs, ours)
     assert_equal_states(other.state_dict(), optimizer.state_dict())

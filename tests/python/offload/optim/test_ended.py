@@ -1,4 +1,4 @@
-"""Whatever ends a training, its optimizer's state on storage is that of one step, whole."""
+"""However a training ends, its optimizer's state on storage is that of one whole step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers with their state in files, when storage fails: a step is made, or none is."""
+"""Optimizers with state in files, when storage fails: a step is made, or none is."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_full_disk_is_an_error_before_anything_changes(
             assert_equal(before, ours)
             assert_equal_states(other.state_dict(), optimizer.state_dict())
         (disk / "ballast").unlink()
-        # Btrfs gives space back with its next transaction.
+        # Btrfs frees space with its next transaction.
         subprocess.run(["sync", "-f", disk], check=True)
         del state
         for step in range(1, 4):
@@ -67,7 +67,7 @@ def test_a_full_disk_is_an_error_before_anything_changes(
 
 
 def _fill(path: Path) -> None:
-    """Takes all space of a file system but a page or two."""
+    """Fills a file system up to a page or two."""
     block = os.urandom(1 << 16)
     with path.open("wb", buffering=0) as file:
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(tmp_path: Path, moment: str
     assert raised.value.tensor == f"0.{moment}"
     with pytest.raises(penstock.CorruptCheckpointError):
         held.read()
-    # The first window: no parameter has changed, so the step can be made once the file is good.
+    # The first window: no parameter has changed, so a retry works once the file is repaired.
     assert_equal(before, ours)
     with open(held.file.path, "r+b") as file:
         file.write(content)
@@ -174,7 +174,7 @@ def test_what_cannot_be_committed_is_not_gone_on_from(tmp_path: Path, call: str)
     optimizer.step()
     state = optimizer.state_dict()
     before = [one.detach().clone() for one in ours]
-    # No generation can be made where a file is in the way.
+    # A file in place of the directory prevents a new generation.
     generation = tmp_path / "rank-00000" / "generation"
     generation.rename(tmp_path / "aside")
     generation.touch()
@@ -183,7 +183,7 @@ def test_what_cannot_be_committed_is_not_gone_on_from(tmp_path: Path, call: str)
         getattr(optimizer, call)(*arguments)
     generation.unlink()
     (tmp_path / "aside").rename(generation)
-    # Called again it would be made twice.
+    # A retry would apply the step twice.
     with pytest.raises(penstock.PenstockError, match=r"not committed.*load the last checkpoint"):
         optimizer.step()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Boxes of many tensors in one piece of memory: all of it once, within bounds."""
+"""Boxes of many tensors in one memory: each byte once, within bounds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pieces_hold_everything_once(entries: list[Entry], random: object) -> No
             strides = torch.empty(entry.shape, device="meta").stride()
             first = sum(at * stride for at, stride in zip(box.start, strides, strict=True))
             offset, nbytes = start + first * size, math.prod(box.shape) * size
-            # The bytes of the box are those of the run around it.
+            # The bytes of the box are those of the range around it.
             (run,) = (run for run in piece.runs if run.place <= box.place < run.place + run.nbytes)
             assert (run.segment, run.file) == (segment, file)
             assert run.offset - run.place == offset - box.place

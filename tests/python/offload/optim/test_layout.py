@@ -1,4 +1,4 @@
-"""Where state lies in files, and how it is cut: whatever the parameters are."""
+"""The layout of state in files and its division into windows, for any parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_windows_hold_everything_once(entries: list[Entry], chunks: int) -> None
         assert window.begin % CHUNK_BYTES == 0
         at = window.end
         for piece in window.pieces:
-            # In order, and cut where vectors begin.
+            # In order, and cut at vector boundaries.
             assert piece.begin == elements[piece.entry.number]
             elements[piece.entry.number] = piece.end
             size = piece.entry.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Optimizers of many small parameters: what is done once for all of them, not for each."""
+"""Optimizers of many small parameters: work that is done once for all of them, not for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counted:
     """A native checkpoint that counts its reads.
 
     Attributes:
-        fills: How many tensors each has filled.
+        fills: Number of tensors that each read has filled.
     """
 
     def __init__(self, native: Any, fills: list[int]) -> None:
@@ -49,7 +49,7 @@ class Counted:
 
 @pytest.fixture
 def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many boxes each read of a load has filled."""
+    """Counts the boxes that each read of a load fills."""
     found: list[int] = []
 
     def opened(*arguments: Any) -> Any:
@@ -64,7 +64,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many runs each write has."""
+    """Counts the ranges that each write has."""
     found: list[int] = []
 
     def write_all(io: TensorIO, requests: Any, **options: Any) -> Any:
@@ -87,13 +87,13 @@ def test_many_tensors_are_read_at_once(tmp_path: Path, fills: list[int], writes:
     writes.clear()
     reports: list[Any] = []
     penstock.load(tmp_path / "checkpoint", into=state, report=reports.append)
-    # All that have elements, of both moments; and a run in each of the files.
+    # All non-empty tensors, of both moments; and one range in each of the files.
     assert fills == [2 * 4 * len(SHAPES) // 5]
     assert writes == [2]
     other.load_state_dict(state["optimizer"])
     assert writes == [2, 1, 1], "the headers"
     assert_equal_states(optimizer.state_dict(), other.state_dict())
-    # Chunks that many tensors have in common are read once.
+    # Chunks that many tensors share are read once.
     assert reports[0].bytes_read < 2 * reports[0].bytes + (4 << 20)
     optimizer.close()
     other.close()
@@ -210,7 +210,7 @@ def test_a_generation_is_described_once(tmp_path: Path, monkeypatch: pytest.Monk
     theirs = parameters(shapes=SHAPES)
     other = torch.optim.AdamW(theirs, fused=True)
     for step in range(5):
-        # Some have their first step later, so that they are in no generation before.
+        # Some take their first step later, so they are in no earlier generation.
         set_gradients(step, ours, theirs, without=lambda at, step=step: step < 2 and at < 7)
         optimizer.step()
         other.step()

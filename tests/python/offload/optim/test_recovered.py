@@ -1,4 +1,4 @@
-"""Generations that come back: their files taken over, or copied, or refused."""
+"""Recovered generations: their files are adopted, copied, or refused."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def inodes(directory: Path) -> set[int]:
-    """Of the files of the generation."""
+    """Returns the inodes of the generation's files."""
     shards = (directory / "rank-00000" / "generation").glob("shard-*")
     return {shard.stat().st_ino for shard in shards}
 
 
 def ended(directory: Path, **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Parameters and moments of a run that has ended."""
+    """Returns the parameters and moments of a run that has ended."""
     ours, one = stepped(directory, **options)
     state = one.state_dict()["state"]
     moments = {
@@ -57,7 +57,7 @@ def test_files_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     before = inodes(tmp_path)
     again, one = begun(tmp_path, ours)
     assert one.recover()
-    # The same files: nothing of them was written.
+    # The same files: none of them was rewritten.
     assert inodes(tmp_path) == before
     assert_equal_states(state, one.state_dict())
     kept = one.state_dict()
@@ -69,7 +69,7 @@ def test_files_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not inodes(tmp_path) & before
     assert_equal(theirs, again)
     assert_equal_states(other.state_dict(), one.state_dict())
-    # What is held of the step that came back stays.
+    # References to the recovered step's state stay valid.
     assert_equal_states(state, kept)
     names = {path.name for path in (tmp_path / "rank-00000").glob("*.safetensors")}
     del kept
@@ -91,7 +91,7 @@ def test_what_cannot_be_taken_over_is_copied(
         again, one = begun(tmp_path, ours)
         monkeypatch.setattr(files.StateFiles, "link", lambda *_: None)
     else:
-        # Taken in later, a parameter is in files of its own.
+        # Imported later, a parameter is in files of its own.
         again = [torch.nn.Parameter(one.detach().clone()) for one in ours]
         one = offload.AdamW(again[:2], directory=tmp_path, memory_bytes=MEMORY_BYTES)
         one.add_param_group({"params": again[2:]})

@@ -1,4 +1,4 @@
-"""States of optimizers in files: taken, kept, given to others, taken over."""
+"""States of optimizers in files: exported, kept, copied to others, imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_state_stays_that_of_its_step(tmp_path: Path) -> None:
     assert_equal_states(other.state_dict(), kept)
     assert kept["state"][0]["step"] == 2
     optimizer.close()
-    # As long as it is held, whatever becomes of the optimizer.
+    # References keep it valid after the optimizer is gone.
     del optimizer
     gc.collect()
     assert_equal_states(other.state_dict(), kept)
@@ -125,7 +125,7 @@ def test_pytorch_takes_a_state_over(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save(optimizer.state_dict(), buffer)
     buffer.seek(0)
-    # What is saved is plain tensors, which need no code to be loaded.
+    # The saved state consists of plain tensors, which load without code.
     state = torch.load(buffer, weights_only=True)
     theirs = [torch.nn.Parameter(one.detach().clone()) for one in ours]
     other = torch.optim.AdamW(theirs, fused=True)
@@ -246,7 +246,7 @@ def test_a_state_calls_parameters_what_it_likes(tmp_path: Path) -> None:
     set_gradients(0, theirs, ours)
     one.step()
     other.step()
-    # As PyTorch has it: the place in the groups says which parameter it is.
+    # As in PyTorch: the position in the groups identifies a parameter.
     state = one.state_dict()
     state["param_groups"][0]["params"] = [1, 0]
     penstock.save(tmp_path / "checkpoint", state)
@@ -297,7 +297,7 @@ def test_the_process_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_links_have_to_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As a file system looks that counts none.
+    # Like a file system without link counts.
     monkeypatch.setattr(os, "link", shutil.copyfile)
     with pytest.raises(penstock.StorageError, match="does not tell how many hard links"):
         stepped(tmp_path)

@@ -1,4 +1,4 @@
-"""Small trainings of which one optimizer has its state in files, and the other in memory."""
+"""Small trainings: one optimizer with its state in files, and one in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMORY_BYTES = 32 << 20
 
 
 def parameters(dtype: Any = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:
-    """Parameters with the same values at each call."""
+    """Returns parameters with the same values at each call."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes
@@ -30,12 +30,12 @@ def parameters(dtype: Any = torch.float32, shapes: Sequence[tuple[int, ...]] = S
 def set_gradients(
     step: int, *sets: list[Any], without: Callable[[int], bool] = lambda _: False
 ) -> None:
-    """Gives each set of parameters the gradients of a step.
+    """Sets the gradients of a step on each set of parameters.
 
     Args:
-        step: Which one.
+        step: Number of the step.
         sets: The parameters.
-        without: Whether the one with an index has none.
+        without: Whether the parameter with an index has no gradient.
     """
     generator = torch.Generator().manual_seed(1000 + step)
     for index, same in enumerate(zip(*sets, strict=True)):
@@ -50,7 +50,7 @@ def stepped(
     shapes: Sequence[tuple[int, ...]] = SMALL,
     **options: Any,
 ) -> tuple[list[Any], Any]:
-    """Small parameters and their optimizer after some steps."""
+    """Returns small parameters and their optimizer after some steps."""
     ours = parameters(shapes=shapes)
     optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
     for step in range(steps):
@@ -60,12 +60,12 @@ def stepped(
 
 
 def in_memory(value: Any) -> Any:
-    """A moment, wherever it is."""
+    """Reads a moment into memory, if it is in a file."""
     return value.read() if isinstance(value, FileTensor) else value
 
 
 def assert_equal_states(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """That two states of optimizers are the same, bit for bit."""
+    """Checks that two states of optimizers are the same, bit for bit."""
     assert one["state"].keys() == other["state"].keys()
     for number, moments in one["state"].items():
         for name, value in moments.items():
@@ -74,6 +74,6 @@ def assert_equal_states(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def assert_equal(one: Sequence[Any], other: Sequence[Any]) -> None:
-    """That parameters are the same, bit for bit."""
+    """Checks that parameters are the same, bit for bit."""
     for index, pair in enumerate(zip(one, other, strict=True)):
         assert torch.equal(*pair), index
