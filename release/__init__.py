@@ -1,4 +1,4 @@
 """`make release`: builds and checks the files of a release; publishes nothing.
 
-CONTRIBUTING.md explains each step, and how to debug a released wheel.
+docs/maintainers/releasing.md explains each step, and how to debug a released wheel.
 """
