@@ -59,10 +59,8 @@ def is_rust(parts: list[str]) -> bool:
 
 def is_file(name: str) -> bool:
     """A file or folder, by its whole path or the end of it."""
-    return (ROOT / name).exists() or any(
-        source.endswith(f"/{name}") or re.search(rf"/{name}[/.]", f"/{source}")
-        for source in SOURCES
-    )
+    end = re.compile(rf"/{name}(?:[/.]|$)")
+    return (ROOT / name).exists() or any(end.search(f"/{source}") for source in SOURCES)
 
 
 @pytest.mark.parametrize("page", PAGES)
