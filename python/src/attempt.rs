@@ -15,19 +15,19 @@ use pyo3::types::PyDict;
 use crate::call;
 use crate::owner::detached;
 use crate::report;
-use crate::save::{NativeBeside, beside, json};
+use crate::save::{NativeSidecar, json, sidecars};
 
 /// A save, which several ranks may share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Attempt {
-    state: Mutex<State>,
+    state: Mutex<AttemptState>,
     id: String,
     path: PathBuf,
 }
 
 /// The owner of the attempt. A write takes it for as long as it runs, so that a thread that
 /// abandons the attempt need not wait for the write.
-enum State {
+enum AttemptState {
     Idle(Box<save::Attempt>),
     Busy,
     /// Abandoned while a write runs: the write ends it this way.
@@ -56,21 +56,21 @@ impl Attempt {
         Attempt {
             id: attempt.id().to_owned(),
             path: attempt.path().to_owned(),
-            state: Mutex::new(State::Idle(Box::new(attempt))),
+            state: Mutex::new(AttemptState::Idle(Box::new(attempt))),
         }
     }
 
     /// A panic cannot leave the state half changed, so a poisoned lock is still usable.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, AttemptState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, next: State) -> PyResult<save::Attempt> {
+    fn take(&self, next: AttemptState) -> PyResult<save::Attempt> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, next) {
-            State::Idle(attempt) => Ok(*attempt),
+            AttemptState::Idle(attempt) => Ok(*attempt),
             other => {
-                let is_gone = matches!(other, State::Gone);
+                let is_gone = matches!(other, AttemptState::Gone);
                 *state = other;
                 Err(PyRuntimeError::new_err(match is_gone {
                     true => "the attempt was committed or given up",
@@ -83,7 +83,7 @@ impl Attempt {
     /// Takes the attempt for a write; the guard puts it back.
     pub(crate) fn lend(&self) -> PyResult<Lent<'_>> {
         Ok(Lent {
-            attempt: Some(self.take(State::Busy)?),
+            attempt: Some(self.take(AttemptState::Busy)?),
             lender: self,
         })
     }
@@ -91,12 +91,12 @@ impl Attempt {
     fn end(&self, end: End) {
         let mut state = self.lock();
         let next = match &*state {
-            State::Idle(_) | State::Gone => State::Gone,
-            State::Busy | State::Doomed(_) => State::Doomed(end),
+            AttemptState::Idle(_) | AttemptState::Gone => AttemptState::Gone,
+            AttemptState::Busy | AttemptState::Doomed(_) => AttemptState::Doomed(end),
         };
         let before = std::mem::replace(&mut *state, next);
         drop(state);
-        if let State::Idle(attempt) = before {
+        if let AttemptState::Idle(attempt) = before {
             end.carry_out(*attempt);
         }
     }
@@ -119,12 +119,12 @@ impl Drop for Lent<'_> {
         let attempt = self.attempt.take().expect("it goes back once");
         let mut state = self.lender.lock();
         match *state {
-            State::Doomed(end) => {
-                *state = State::Gone;
+            AttemptState::Doomed(end) => {
+                *state = AttemptState::Gone;
                 drop(state);
                 end.carry_out(attempt);
             }
-            _ => *state = State::Idle(Box::new(attempt)),
+            _ => *state = AttemptState::Idle(Box::new(attempt)),
         }
     }
 }
@@ -176,7 +176,7 @@ impl Attempt {
         step: Option<u64>,
         metadata: String,
         overwrite: bool,
-        files: Vec<NativeBeside>,
+        files: Vec<NativeSidecar>,
         index: Option<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let publication = Publication {
@@ -184,7 +184,7 @@ impl Attempt {
             step,
             metadata: json(metadata, "metadata")?,
             overwrite,
-            beside: beside(files, index),
+            sidecars: sidecars(files, index),
         };
         let part = |(rank, file, bytes, digest)| PartEntry {
             rank,
@@ -193,7 +193,7 @@ impl Attempt {
             digest: Digest(digest),
         };
         let parts = parts.into_iter().map(part).collect();
-        let attempt = self.take(State::Gone)?;
+        let attempt = self.take(AttemptState::Gone)?;
         let committed = call::without_gil(py, || save::commit(attempt, &publication, parts))?;
         report::of_commit(py, &committed)
     }

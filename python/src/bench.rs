@@ -57,7 +57,7 @@ pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
     let trials = detached(py, probe::try_all);
     let trials = trials.into_iter();
     trials
-        .map(|trial| told(trial.name, trial.outcome))
+        .map(|trial| trial_row(trial.name, trial.outcome))
         .collect()
 }
 
@@ -67,11 +67,11 @@ pub fn probe_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Trial>> {
     let trials = call::without_gil(py, || Ok(abilities::try_all(&path)?))?;
     let trials = trials.into_iter();
     Ok(trials
-        .map(|trial| told(trial.name, trial.outcome))
+        .map(|trial| trial_row(trial.name, trial.outcome))
         .collect())
 }
 
-fn told(name: &'static str, outcome: std::io::Result<()>) -> Trial {
+fn trial_row(name: &'static str, outcome: std::io::Result<()>) -> Trial {
     match outcome {
         Ok(()) => (name, None, None),
         Err(error) => (name, error.raw_os_error(), Some(error.to_string())),

@@ -18,7 +18,7 @@ use crate::owner::detached;
 /// nothing.
 const TURN: Duration = Duration::from_millis(50);
 
-/// Name of the threads that [`beside`] starts, inherited by the threads that these start:
+/// Name of the threads that [`on_own_thread`] starts, inherited by the threads that these start:
 /// `native_threads.py` recognises by it the threads that an exit need not wait for. Linux allows
 /// 15 bytes.
 const WRITER: &str = "penstock-writer";
@@ -99,7 +99,7 @@ pub(crate) fn without_gil<T: Send>(
 
 /// Runs `work` as [`without_gil`] does, but on a new thread; this thread returns to Python in
 /// between, once `pause` has returned, which must be no later than the end of the work.
-pub(crate) fn beside<T: Send, U: Send>(
+pub(crate) fn on_own_thread<T: Send, U: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send,
     pause: impl FnOnce() -> U + Send,

@@ -253,7 +253,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
-        Error::Torn { path, key } => {
+        Error::SourceModified { path, key } => {
             fields.set_item("path", text(path))?;
             fields.set_item("key", key)?;
             "StateMismatchError"

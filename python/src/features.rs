@@ -7,18 +7,18 @@ use penstock_gather::{
     Batch, Cache, Checks, Counts, DeviceBatch, DeviceReader, Error, Index, Merging, Policy, Reader,
     Segment, Table, replay,
 };
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bell::Bell;
 use crate::call;
 use crate::data_file::DataFile;
 use crate::errors;
+use crate::event_fd::EventFd;
 use crate::ids::Ids;
 use crate::offload::Executor;
-use crate::owner::{detached, let_go};
+use crate::owner::{detached, release_dropped};
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
@@ -189,20 +189,20 @@ impl RowReader {
     }
 
     /// Begins to gather the rows of these ids, a contiguous array of integers, into bytes;
-    /// `foreseen` is the batch's number if it was announced.
+    /// `hinted` is the batch's number if it was announced.
     fn gather(
         &self,
         py: Python<'_>,
         ids: NativeArray,
         is_signed: bool,
         out: TensorTarget,
-        foreseen: Option<u64>,
+        hinted: Option<u64>,
     ) -> PyResult<RowBatch> {
         let ids = Ids::of(ids, is_signed)?;
         let out = tensor::target(out)?.into_buf();
         let begin = || {
             let ids = ids.numbers(self.inner.table().rows())?;
-            self.inner.gather_foreseen(&ids, out, foreseen)
+            self.inner.gather_hinted(&ids, out, hinted)
         };
         raised(py, detached(py, begin)).map(RowBatch::new)
     }
@@ -216,21 +216,24 @@ impl RowReader {
         is_signed: bool,
         out: NativeArray,
         device: NativeDevice,
-        foreseen: Option<u64>,
+        hinted: Option<u64>,
     ) -> PyResult<DeviceRowBatch> {
         let ids = Ids::of(ids, is_signed)?;
         let begin = || {
             let numbers = ids.numbers(self.inner.table().rows())?;
-            let lane = Lane::of(device.0)?;
-            Ok((numbers, self.device(&lane)?))
+            let device_streams = DeviceStreams::of(device.0)?;
+            Ok((numbers, self.device(&device_streams)?))
         };
         let (numbers, reader) = raised(py, detached(py, begin))?;
-        let lane = Arc::clone(reader.lane());
-        let out = tensor::device_landing(&lane, out)?;
-        let stream = foreign(&lane, device.1);
-        let begin = || reader.gather(numbers, out, &stream, foreseen);
+        let device_streams = Arc::clone(reader.device_streams());
+        let out = tensor::device_landing(&device_streams, out)?;
+        let stream = foreign(&device_streams, device.1);
+        let begin = || reader.gather(numbers, out, &stream, hinted);
         let inner = raised(py, detached(py, begin))?;
-        Ok(DeviceRowBatch { inner, lane })
+        Ok(DeviceRowBatch {
+            inner,
+            device_streams,
+        })
     }
 
     /// Waits until all batches for devices have ended.
@@ -249,23 +252,23 @@ impl RowReader {
     }
 
     /// Announces a batch to the cache; returns its number.
-    fn foresee(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<u64>> {
-        self.tell(py, ids, is_signed, |ids| self.inner.foresee(ids))
+    fn hint(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<u64>> {
+        self.apply(py, ids, is_signed, |ids| self.inner.hint(ids))
     }
 
     /// Withdraws an announced batch that will not be gathered.
-    fn forget(&self, py: Python<'_>, foreseen: u64) {
-        detached(py, || self.inner.forget(foreseen));
+    fn forget(&self, py: Python<'_>, hinted: u64) {
+        detached(py, || self.inner.forget(hinted));
     }
 
     /// Pins rows in the cache; returns how many are pinned.
     fn pin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<usize>> {
-        self.tell(py, ids, is_signed, |ids| self.inner.pin(ids))
+        self.apply(py, ids, is_signed, |ids| self.inner.pin(ids))
     }
 
     /// Unpins rows.
     fn unpin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<()> {
-        self.tell(py, ids, is_signed, |ids| self.inner.unpin(ids))
+        self.apply(py, ids, is_signed, |ids| self.inner.unpin(ids))
     }
 
     /// The counters: rows, hits, shared, read rows, requests, read bytes, read again.
@@ -280,13 +283,15 @@ impl RowReader {
     }
 
     /// The reader for a device.
-    fn device(&self, lane: &Arc<Lane>) -> Result<Arc<DeviceReader>, Error> {
+    fn device(&self, device_streams: &Arc<DeviceStreams>) -> Result<Arc<DeviceReader>, Error> {
         let mut devices = self.devices();
-        let found = devices.iter().find(|one| Arc::ptr_eq(one.lane(), lane));
+        let found = devices
+            .iter()
+            .find(|one| Arc::ptr_eq(one.device_streams(), device_streams));
         if let Some(reader) = found {
             return Ok(Arc::clone(reader));
         }
-        let reader = Arc::new(DeviceReader::new(&self.inner, lane)?);
+        let reader = Arc::new(DeviceReader::new(&self.inner, device_streams)?);
         devices.push(Arc::clone(&reader));
         Ok(reader)
     }
@@ -295,15 +300,15 @@ impl RowReader {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell<T: Send>(
+    fn apply<T: Send>(
         &self,
         py: Python<'_>,
         ids: NativeArray,
         is_signed: bool,
-        tell: impl FnOnce(&[u64]) -> Result<T, Error> + Send,
+        apply: impl FnOnce(&[u64]) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let ids = Ids::of(ids, is_signed)?;
-        let work = || tell(&ids.numbers(self.inner.table().rows())?);
+        let work = || apply(&ids.numbers(self.inner.table().rows())?);
         raised(py, detached(py, work))
     }
 }
@@ -325,7 +330,7 @@ impl RowBatch {
     /// Whether no read of the batch is in flight.
     fn done(&self, py: Python<'_>) -> bool {
         let is_done = self.inner.is_done();
-        let_go(py);
+        release_dropped(py);
         is_done
     }
 
@@ -338,9 +343,9 @@ impl RowBatch {
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
-    /// Signals `bell` with `key` once no read of the batch is in flight.
-    fn ring(&self, bell: &Bell, key: u64) {
-        self.inner.on_done(bell.ringing(key));
+    /// Signals `event_fd` with `key` once no read of the batch is in flight.
+    fn ring(&self, event_fd: &EventFd, key: u64) {
+        self.inner.on_done(event_fd.signal(key));
     }
 }
 
@@ -348,7 +353,7 @@ impl RowBatch {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct DeviceRowBatch {
     inner: DeviceBatch,
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
 }
 
 #[pymethods]
@@ -356,7 +361,7 @@ impl DeviceRowBatch {
     /// Whether all copies to the device have been queued.
     fn done(&self, py: Python<'_>) -> bool {
         let is_done = self.inner.is_done();
-        let_go(py);
+        release_dropped(py);
         is_done
     }
 
@@ -373,13 +378,13 @@ impl DeviceRowBatch {
 
     /// Makes a stream of the device wait for the copies.
     fn hold(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
-        let stream = foreign(&self.lane, stream);
+        let stream = foreign(&self.device_streams, stream);
         raised(py, detached(py, || self.inner.hold(&stream)))
     }
 
-    /// Signals `bell` with `key` once all copies have been queued.
-    fn ring(&self, bell: &Bell, key: u64) {
-        self.inner.on_done(bell.ringing(key));
+    /// Signals `event_fd` with `key` once all copies have been queued.
+    fn ring(&self, event_fd: &EventFd, key: u64) {
+        self.inner.on_done(event_fd.signal(key));
     }
 }
 
@@ -387,8 +392,8 @@ impl DeviceRowBatch {
 #[pyfunction]
 pub fn check_stream(py: Python<'_>, device: NativeDevice) -> PyResult<()> {
     let check = || {
-        let lane = Lane::of(device.0)?;
-        foreign(&lane, device.1)
+        let device_streams = DeviceStreams::of(device.0)?;
+        foreign(&device_streams, device.1)
             .check()
             .map_err(penstock_io::Error::from)?;
         Ok(())

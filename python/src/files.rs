@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use penstock_io::file_system::{Files, Found, Kind};
+use penstock_io::file_system::{FileStat, Files, Kind};
 use penstock_store::{Error, tier};
 use pyo3::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::owner::detached;
 /// Kind and length in bytes.
 type Row = (&'static str, u64);
 
-fn row(found: Found) -> Row {
+fn row(found: FileStat) -> Row {
     let kind = match found.kind {
         Kind::File => "file",
         Kind::Directory => "directory",
@@ -36,7 +36,7 @@ fn on<T: Send>(
 
 /// The target of a path; `None` if it does not exist.
 #[pyfunction]
-pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
+pub(crate) fn stat(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
     let found = on(py, &path, |files| files.follow(&path))?;
     match found {
         Ok(found) => Ok(Some(row(found))),
@@ -50,7 +50,7 @@ pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
 pub(crate) fn has_file(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
     let found = on(py, &path, |files| match files.has_directories() {
         true => files.follow(&path),
-        false => files.look_at_file(&path),
+        false => files.stat_file(&path),
     })?;
     match found {
         Ok(_) => Ok(true),

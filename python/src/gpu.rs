@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use penstock_bench::gpu::{self, Found, LinkJob};
+use penstock_bench::gpu::{self, DriverProbe, LinkJob};
 use penstock_cuda::{Driver, Registration};
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_io::fifo;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use crate::owner::detached;
 /// Finds the driver and examines one of its devices, or all; returns the result in JSON.
 #[pyfunction]
 pub fn probe_gpus(py: Python<'_>, only: Option<u32>) -> String {
-    let found = detached(py, || Found::look(only));
+    let found = detached(py, || DriverProbe::run(only));
     serde_json::to_string(&found).expect("what is found always serialises")
 }
 
@@ -25,8 +25,8 @@ pub fn probe_copies(py: Python<'_>, device: u32) -> PyResult<String> {
     let tried = call::without_gil(py, || {
         // Not the streams that saves use, which are not created if this test fails.
         let device = Driver::shared().and_then(|driver| driver.device(device));
-        let lane = Lane::new(&device.map_err(penstock_io::Error::from)?)?;
-        Ok(gpu::self_test(&Arc::new(lane))?)
+        let device_streams = DeviceStreams::new(&device.map_err(penstock_io::Error::from)?)?;
+        Ok(gpu::self_test(&Arc::new(device_streams))?)
     })?;
     Ok(serde_json::to_string(&tried).expect("what was tried always serialises"))
 }
@@ -37,7 +37,7 @@ pub fn measure_link(py: Python<'_>, device: u32, job: &str) -> PyResult<String> 
     let invalid = |problem: String| PyValueError::new_err(problem);
     let job: LinkJob = serde_json::from_str(job).map_err(|error| invalid(error.to_string()))?;
     job.check().map_err(invalid)?;
-    let measured = call::without_gil(py, || Ok(gpu::link(&Lane::of(device)?, &job)?))?;
+    let measured = call::without_gil(py, || Ok(gpu::link(&DeviceStreams::of(device)?, &job)?))?;
     Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
 }
 
@@ -47,7 +47,7 @@ pub fn measure_pinning(py: Python<'_>, device: u32, nbytes: usize) -> PyResult<S
     if nbytes == 0 {
         return Err(PyValueError::new_err("nbytes must be positive"));
     }
-    let measure = || Ok(gpu::pinning(Lane::of(device)?.device(), nbytes)?);
+    let measure = || Ok(gpu::pinning(DeviceStreams::of(device)?.device(), nbytes)?);
     let measured = call::without_gil(py, measure)?;
     Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
 }
@@ -59,7 +59,13 @@ pub fn measure_posts(py: Python<'_>, device: u32, warps: usize, posts: usize) ->
     if warps == 0 || posts == 0 {
         return Err(PyValueError::new_err("warps and posts must be positive"));
     }
-    let measure = || Ok(fifo::echo(Lane::of(device)?.device(), warps, posts)?);
+    let measure = || {
+        Ok(fifo::measure_posts(
+            DeviceStreams::of(device)?.device(),
+            warps,
+            posts,
+        )?)
+    };
     let took = call::without_gil(py, measure)?;
     Ok(took.as_secs_f64())
 }
@@ -79,8 +85,8 @@ pub fn measure_packing(
         ));
     }
     let measure = || {
-        Ok(fifo::pack(
-            Lane::of(device)?.device(),
+        Ok(fifo::measure_packing(
+            DeviceStreams::of(device)?.device(),
             rows,
             row_bytes,
             count,

@@ -14,7 +14,7 @@ use crate::attempt::Attempt;
 use crate::call;
 use crate::errors;
 use crate::options::NativeOptions;
-use crate::owner::{detached, let_go};
+use crate::owner::{detached, release_dropped};
 use crate::report;
 use crate::save::{NativeAlias, NativeGrouped, NativeLinked, json, state};
 use crate::tensor::TensorSource;
@@ -93,7 +93,7 @@ impl Job {
         // The references are kept until this thread returns to Python. No engine thread may enter
         // Python to drop them: a thread unknown to Python first takes a lock of the interpreter,
         // and a fork at that moment leaves a child that waits for the lock forever.
-        let written = call::beside(py, work, || self.inner.wait_staged(None));
+        let written = call::on_own_thread(py, work, || self.inner.wait_staged(None));
         // A thread that stages must not wait for a write that could not begin.
         written.inspect_err(|_| detached(py, || self.inner.cancel()))
     }
@@ -108,7 +108,7 @@ impl Job {
     #[new]
     #[pyo3(signature = (
         path, tensors, aliases, tree, *, linked=None, grouped=vec![], options, arena, lazy, nice,
-        watched=false, at_once=vec![]
+        watched=false, eager=vec![]
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -127,7 +127,7 @@ impl Job {
         lazy: bool,
         nice: Option<u8>,
         watched: bool,
-        at_once: Vec<usize>,
+        eager: Vec<usize>,
     ) -> PyResult<Job> {
         let (state, streams) = state(py, tensors, aliases, tree, linked, grouped)?;
         let mut options = options.at(py, &path)?;
@@ -136,7 +136,7 @@ impl Job {
             arena: arena.map(|arena| arena.inner.clone()),
             is_lazy: lazy,
             is_watched: watched,
-            at_once,
+            eager,
             streams,
         };
         let inner = call::without_gil(py, || save::Job::new(state, &path, &options, &staging))?;
@@ -189,7 +189,7 @@ impl Job {
     #[getter]
     fn is_staged(&self, py: Python<'_>) -> bool {
         let is_staged = self.inner.is_staged();
-        let_go(py);
+        release_dropped(py);
         is_staged
     }
 

@@ -10,13 +10,14 @@
 )]
 
 mod attempt;
-mod bell;
 mod bench;
+mod caching_allocator;
 mod call;
 mod checkpoint;
 mod data_file;
 mod digests;
 mod errors;
+mod event_fd;
 mod features;
 mod files;
 mod gpu;
@@ -34,7 +35,6 @@ mod report;
 mod row_proxy;
 mod salvage;
 mod save;
-mod stock;
 mod store;
 mod table;
 mod tensor;
@@ -54,7 +54,7 @@ mod _native {
     const CHUNK_BYTES: u64 = penstock_store::format::digest::CHUNK_BYTES;
     /// File name of a table's manifest.
     #[pymodule_export]
-    const TABLE_HEAD: &str = penstock_gather::TABLE_HEAD;
+    const TABLE_MANIFEST: &str = penstock_gather::TABLE_MANIFEST;
     /// URL schemes of buckets.
     #[pymodule_export]
     const OBJECT_SCHEMES: [&str; 3] = penstock_object::SCHEMES;
@@ -64,9 +64,9 @@ mod _native {
     #[pymodule_export]
     use crate::attempt::Attempt;
     #[pymodule_export]
-    use crate::bell::Bell;
-    #[pymodule_export]
     use crate::bench::{Bench, probe_directory, probe_io_uring, probe_names, probe_watch};
+    #[pymodule_export]
+    use crate::caching_allocator::{CachingHostAllocator, reserve};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
@@ -74,11 +74,13 @@ mod _native {
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
+    use crate::event_fd::EventFd;
+    #[pymodule_export]
     use crate::features::{
         DeviceRowBatch, RowBatch, RowCache, RowIndex, RowReader, block_checks, check_stream,
     };
     #[pymodule_export]
-    use crate::files::{has_file, list_names, look, read_start};
+    use crate::files::{has_file, list_names, read_start, stat};
     #[pymodule_export]
     use crate::gpu::{
         measure_link, measure_packing, measure_pinning, measure_posts, pinned_bytes, probe_copies,
@@ -107,8 +109,6 @@ mod _native {
     #[pymodule_export]
     use crate::save::save;
     #[pymodule_export]
-    use crate::stock::{Stock, reserve};
-    #[pymodule_export]
     use crate::store::{Store, remove_checkpoint};
     #[pymodule_export]
     use crate::table::{FrozenTable, NewRowTable, RowTable, row_table_form};
@@ -118,7 +118,8 @@ mod _native {
     use crate::tensor::device::cuda_problem;
     #[pymodule_export]
     use crate::trace::{
-        trace_beside, trace_forget, trace_is_on, trace_now, trace_span, trace_start, trace_stop,
+        trace_forget, trace_is_on, trace_now, trace_overlapping, trace_span, trace_start,
+        trace_stop,
     };
     #[pymodule_export]
     use crate::verify::verify;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_cuda::Event;
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use pyo3::prelude::*;
 
 use crate::features::raised;
@@ -13,7 +13,7 @@ use crate::tensor::device::{NativeDevice, foreign};
 /// The completion of the work that a stream has queued so far.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Moment {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     event: Event,
 }
 
@@ -22,19 +22,22 @@ impl Moment {
     #[new]
     fn new(py: Python<'_>, device: NativeDevice) -> PyResult<Moment> {
         let record = || {
-            let lane = Lane::of(device.0)?;
-            let event = foreign(&lane, device.1)
+            let device_streams = DeviceStreams::of(device.0)?;
+            let event = foreign(&device_streams, device.1)
                 .record()
                 .map_err(penstock_io::Error::from)?;
-            Ok(Moment { lane, event })
+            Ok(Moment {
+                device_streams,
+                event,
+            })
         };
         raised(py, detached(py, record))
     }
 
     /// Whether it has completed.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        let look = || Ok(self.event.is_done().map_err(penstock_io::Error::from)?);
-        raised(py, detached(py, look))
+        let stat = || Ok(self.event.is_done().map_err(penstock_io::Error::from)?);
+        raised(py, detached(py, stat))
     }
 
     /// Waits until it has completed.
@@ -45,13 +48,16 @@ impl Moment {
 
     /// Makes later copies to the device wait for it.
     fn before_fills(&self, py: Python<'_>) -> PyResult<()> {
-        raised(py, detached(py, || Ok(self.lane.fill_at(&self.event)?)))
+        raised(
+            py,
+            detached(py, || Ok(self.device_streams.fill_at(&self.event)?)),
+        )
     }
 
     /// Makes later work on a stream wait for it.
     fn before_work(&self, py: Python<'_>, device: NativeDevice) -> PyResult<()> {
         let wait = || {
-            let waited = foreign(&self.lane, device.1).wait_for(&self.event);
+            let waited = foreign(&self.device_streams, device.1).wait_for(&self.event);
             Ok(waited.map_err(penstock_io::Error::from)?)
         };
         raised(py, detached(py, wait))

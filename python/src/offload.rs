@@ -4,22 +4,22 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use penstock_io::Error;
-use penstock_io::buffer::{DeviceRegion, Lane, Pool};
+use penstock_io::buffer::{DeviceRegion, DeviceStreams, Pool};
 use penstock_io::executor::{
     self, ExecutorConfig, Kind, Landing, Moved, Request, Source, Target, page_bytes,
 };
-use penstock_io::ferry::{
-    DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Ferry, Moment, Shipment,
-};
 use penstock_io::file::File;
+use penstock_io::staging::{
+    DeviceCopyJob, DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Moment, StagingPipeline,
+};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::bell::Bell;
 use crate::call;
 use crate::data_file::DataFile;
 use crate::errors::{self, transferred as raised};
-use crate::owner::{detached, let_go};
+use crate::event_fd::EventFd;
+use crate::owner::{detached, release_dropped};
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, landing, supply};
 
@@ -40,7 +40,7 @@ pub struct Executor {
     /// The shares for tables, by weight.
     rows: Mutex<HashMap<u32, Weak<executor::Share>>>,
     /// The staging pipeline for device transfers, once there was one, and its memory.
-    ferry: Mutex<Option<(Arc<Ferry<Shipment>>, Pool)>>,
+    pipeline: Mutex<Option<(Arc<StagingPipeline<DeviceCopyJob>>, Pool)>>,
     staging_bytes: usize,
     engine: &'static str,
     fallback: Option<String>,
@@ -74,7 +74,7 @@ impl Executor {
             fallback: inner.fallback().map(str::to_owned),
             inner: Mutex::new(Some(inner)),
             rows: Mutex::default(),
-            ferry: Mutex::default(),
+            pipeline: Mutex::default(),
             staging_bytes,
         })
     }
@@ -94,8 +94,10 @@ impl Executor {
     /// Why some of the staging memory for devices is not pinned.
     #[getter]
     fn unpinned(&self, py: Python<'_>) -> Option<String> {
-        let_go(py);
-        self.ferry().as_ref().and_then(|(_, pool)| pool.unpinned())
+        release_dropped(py);
+        self.pipeline()
+            .as_ref()
+            .and_then(|(_, pool)| pool.unpinned())
     }
 
     /// A share of the executor.
@@ -109,12 +111,12 @@ impl Executor {
 
     /// Finishes the submitted requests and stops the workers.
     fn close(&self, py: Python<'_>) {
-        let ferry = self.ferry().take();
+        let pipeline = self.pipeline().take();
         let inner = self.inner().take();
         detached(py, || {
             // The staging pipeline submits requests to the workers.
-            if let Some((ferry, _)) = ferry {
-                ferry.finish();
+            if let Some((pipeline, _)) = pipeline {
+                pipeline.finish();
             }
             drop(inner);
         });
@@ -146,20 +148,23 @@ impl Executor {
     }
 
     /// The staging pipeline for device transfers; one device pins its memory for all.
-    fn ferry_of(&self, lane: &Lane) -> Result<Arc<Ferry<Shipment>>, Error> {
-        let mut ferry = self.ferry();
-        if let Some((ferry, _)) = &*ferry {
-            return Ok(Arc::clone(ferry));
+    fn pipeline_of(
+        &self,
+        device_streams: &DeviceStreams,
+    ) -> Result<Arc<StagingPipeline<DeviceCopyJob>>, Error> {
+        let mut pipeline = self.pipeline();
+        if let Some((pipeline, _)) = &*pipeline {
+            return Ok(Arc::clone(pipeline));
         }
         let budget_bytes = self.staging_bytes.max(PIECE_BYTES);
-        let pool = Pool::pinned_and_kept(PIECE_BYTES, budget_bytes, lane.device());
-        let made = Arc::new(Ferry::start(pool.clone())?);
-        *ferry = Some((Arc::clone(&made), pool));
+        let pool = Pool::pinned_and_kept(PIECE_BYTES, budget_bytes, device_streams.device());
+        let made = Arc::new(StagingPipeline::start(pool.clone())?);
+        *pipeline = Some((Arc::clone(&made), pool));
         Ok(made)
     }
 
-    fn ferry(&self) -> MutexGuard<'_, Option<(Arc<Ferry<Shipment>>, Pool)>> {
-        self.ferry.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pipeline(&self) -> MutexGuard<'_, Option<(Arc<StagingPipeline<DeviceCopyJob>>, Pool)>> {
+        self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inner(&self) -> MutexGuard<'_, Option<executor::Executor>> {
@@ -194,11 +199,11 @@ impl Share {
         let requests: PyResult<Vec<Request>> = requests.into_iter().map(request).collect();
         let mut streams = Streams::default();
         let request = |(file, offset, array, device): NativeDeviceRequest| {
-            let lane = raised(py, streams.lane(py, device))?;
+            let device_streams = raised(py, streams.device_streams(py, device))?;
             Ok(DeviceRequest {
                 target: file.get().to_read(),
                 offset,
-                kind: DeviceKind::Read(tensor::device_landing(&lane, array)?),
+                kind: DeviceKind::Read(tensor::device_landing(&device_streams, array)?),
             })
         };
         let on_devices: PyResult<Vec<DeviceRequest>> =
@@ -223,8 +228,8 @@ impl Share {
         }
         let mut streams = Streams::default();
         for (file, offset, array, device) in on_devices {
-            let lane = raised(py, streams.lane(py, device))?;
-            let region = tensor::device_supply(&lane, array)?;
+            let device_streams = raised(py, streams.device_streams(py, device))?;
+            let region = tensor::device_supply(&device_streams, array)?;
             regions.push((files.add(file, offset, region.len()), offset, region));
         }
         let targets = raised(py, detached(py, || files.prepare(durable)))?;
@@ -258,21 +263,28 @@ impl Share {
         syncs: Vec<Arc<File>>,
     ) -> PyResult<Transfer> {
         let begin = || {
-            let Some((_, (lane, _))) = streams.moments.first() else {
+            let Some((_, (device_streams, _))) = streams.moments.first() else {
                 // Blocks here if too many requests are queued.
                 let inner = self.inner.submit_synced(requests, syncs)?;
                 return Ok(Handed::OfHost(inner));
             };
-            let ferry = self.executor.get().ferry_of(lane)?;
-            let beside = match requests.is_empty() {
+            let pipeline = self.executor.get().pipeline_of(device_streams)?;
+            let host_transfer = match requests.is_empty() {
                 true => None,
                 false => Some(self.inner.submit(requests)?),
             };
             let moments = streams.moments.into_iter().map(|(_, moment)| moment);
             let moments = moments.collect();
             let share = &self.inner;
-            let shipment = Shipment::new(share, on_devices, PIECE_BYTES, moments, beside, syncs);
-            Ok(Handed::OfDevices(shipment.begin(&ferry)?))
+            let copy_job = DeviceCopyJob::new(
+                share,
+                on_devices,
+                PIECE_BYTES,
+                moments,
+                host_transfer,
+                syncs,
+            );
+            Ok(Handed::OfDevices(copy_job.begin(&pipeline)?))
         };
         let inner = raised(py, detached(py, begin))?;
         Ok(Transfer { inner })
@@ -287,16 +299,21 @@ struct Streams {
 
 impl Streams {
     /// The copy streams of a device, whose copies follow the work queued on the caller's stream.
-    fn lane(&mut self, py: Python<'_>, device: NativeDevice) -> Result<Arc<Lane>, Error> {
+    fn device_streams(
+        &mut self,
+        py: Python<'_>,
+        device: NativeDevice,
+    ) -> Result<Arc<DeviceStreams>, Error> {
         let known = self.moments.iter().find(|(known, _)| *known == device);
-        if let Some((_, (lane, _))) = known {
-            return Ok(Arc::clone(lane));
+        if let Some((_, (device_streams, _))) = known {
+            return Ok(Arc::clone(device_streams));
         }
         // The first use of a device takes as long as creating a context and a few copies.
-        let lane = detached(py, || Lane::of(device.0))?;
-        let moment = foreign(&lane, device.1).record()?;
-        self.moments.push((device, (Arc::clone(&lane), moment)));
-        Ok(lane)
+        let device_streams = detached(py, || DeviceStreams::of(device.0))?;
+        let moment = foreign(&device_streams, device.1).record()?;
+        self.moments
+            .push((device, (Arc::clone(&device_streams), moment)));
+        Ok(device_streams)
     }
 }
 
@@ -361,7 +378,7 @@ impl Transfer {
             Handed::OfHost(inner) => inner.is_done(),
             Handed::OfDevices(inner) => inner.is_done(),
         };
-        let_go(py);
+        release_dropped(py);
         is_done
     }
 
@@ -407,11 +424,11 @@ impl Transfer {
         raised(py, cancelled)
     }
 
-    /// Signals `bell` with `key` when it ends.
-    fn ring(&self, py: Python<'_>, bell: &Bell, key: u64) -> PyResult<()> {
+    /// Signals `event_fd` with `key` when it ends.
+    fn ring(&self, py: Python<'_>, event_fd: &EventFd, key: u64) -> PyResult<()> {
         let hung = match &self.inner {
-            Handed::OfHost(inner) => inner.on_done(bell.ringing(key)),
-            Handed::OfDevices(inner) => inner.on_done(bell.ringing(key)),
+            Handed::OfHost(inner) => inner.on_done(event_fd.signal(key)),
+            Handed::OfDevices(inner) => inner.on_done(event_fd.signal(key)),
         };
         raised(py, hung)
     }

@@ -50,7 +50,7 @@ impl Drop for Owner {
 }
 
 /// Releases the references dropped so far.
-pub(crate) fn let_go(_: Python<'_>) {
+pub(crate) fn release_dropped(_: Python<'_>) {
     if LAST.load(Ordering::Relaxed).is_null() {
         return;
     }
@@ -66,6 +66,6 @@ pub(crate) fn let_go(_: Python<'_>) {
 #[expect(clippy::disallowed_methods, reason = "all others do it by this one")]
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let value = py.detach(work);
-    let_go(py);
+    release_dropped(py);
     value
 }

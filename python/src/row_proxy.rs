@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_gather::{Proxy, Serving};
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_io::fifo::{Fifo, HEADER};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -44,9 +44,9 @@ impl RowProxy {
     ) -> PyResult<RowProxy> {
         let reader = reader.shared();
         let made = detached(py, || {
-            let lane = Lane::of(ordinal)?;
+            let device_streams = DeviceStreams::of(ordinal)?;
             let row_bytes = reader.table().value_bytes() as usize;
-            let fifo = Fifo::new(lane.device(), row_bytes, staging_bytes)?;
+            let fifo = Fifo::new(device_streams.device(), row_bytes, staging_bytes)?;
             Proxy::new(reader, Arc::new(fifo))
         });
         Ok(RowProxy {

@@ -6,7 +6,7 @@ use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
-use penstock_store::save::{Beside, Linked, LinkedFile, LinkedTensor, Publication, State};
+use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, SaveState, Sidecars};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -44,7 +44,7 @@ pub(crate) type NativeFileTensor = (
 pub(crate) type NativeGrouped = (usize, String, String);
 
 /// Name and contents of a small file.
-pub(crate) type NativeBeside = (String, Vec<u8>);
+pub(crate) type NativeSidecar = (String, Vec<u8>);
 
 /// Saves a flattened state; see `penstock.save`.
 #[pyfunction]
@@ -67,7 +67,7 @@ pub fn save<'py>(
     step: Option<u64>,
     metadata: String,
     overwrite: bool,
-    files: Vec<NativeBeside>,
+    files: Vec<NativeSidecar>,
     index: Option<String>,
     options: NativeOptions,
     progress: Callback,
@@ -78,7 +78,7 @@ pub fn save<'py>(
         step,
         metadata: json(metadata, "metadata")?,
         overwrite,
-        beside: beside(files, index),
+        sidecars: sidecars(files, index),
     };
     let options = options.at(py, &publication.path)?;
     let saved = call::run(py, &progress, |progress| {
@@ -95,8 +95,8 @@ pub(crate) fn state(
     tree: String,
     linked: Option<NativeLinked>,
     grouped: Vec<NativeGrouped>,
-) -> PyResult<(State, Vec<Foreign>)> {
-    let mut state = State {
+) -> PyResult<(SaveState, Vec<Foreign>)> {
+    let mut state = SaveState {
         tensors: Vec::with_capacity(tensors.len()),
         sources: Vec::with_capacity(tensors.len()),
         linked: linked.map(self::linked).transpose()?.unwrap_or_default(),
@@ -125,8 +125,8 @@ pub(crate) fn state(
 }
 
 /// Sidecar files of a checkpoint, and the group that their index describes.
-pub(crate) fn beside(files: Vec<NativeBeside>, index: Option<String>) -> Beside {
-    Beside {
+pub(crate) fn sidecars(files: Vec<NativeSidecar>, index: Option<String>) -> Sidecars {
+    Sidecars {
         files,
         group: index,
     }

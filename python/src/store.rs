@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use penstock_store::load::checkpoint;
-use penstock_store::steps::aside::Aside;
 use penstock_store::steps::marks::Mark;
+use penstock_store::steps::quarantine::QuarantinedStep;
 use penstock_store::steps::retention::Verdict;
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::{self, StepState};
@@ -287,28 +287,28 @@ impl Store {
     }
 
     /// Moves a step to quarantine if it is known to be damaged; returns its new path.
-    fn set_aside(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
-        let path = call::without_gil(py, || self.now()?.set_aside(step))?;
+    fn quarantine(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
+        let path = call::without_gil(py, || self.now()?.quarantine(step))?;
         Ok(path.as_deref().map(text))
     }
 
-    /// As `set_aside`, before a save of the step: moves a step that cannot be read as well, and
+    /// As `quarantine`, before a save of the step: moves a step that cannot be read as well, and
     /// waits for its readers. `None` also if there is no such step.
-    fn give_way(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
-        let path = call::run(py, &None, |progress| self.now()?.give_way(step, progress))?;
+    fn make_way(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
+        let path = call::run(py, &None, |progress| self.now()?.make_way(step, progress))?;
         Ok(path.as_deref().map(text))
     }
 
     /// The steps in quarantine, with their paths, ascending.
-    fn aside(&self, py: Python<'_>) -> PyResult<Vec<(u64, OsString)>> {
-        let found = call::without_gil(py, || self.now()?.aside())?;
-        let row = |aside: Aside| (aside.step, text(&aside.path));
+    fn quarantined(&self, py: Python<'_>) -> PyResult<Vec<(u64, OsString)>> {
+        let found = call::without_gil(py, || self.now()?.quarantined())?;
+        let row = |quarantined: QuarantinedStep| (quarantined.step, text(&quarantined.path));
         Ok(found.into_iter().map(row).collect())
     }
 
     /// Removes all but the last of the steps in quarantine; returns the paths.
-    fn retire_aside(&self, py: Python<'_>) -> PyResult<Vec<OsString>> {
-        let removed = call::without_gil(py, || self.now()?.retire_aside())?;
+    fn retire_quarantined(&self, py: Python<'_>) -> PyResult<Vec<OsString>> {
+        let removed = call::without_gil(py, || self.now()?.retire_quarantined())?;
         Ok(removed.iter().map(|path| text(path)).collect())
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_gather::{ChangingTable, Error, Form, Frozen, Merging, NewTable, Opening, Storage};
+use penstock_gather::{Error, Form, Frozen, Merging, MutableTable, NewTable, Opening, Storage};
 use penstock_io::file::Direct;
 use penstock_io::file_system::Native;
 use pyo3::exceptions::PyValueError;
@@ -123,7 +123,7 @@ impl NewRowTable {
 /// The form of a table, and its creator's metadata in JSON.
 #[pyfunction]
 pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeForm, String)> {
-    let (form, note) = raised(py, detached(py, || ChangingTable::look(&home)))?;
+    let (form, note) = raised(py, detached(py, || MutableTable::describe(&home)))?;
     let form = (form.rows, form.row_bytes, form.value_bytes, form.piece_rows);
     Ok((form, note.to_string()))
 }
@@ -131,14 +131,14 @@ pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeF
 /// A table whose rows can be updated.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowTable {
-    inner: Mutex<Option<Arc<ChangingTable>>>,
+    inner: Mutex<Option<Arc<MutableTable>>>,
 }
 
 #[pymethods]
 impl RowTable {
     /// Opens the table of a directory.
     #[new]
-    #[pyo3(signature = (executor, weight, home, *, direct, cache, gap_bytes, run_bytes_max, log_bytes, frame_bytes))]
+    #[pyo3(signature = (executor, weight, home, *, direct, cache, gap_bytes, run_bytes_max, log_bytes, record_bytes))]
     #[expect(
         clippy::too_many_arguments,
         reason = "they are the keywords of a constructor"
@@ -153,7 +153,7 @@ impl RowTable {
         gap_bytes: u64,
         run_bytes_max: u64,
         log_bytes: u64,
-        frame_bytes: u64,
+        record_bytes: u64,
     ) -> PyResult<RowTable> {
         let storage = storage(py, executor, weight, direct)?;
         let opening = Opening {
@@ -163,11 +163,11 @@ impl RowTable {
                 run_bytes_max,
             },
             log_bytes,
-            frame_bytes,
+            record_bytes,
         };
         let opened = raised(
             py,
-            detached(py, || ChangingTable::open(&home, storage, opening)),
+            detached(py, || MutableTable::open(&home, storage, opening)),
         )?;
         Ok(RowTable {
             inner: Mutex::new(Some(Arc::new(opened))),
@@ -261,7 +261,7 @@ impl RowTable {
 }
 
 impl RowTable {
-    fn table(&self) -> PyResult<Arc<ChangingTable>> {
+    fn table(&self) -> PyResult<Arc<MutableTable>> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.clone().ok_or_else(closed)
     }
@@ -296,16 +296,16 @@ impl FrozenTable {
 
     /// Compacts: moves updated rows into pieces; returns the number of rows, of pieces written,
     /// and of their bytes.
-    fn fold(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
+    fn compact(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let Some(mut frozen) = self.take() else {
             return Err(closed());
         };
         loop {
             // Each piece is committed by itself, so a signal may interrupt between two.
-            let more = detached(py, || frozen.fold_more());
-            if let Some(folded) = raised(py, more)? {
+            let more = detached(py, || frozen.compact_more());
+            if let Some(compacted) = raised(py, more)? {
                 detached(py, || drop(frozen));
-                return Ok((folded.rows, folded.pieces, folded.bytes));
+                return Ok((compacted.rows, compacted.pieces, compacted.bytes));
             }
             py.check_signals()?;
         }

@@ -11,8 +11,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use penstock_io::buffer::{
-    ArrayMut, DeviceArrayMut, DeviceRegion, HostArrayMut, HostRegion, HostRegionMut, Lane, Memory,
-    Region, RegionMut, Stocked,
+    ArrayMut, CachedMemory, DeviceArrayMut, DeviceRegion, DeviceStreams, HostArrayMut, HostRegion,
+    HostRegionMut, Memory, Region, RegionMut,
 };
 use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
@@ -99,10 +99,11 @@ pub(crate) fn source(
     }
     let memory = match (device, &strides) {
         (Some(device), strides) => {
-            let lane = followed.lane(device);
-            let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
+            let device_streams = followed.device_streams(device);
+            let device_streams =
+                device_streams.map_err(|error| errors::raise(py, &error.into()))?;
             device::region(
-                &lane,
+                &device_streams,
                 address,
                 item_bytes,
                 &sizes,
@@ -167,11 +168,11 @@ pub(crate) fn load_target(
     let invalid = |detail: &str| PyValueError::new_err(format!("tensor {index}: {detail}"));
     let strides = strides.as_deref();
     check_array(&shape, address, strides, item_bytes).map_err(invalid)?;
-    let lane = followed.lane_to_fill(device);
-    let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
+    let device_streams = followed.streams_to_fill(device);
+    let device_streams = device_streams.map_err(|error| errors::raise(py, &error.into()))?;
     let owner = Owner::of(owner);
-    let array = device::array(&lane, address, item_bytes, &shape, strides, owner);
-    array.map(Into::into).ok_or_else(|| invalid(TANGLED))
+    let array = device::array(&device_streams, address, item_bytes, &shape, strides, owner);
+    array.map(Into::into).ok_or_else(|| invalid(UNDECIDED))
 }
 
 /// The memory of a target.
@@ -231,9 +232,10 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
     let owner = Owner::of(owner);
     let into = match device {
         Some(device) => {
-            let lane = followed.lane_to_fill(device);
-            let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
-            let array = device::array(&lane, address, item_bytes, &shape, strides, owner);
+            let device_streams = followed.streams_to_fill(device);
+            let device_streams =
+                device_streams.map_err(|error| errors::raise(py, &error.into()))?;
+            let array = device::array(&device_streams, address, item_bytes, &shape, strides, owner);
             array.map(ArrayMut::from)
         }
         None => {
@@ -243,11 +245,11 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
             array.map(ArrayMut::from)
         }
     };
-    let into = into.ok_or_else(|| invalid(TANGLED))?;
+    let into = into.ok_or_else(|| invalid(UNDECIDED))?;
     Ok(Fill { of, start, into })
 }
 
-const TANGLED: &str = "items of the memory to fill lie in each other";
+const UNDECIDED: &str = "items of the memory to fill lie in each other";
 
 /// Checks that an array to fill is possible at all.
 fn check_array(
@@ -301,8 +303,8 @@ impl From<Arc<Memory>> for HostBuffer {
     }
 }
 
-impl From<Stocked> for HostBuffer {
-    fn from(memory: Stocked) -> HostBuffer {
+impl From<CachedMemory> for HostBuffer {
+    fn from(memory: CachedMemory) -> HostBuffer {
         HostBuffer {
             address: memory.address(),
             len: memory.len(),
@@ -403,20 +405,40 @@ pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
 }
 
 /// A device array to fill.
-pub(crate) fn device_landing(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceArrayMut> {
+pub(crate) fn device_landing(
+    device_streams: &Arc<DeviceStreams>,
+    array: NativeArray,
+) -> PyResult<DeviceArrayMut> {
     checked_bytes(&array)?;
     let (address, shape, strides, item_bytes, owner) = array;
     let owner = Owner::of(owner);
-    device::array(lane, address, item_bytes, &shape, strides.as_deref(), owner)
-        .ok_or_else(|| PyValueError::new_err("its items lie in each other"))
+    device::array(
+        device_streams,
+        address,
+        item_bytes,
+        &shape,
+        strides.as_deref(),
+        owner,
+    )
+    .ok_or_else(|| PyValueError::new_err("its items lie in each other"))
 }
 
 /// A device array to copy from.
-pub(crate) fn device_supply(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceRegion> {
+pub(crate) fn device_supply(
+    device_streams: &Arc<DeviceStreams>,
+    array: NativeArray,
+) -> PyResult<DeviceRegion> {
     checked_bytes(&array)?;
     let (address, shape, strides, item_bytes, owner) = array;
     let owner = Owner::of(owner);
-    let region = device::region(lane, address, item_bytes, &shape, strides.as_deref(), owner);
+    let region = device::region(
+        device_streams,
+        address,
+        item_bytes,
+        &shape,
+        strides.as_deref(),
+        owner,
+    );
     Ok(region)
 }
 

@@ -70,7 +70,7 @@ pub fn trace_span(name: String, start_ns: u64, detail: Option<OsString>, end_ns:
 /// Records an interval in the row of a "stall" or of the "background", by default until now.
 #[pyfunction]
 #[pyo3(signature = (role, name, start_ns, detail=None, end_ns=None))]
-pub fn trace_beside(
+pub fn trace_overlapping(
     role: &str,
     name: String,
     start_ns: u64,
@@ -79,7 +79,7 @@ pub fn trace_beside(
 ) -> PyResult<()> {
     let unknown = || PyValueError::new_err(format!("there is no row for {role:?}"));
     let role = Role::of(role).ok_or_else(unknown)?;
-    trace::span_beside(role, name, until(start_ns, end_ns), detail.map(printable));
+    trace::span_overlapping(role, name, until(start_ns, end_ns), detail.map(printable));
     Ok(())
 }
 

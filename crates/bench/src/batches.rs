@@ -15,7 +15,7 @@ use penstock_store::Result;
 use crate::content::Tag;
 use crate::job::{ALIGNMENT, Pattern};
 use crate::plan;
-use crate::worker::{Shared, Worker};
+use crate::worker::{Worker, WorkerShared};
 
 /// Most requests of a batch; its bytes are limited too.
 const BATCH_REQUESTS_MAX: usize = 1024;
@@ -43,7 +43,7 @@ struct Batch {
 
 impl Batches {
     /// Starts an executor and allocates memory.
-    pub(crate) fn open(shared: &Shared<'_>) -> Result<Batches> {
+    pub(crate) fn open(shared: &WorkerShared<'_>) -> Result<Batches> {
         let job = shared.job;
         let slot_bytes = (job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize);
         let executor = Executor::open(&ExecutorConfig {

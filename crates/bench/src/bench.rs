@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_cuda::{CuFile, CuFileCounts, CuFileHandle};
-use penstock_io::buffer::{Lane, Memory};
+use penstock_io::buffer::{DeviceStreams, Memory};
 use penstock_io::file::{Direct, File};
 use penstock_store::{Error, Result};
 use rustix::time::{ClockId, clock_gettime};
@@ -16,7 +16,7 @@ use crate::job::{Job, Layout, Method, Pattern};
 use crate::method;
 use crate::outcome::{CufileCounts, Metadata, Outcome, Tally};
 use crate::plan::{Plan, Request};
-use crate::worker::{Shared, Worker};
+use crate::worker::{Worker, WorkerShared};
 
 /// Most memory that stands for tensors: too much for any cache.
 const SOURCE_BYTES_MAX: u64 = 512 << 20;
@@ -28,7 +28,7 @@ pub struct Bench {
     files: Vec<Arc<File>>,
     tags: Vec<Tag>,
     source: Option<Memory>,
-    lane: Option<Arc<Lane>>,
+    device_streams: Option<Arc<DeviceStreams>>,
     cufile: Option<Arc<CuFile>>,
     handles: Vec<CuFileHandle>,
     metadata: Metadata,
@@ -46,12 +46,12 @@ impl Bench {
     /// # Panics
     /// If the job does not pass [`Job::check`].
     pub fn prepare(job: Job) -> Result<Bench> {
-        let lane = job.device.map(Lane::of).transpose()?;
+        let device_streams = job.device.map(DeviceStreams::of).transpose()?;
         let cufile = match job.method {
             Method::Cufile => Some(CuFile::shared().map_err(penstock_io::Error::from)?),
             _ => None,
         };
-        Bench::prepare_with(job, lane, cufile)
+        Bench::prepare_with(job, device_streams, cufile)
     }
 
     /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares,
@@ -64,7 +64,7 @@ impl Bench {
     /// As [`prepare`](Bench::prepare).
     pub fn prepare_with(
         job: Job,
-        lane: Option<Arc<Lane>>,
+        device_streams: Option<Arc<DeviceStreams>>,
         cufile: Option<Arc<CuFile>>,
     ) -> Result<Bench> {
         if let Err(problem) = job.check() {
@@ -74,8 +74,8 @@ impl Bench {
         let begun = Instant::now();
         let mut metadata = Metadata::default();
         let files = open(&job, &plan, &mut metadata)?;
-        let handles = match (&cufile, &lane) {
-            (Some(cufile), Some(lane)) => handles(cufile, lane, &files)?,
+        let handles = match (&cufile, &device_streams) {
+            (Some(cufile), Some(device_streams)) => handles(cufile, device_streams, &files)?,
             _ => Vec::new(),
         };
         let open_seconds = begun.elapsed().as_secs_f64();
@@ -86,7 +86,7 @@ impl Bench {
         let tags = (0..).take(files.len());
         let tags = tags.map(|file| Tag::new(job.seed, process, file)).collect();
         // Copies from a device take the place of these copies.
-        let copies = job.copies && lane.is_none();
+        let copies = job.copies && device_streams.is_none();
         let source = match copies && job.pattern == Pattern::Write {
             true => Some(source(&job)?),
             false => None,
@@ -97,7 +97,7 @@ impl Bench {
             files,
             tags,
             source,
-            lane,
+            device_streams,
             cufile,
             handles,
             metadata,
@@ -131,13 +131,13 @@ impl Bench {
     /// [`Error::Io`] for the first request that failed, [`Error::Interrupted`] after a
     /// [`cancel`](Bench::cancel).
     pub fn run(&self, start_at: f64) -> Result<Outcome> {
-        let shared = Shared {
+        let shared = WorkerShared {
             job: &self.job,
             plan: &self.plan,
             files: &self.files,
             tags: &self.tags,
             source: self.source.as_ref(),
-            lane: self.lane.as_ref(),
+            device_streams: self.device_streams.as_ref(),
             handles: &self.handles,
             stop: &self.stop,
         };
@@ -185,7 +185,7 @@ impl Bench {
 }
 
 /// Runs all requests on threads, each with its share.
-fn run_workers(shared: &Shared<'_>, gate: &Gate, callers: usize) -> Vec<Result<Tally>> {
+fn run_workers(shared: &WorkerShared<'_>, gate: &Gate, callers: usize) -> Vec<Result<Tally>> {
     thread::scope(|scope| {
         let shares = share(&shared.plan.requests, callers);
         let workers: Vec<_> = shares
@@ -301,12 +301,12 @@ fn open(job: &Job, plan: &Plan, metadata: &mut Metadata) -> Result<Vec<Arc<File>
 
 fn handles(
     cufile: &Arc<CuFile>,
-    lane: &Arc<Lane>,
+    device_streams: &Arc<DeviceStreams>,
     files: &[Arc<File>],
 ) -> Result<Vec<CuFileHandle>> {
     let mut handles = Vec::with_capacity(files.len());
     for file in files {
-        let handle = CuFileHandle::new(cufile, lane.device(), Arc::clone(file) as _);
+        let handle = CuFileHandle::new(cufile, device_streams.device(), Arc::clone(file) as _);
         handles.push(handle.map_err(penstock_io::Error::from)?);
     }
     Ok(handles)

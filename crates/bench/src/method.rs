@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_store::Result;
 
 use crate::batches::Batches;
@@ -14,8 +14,8 @@ use crate::worker::Worker;
 
 /// Makes all requests, after `go` has returned the start time.
 pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Result<Tally> {
-    if let Some(lane) = worker.shared.lane {
-        return run_staged(worker, lane, go);
+    if let Some(device_streams) = worker.shared.device_streams {
+        return run_staged(worker, device_streams, go);
     }
     match worker.shared.job.method {
         Method::Posix => {
@@ -42,10 +42,10 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
 /// Makes all requests of a worker whose bytes are in device memory.
 fn run_staged(
     mut worker: Worker<'_>,
-    lane: &Arc<Lane>,
+    device_streams: &Arc<DeviceStreams>,
     go: impl FnOnce() -> Instant,
 ) -> Result<Tally> {
-    let staged = Staged::open(lane, &mut worker);
+    let staged = Staged::open(device_streams, &mut worker);
     match worker.shared.job.method {
         Method::Posix => {
             worker.tally.setup = "pread, pwrite, each copied by itself".to_owned();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Moving, Pool};
+use penstock_io::buffer::{Cut, DeviceBlock, DeviceStreams, IoBuf, Moving, Pool};
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_store::Result;
 
@@ -29,10 +29,13 @@ struct Copying {
 
 impl Staged {
     /// Allocates memory on both sides for a worker's requests, and fills it.
-    pub(crate) fn open(lane: &Arc<Lane>, worker: &mut Worker<'_>) -> Result<Staged> {
+    pub(crate) fn open(
+        device_streams: &Arc<DeviceStreams>,
+        worker: &mut Worker<'_>,
+    ) -> Result<Staged> {
         let (slot_bytes, depth) = (worker.slot_bytes(), worker.depth());
-        let pool = Pool::pinned(slot_bytes, slot_bytes * depth, lane.device());
-        let block = DeviceBlock::allocate(lane, slot_bytes * depth)?;
+        let pool = Pool::pinned(slot_bytes, slot_bytes * depth, device_streams.device());
+        let block = DeviceBlock::allocate(device_streams, slot_bytes * depth)?;
         let tag = Tag::new(worker.shared.job.seed, u32::MAX, 0);
         for slot in 0..depth {
             let mut buf = pool.take()?;

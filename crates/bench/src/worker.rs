@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_cuda::CuFileHandle;
-use penstock_io::buffer::{IoBuf, Lane, Memory};
+use penstock_io::buffer::{DeviceStreams, IoBuf, Memory};
 use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind,
 };
@@ -24,7 +24,7 @@ use crate::plan::{Plan, Request};
 pub(crate) const TURN: Duration = Duration::from_millis(100);
 
 /// The state that all threads of a process share.
-pub(crate) struct Shared<'a> {
+pub(crate) struct WorkerShared<'a> {
     pub(crate) job: &'a Job,
     pub(crate) plan: &'a Plan,
     pub(crate) files: &'a [Arc<File>],
@@ -32,7 +32,7 @@ pub(crate) struct Shared<'a> {
     /// Memory that stands for the tensors, shorter than these and used repeatedly.
     pub(crate) source: Option<&'a Memory>,
     /// The streams of the device whose memory is used.
-    pub(crate) lane: Option<&'a Arc<Lane>>,
+    pub(crate) device_streams: Option<&'a Arc<DeviceStreams>>,
     /// cuFile's handles of the files, if it moves the bytes.
     pub(crate) handles: &'a [CuFileHandle],
     pub(crate) stop: &'a AtomicBool,
@@ -40,7 +40,7 @@ pub(crate) struct Shared<'a> {
 
 /// A thread that is ready to begin.
 pub(crate) struct Worker<'a> {
-    pub(crate) shared: &'a Shared<'a>,
+    pub(crate) shared: &'a WorkerShared<'a>,
     requests: &'a [Request],
     next: usize,
     pub(crate) free: Vec<IoBuf>,
@@ -51,7 +51,7 @@ pub(crate) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// Allocates buffers for its requests, unless the method has memory of its own.
-    pub(crate) fn new(shared: &'a Shared<'a>, requests: &'a [Request]) -> Result<Worker<'a>> {
+    pub(crate) fn new(shared: &'a WorkerShared<'a>, requests: &'a [Request]) -> Result<Worker<'a>> {
         let mut worker = Worker {
             shared,
             requests,
@@ -61,7 +61,7 @@ impl<'a> Worker<'a> {
             begun: Instant::now(),
             deadline: None,
         };
-        if shared.job.method != Method::Executor && shared.lane.is_none() {
+        if shared.job.method != Method::Executor && shared.device_streams.is_none() {
             worker.free = buffers(worker.slot_bytes(), worker.depth(), shared.job.seed)?;
         }
         Ok(worker)

@@ -9,13 +9,13 @@ use penstock_bench::job::{Job, Layout, Method, Pattern};
 use penstock_bench::outcome::Outcome;
 use penstock_cuda::{CuFile, Driver};
 use penstock_cuda_fake::{Control, Leaks};
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_store::Result;
 
 /// The test driver and its device, for one test at a time.
 struct Machine {
     control: Control,
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     cufile: Arc<CuFile>,
 }
 
@@ -23,11 +23,11 @@ fn machine() -> MutexGuard<'static, Machine> {
     static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
         let control = Control::new();
         let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
-        let lane = Arc::new(Lane::new(&driver.device(0).unwrap()).unwrap());
+        let device_streams = Arc::new(DeviceStreams::new(&driver.device(0).unwrap()).unwrap());
         let cufile = Arc::new(CuFile::open(&penstock_cuda_fake::library()).unwrap());
         Mutex::new(Machine {
             control,
-            lane,
+            device_streams,
             cufile,
         })
     });
@@ -51,7 +51,7 @@ impl Machine {
 
     fn run(&self, job: &Job) -> Result<Outcome> {
         let cufile = (job.method == Method::Cufile).then(|| Arc::clone(&self.cufile));
-        Bench::prepare_with(job.clone(), Some(Arc::clone(&self.lane)), cufile)?.run(0.0)
+        Bench::prepare_with(job.clone(), Some(Arc::clone(&self.device_streams)), cufile)?.run(0.0)
     }
 }
 
@@ -69,7 +69,7 @@ fn link_job() -> LinkJob {
 #[test]
 fn a_link_has_a_rate_of_each_kind_in_each_round() {
     let machine = machine();
-    let found = link(&machine.lane, &link_job()).unwrap();
+    let found = link(&machine.device_streams, &link_job()).unwrap();
     assert_eq!(found.rates.len(), 2 * 3 * 2);
     assert_eq!(found.unpinned, None);
     for rate in &found.rates {
@@ -94,7 +94,7 @@ fn copies_go_by_as_few_calls_as_was_asked_for() {
             ..link_job()
         };
         let before = (machine.control.calls(call), machine.control.calls(others));
-        link(&machine.lane, &job).unwrap();
+        link(&machine.device_streams, &job).unwrap();
         assert!(machine.control.calls(call) > before.0);
         assert_eq!(machine.control.calls(others), before.1);
     }
@@ -130,18 +130,18 @@ fn link_jobs_that_cannot_be_are_refused() {
 fn a_link_without_pinned_memory_says_so() {
     let machine = machine();
     machine.control.set_pinned_bytes_max(0);
-    let found = link(&machine.lane, &link_job()).unwrap();
+    let found = link(&machine.device_streams, &link_job()).unwrap();
     assert!(found.unpinned.unwrap().contains("cuMemHostRegister"));
 }
 
 #[test]
 fn what_is_garbled_on_its_way_is_found() {
     let machine = machine();
-    let tested = self_test(&machine.lane).unwrap();
+    let tested = self_test(&machine.device_streams).unwrap();
     assert!(tested.wrong.is_none() && tested.unpinned.is_none());
     assert_eq!(tested.pinned_bytes, 64 << 20);
     machine.control.set_garbles(true);
-    let wrong = self_test(&machine.lane).unwrap().wrong.unwrap();
+    let wrong = self_test(&machine.device_streams).unwrap().wrong.unwrap();
     assert_eq!((wrong.offset, wrong.is_batched), (0, false));
     assert_eq!(machine.left(), Leaks::default());
 }
@@ -159,7 +159,7 @@ fn pinning_is_measured_both_ways_and_given_back() {
         .map(|name| machine.control.calls(name))
     };
     let before = calls(&machine);
-    let found = pinning(machine.lane.device(), 8 << 20).unwrap();
+    let found = pinning(machine.device_streams.device(), 8 << 20).unwrap();
     assert_eq!(found.bytes, 8 << 20);
     assert_eq!(calls(&machine), before.map(|count| count + 1));
     assert_eq!(machine.left(), Leaks::default());

@@ -8,18 +8,18 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::operation::Position;
-use crate::state::State;
+use crate::state::DriverState;
 use crate::status::{Answer, Status};
 use crate::stream::{Order, PER_THREAD};
 use crate::thread;
 
 struct Driver {
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
     changed: Condvar,
 }
 
 static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
-    state: Mutex::new(State::new()),
+    state: Mutex::new(DriverState::new()),
     changed: Condvar::new(),
 });
 
@@ -106,7 +106,7 @@ fn is_forked() -> bool {
 /// The driver's locked state, and the current context of a call.
 pub(crate) struct Session {
     /// `None` only while this thread waits.
-    state: Option<MutexGuard<'static, State>>,
+    state: Option<MutexGuard<'static, DriverState>>,
     /// 0 unless the call needs a context.
     pub(crate) current: u64,
 }
@@ -135,7 +135,7 @@ impl Session {
     }
 
     /// Waits for a state that streams bring about.
-    pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut(&State) -> bool) {
+    pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut(&DriverState) -> bool) {
         while !is_so(self) {
             let Some(state) = self.state.take() else {
                 return;
@@ -199,9 +199,9 @@ impl Session {
 }
 
 impl Deref for Session {
-    type Target = State;
+    type Target = DriverState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &DriverState {
         self.state
             .as_deref()
             .expect("only a thread that waits is without the state")
@@ -209,7 +209,7 @@ impl Deref for Session {
 }
 
 impl DerefMut for Session {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut DriverState {
         self.state
             .as_deref_mut()
             .expect("only a thread that waits is without the state")
@@ -217,6 +217,6 @@ impl DerefMut for Session {
 }
 
 /// A panic within a call ends the process, so the data behind a poisoned lock is never seen.
-fn lock() -> MutexGuard<'static, State> {
+fn lock() -> MutexGuard<'static, DriverState> {
     DRIVER.state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::driver::{self, Session};
 use crate::operation::Operation;
-use crate::state::{Next, State};
+use crate::state::{DriverState, Next};
 use crate::status::{Answer, Status};
 use crate::thread;
 
@@ -96,7 +96,7 @@ pub(crate) fn reset() {
     }
     session.contexts.clear();
     join(&mut session, ended, |_, _| true);
-    *session = State::new();
+    *session = DriverState::new();
     thread::reset();
     driver::disown();
 }

@@ -1,7 +1,7 @@
 //! Objects that callers made and did not free.
 
 use crate::memory::Home;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// Counts of objects that were made and not freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    pub(crate) fn count(state: &State) -> Leaks {
+    pub(crate) fn count(state: &DriverState) -> Leaks {
         let mut leaks = Leaks {
             pinned_bytes: state.memory.pinned_bytes(),
             streams: state.streams.count(),

@@ -9,7 +9,7 @@ use crate::kernel::Launch;
 use crate::memory::AddressSpace;
 use crate::status::{Answer, Status};
 use crate::thread::host_function;
-use crate::transfer::Piece;
+use crate::transfer::RowsCopy;
 
 /// Kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ pub(crate) struct HostCall {
 }
 
 pub(crate) enum Work {
-    Copy(Vec<Piece>),
+    Copy(Vec<RowsCopy>),
     Set { address: u64, value: u8, bytes: u64 },
     Kernel(Launch),
     HostFunction(HostCall),
@@ -112,7 +112,7 @@ impl Operation {
         outcome
     }
 
-    fn copy(&self, pieces: &[Piece], space: &AddressSpace) -> Answer {
+    fn copy(&self, pieces: &[RowsCopy], space: &AddressSpace) -> Answer {
         // Without time in between, reading and writing need no intermediate memory.
         if self.delay.after.is_zero() {
             return pieces
@@ -130,19 +130,19 @@ impl Operation {
 
     /// Corrupts the bytes that it copied to the host.
     pub(crate) fn garble(&self) {
-        self.pieces().iter().for_each(Piece::garble);
+        self.pieces().iter().for_each(RowsCopy::garble);
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         match &self.work {
-            Work::Copy(pieces) => pieces.iter().map(Piece::bytes).sum(),
+            Work::Copy(pieces) => pieces.iter().map(RowsCopy::bytes).sum(),
             Work::Set { bytes, .. } => *bytes,
             Work::Kernel(_) | Work::HostFunction(_) | Work::Record { .. } | Work::Wait => 0,
         }
     }
 
     /// The copies that it consists of.
-    pub(crate) fn pieces(&self) -> &[Piece] {
+    pub(crate) fn pieces(&self) -> &[RowsCopy] {
         match &self.work {
             Work::Copy(pieces) => pieces,
             _ => &[],
@@ -156,7 +156,7 @@ impl Operation {
 
     /// Whether it uses host memory between these addresses.
     pub(crate) fn uses_host(&self, start: u64, end: u64) -> bool {
-        let mut used = self.pieces().iter().flat_map(Piece::host_ranges);
+        let mut used = self.pieces().iter().flat_map(RowsCopy::host_ranges);
         used.any(|(first, last)| first < end && start < last)
     }
 }

@@ -17,9 +17,9 @@ use crate::module::Modules;
 use crate::operation::{Operation, Position, Work};
 use crate::status::{Answer, Status};
 use crate::stream::{LEGACY, Order, Stream, Streams};
-use crate::transfer::Piece;
+use crate::transfer::RowsCopy;
 
-pub(crate) struct State {
+pub(crate) struct DriverState {
     pub(crate) config: Config,
     pub(crate) is_initialized: bool,
     pub(crate) contexts: BTreeMap<u64, Context>,
@@ -47,9 +47,9 @@ pub(crate) enum Next {
     End,
 }
 
-impl State {
-    pub(crate) fn new() -> State {
-        State {
+impl DriverState {
+    pub(crate) fn new() -> DriverState {
+        DriverState {
             config: Config::from_environment(),
             is_initialized: false,
             contexts: BTreeMap::new(),
@@ -134,7 +134,7 @@ impl State {
 
     /// Overwrites destinations with garbage, unless a queued operation has yet to read or write
     /// them.
-    fn poison(&self, pieces: &[Piece]) {
+    fn poison(&self, pieces: &[RowsCopy]) {
         for piece in pieces {
             if let Some((start, end)) = piece.host_destination()
                 && !self.streams.use_host(start, end)
@@ -208,7 +208,7 @@ impl State {
         if let (Some(status), Some(context)) = (failed, self.contexts.get_mut(&context)) {
             context.failing.get_or_insert(status);
         }
-        self.settle_failure(context);
+        self.finish_failure(context);
     }
 
     /// Notes the time of an event, if this is its last record.
@@ -224,7 +224,7 @@ impl State {
     /// Completes the failure of a context: nothing queued in it is executed any more. The failure
     /// is reported only after all running transfers have ended, since callers then free their
     /// memory.
-    fn settle_failure(&mut self, id: u64) {
+    fn finish_failure(&mut self, id: u64) {
         let Some(context) = self.contexts.get_mut(&id) else {
             return;
         };

@@ -52,14 +52,14 @@ impl Side {
 }
 
 /// A copy of rows.
-pub(crate) struct Piece {
+pub(crate) struct RowsCopy {
     pub(crate) source: Side,
     pub(crate) destination: Side,
     pub(crate) width: u64,
     pub(crate) rows: u64,
 }
 
-impl Piece {
+impl RowsCopy {
     pub(crate) fn bytes(&self) -> u64 {
         self.width * self.rows
     }

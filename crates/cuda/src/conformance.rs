@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::raw;
 use crate::{
-    Device, DeviceMemory, Direction, Driver, Error, Foreign, HostMemory, Module, Piece,
+    Device, DeviceMemory, Direction, Driver, Error, Foreign, HostMemory, Module, PitchedCopy,
     Registration, Stream,
 };
 
@@ -138,7 +138,7 @@ impl Drop for Host {
     }
 }
 
-fn copy(stream: &Stream, direction: Direction, pieces: &[Piece]) {
+fn copy(stream: &Stream, direction: Direction, pieces: &[PitchedCopy]) {
     // SAFETY: the checks keep both sides until the stream is done.
     unsafe { stream.copy(direction, pieces) }.unwrap();
 }
@@ -146,7 +146,7 @@ fn copy(stream: &Stream, direction: Direction, pieces: &[Piece]) {
 /// Copies from the host to the device and back.
 fn round_trip(stream: &Stream, from: &Host, to: &Host, bytes: usize) {
     let there = DeviceMemory::allocate(stream.device(), bytes).unwrap();
-    let piece = |host: &Host| Piece::run(host.address(), there.address(), bytes);
+    let piece = |host: &Host| PitchedCopy::run(host.address(), there.address(), bytes);
     copy(stream, Direction::ToDevice, &[piece(from)]);
     copy(stream, Direction::ToHost, &[piece(to)]);
     stream.record().unwrap().wait().unwrap();
@@ -200,10 +200,10 @@ fn rows_by_their_pitches(driver: &Driver) {
     let there = DeviceMemory::allocate(&device, ROWS * WIDE).unwrap();
     let from = Host::pinned(&device, ROWS * WIDE).filled(1);
     let to = Host::pinned(&device, ROWS * ROW_BYTES);
-    let whole = Piece::run(from.address(), there.address(), ROWS * WIDE);
+    let whole = PitchedCopy::run(from.address(), there.address(), ROWS * WIDE);
     copy(&stream, Direction::ToDevice, &[whole]);
     // From column 100 on of each row, contiguous on the host.
-    let narrow = Piece {
+    let narrow = PitchedCopy {
         host: to.address(),
         device: there.address() + 100,
         row_bytes: ROW_BYTES,
@@ -218,13 +218,13 @@ fn rows_by_their_pitches(driver: &Driver) {
         assert!(&to.bytes()[row * ROW_BYTES..][..ROW_BYTES] == expected);
     }
     // And back, to every second row.
-    let back = Piece {
+    let back = PitchedCopy {
         device: there.address(),
         ..narrow
     };
     copy(&stream, Direction::ToDevice, &[back]);
     let again = Host::pinned(&device, ROWS * WIDE);
-    let whole = Piece::run(again.address(), there.address(), ROWS * WIDE);
+    let whole = PitchedCopy::run(again.address(), there.address(), ROWS * WIDE);
     copy(&stream, Direction::ToHost, &[whole]);
     stream.synchronize().unwrap();
     for row in 0..ROWS {
@@ -245,14 +245,14 @@ fn many_pieces(driver: &Driver) {
     let there = DeviceMemory::allocate(&device, PIECES * 512).unwrap();
     let from = Host::pinned(&device, starts[PIECES]).filled(2);
     let to = Host::pinned(&device, starts[PIECES]);
-    let pieces = |host: &Host| -> Vec<Piece> {
+    let pieces = |host: &Host| -> Vec<PitchedCopy> {
         let piece = |index: usize| {
             let device = there.address() + (index * 512) as u64;
-            Piece::run(host.address() + starts[index], device, bytes_of(index))
+            PitchedCopy::run(host.address() + starts[index], device, bytes_of(index))
         };
         (0..PIECES)
             .map(piece)
-            .chain([Piece::run(0, 0, 0)])
+            .chain([PitchedCopy::run(0, 0, 0)])
             .collect()
     };
     copy(&stream, Direction::ToDevice, &pieces(&from));
@@ -269,7 +269,7 @@ fn one_stream_waits_for_another(driver: &Driver) {
     let to = Host::pinned(&device, BYTES);
     for seed in 0..10 {
         let from = Host::pinned(&device, BYTES).filled(seed);
-        let piece = |host: &Host| Piece::run(host.address(), memory.address(), BYTES);
+        let piece = |host: &Host| PitchedCopy::run(host.address(), memory.address(), BYTES);
         copy(&there, Direction::ToDevice, &[piece(&from)]);
         back.wait_for(&there.record().unwrap()).unwrap();
         copy(&back, Direction::ToHost, &[piece(&to)]);
@@ -291,7 +291,7 @@ fn events_are_of_the_work_before_them(driver: &Driver) {
     assert!(nothing.is_done().unwrap());
     let memory = DeviceMemory::allocate(&device, BYTES).unwrap();
     let host = Host::pinned(&device, BYTES).filled(3);
-    let piece = Piece::run(host.address(), memory.address(), BYTES);
+    let piece = PitchedCopy::run(host.address(), memory.address(), BYTES);
     copy(&stream, Direction::ToDevice, &[piece]);
     let done = stream.record().unwrap();
     while !done.is_done().unwrap() {
@@ -340,7 +340,7 @@ fn kernels_reach_the_host(driver: &Driver) {
     let wanted = [7_u64, 0, 99, 7];
     let ids = DeviceMemory::allocate(&device, size_of_val(&wanted)).unwrap();
     let address = wanted.as_ptr().expose_provenance();
-    let piece = Piece::run(address, ids.address(), ids.len());
+    let piece = PitchedCopy::run(address, ids.address(), ids.len());
     copy(&stream, Direction::ToDevice, &[piece]);
     let out = DeviceMemory::allocate(&device, wanted.len() * ROW_BYTES).unwrap();
     let kernel = Module::load(&device, KERNELS).unwrap();
@@ -352,7 +352,7 @@ fn kernels_reach_the_host(driver: &Driver) {
     // SAFETY: the memory stays until the stream is synchronized.
     unsafe { kernel.launch(&foreign, 2, 64, arguments) }.unwrap();
     let back = Host::pinned(&device, out.len());
-    let piece = Piece::run(back.address(), out.address(), out.len());
+    let piece = PitchedCopy::run(back.address(), out.address(), out.len());
     copy(&stream, Direction::ToHost, &[piece]);
     stream.synchronize().unwrap();
     for (row, &id) in back.bytes().chunks(ROW_BYTES).zip(&wanted) {
@@ -378,12 +378,12 @@ fn memory_of_the_driver(driver: &Driver) {
     copy(
         &stream,
         Direction::ToDevice,
-        &[Piece::run(from.address(), there.address(), BYTES)],
+        &[PitchedCopy::run(from.address(), there.address(), BYTES)],
     );
     copy(
         &stream,
         Direction::ToHost,
-        &[Piece::run(to.address(), there.address(), to.len())],
+        &[PitchedCopy::run(to.address(), there.address(), to.len())],
     );
     stream.synchronize().unwrap();
     // SAFETY: the memory has this many bytes, and the copy to it has ended.
@@ -431,7 +431,7 @@ fn dropped_early(driver: &Driver) {
     );
     let memory = DeviceMemory::allocate(&device, BYTES).unwrap();
     let stream = Stream::new(&device).unwrap();
-    let piece = |host: &Host| Piece::run(host.address(), memory.address(), BYTES);
+    let piece = |host: &Host| PitchedCopy::run(host.address(), memory.address(), BYTES);
     copy(&stream, Direction::ToDevice, &[piece(&from)]);
     copy(&stream, Direction::ToHost, &[piece(&to)]);
     let done = stream.record().unwrap();

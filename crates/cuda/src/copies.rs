@@ -20,7 +20,7 @@ pub enum Direction {
 
 /// Bytes that are contiguous on both sides, or rows of such bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PitchedCopy {
     /// Host address of the first byte.
     pub host: usize,
     /// Device address of the first byte.
@@ -35,10 +35,10 @@ pub struct Piece {
     pub device_pitch: usize,
 }
 
-impl Piece {
+impl PitchedCopy {
     /// A contiguous piece.
-    pub fn run(host: usize, device: u64, bytes: usize) -> Piece {
-        Piece {
+    pub fn run(host: usize, device: u64, bytes: usize) -> PitchedCopy {
+        PitchedCopy {
             host,
             device,
             row_bytes: bytes,
@@ -54,8 +54,8 @@ impl Piece {
     }
 
     /// The piece that is one of its rows.
-    fn row(&self, row: usize) -> Piece {
-        Piece::run(
+    fn row(&self, row: usize) -> PitchedCopy {
+        PitchedCopy::run(
             self.host + row * self.host_pitch,
             self.device + (row * self.device_pitch) as u64,
             self.row_bytes,
@@ -77,14 +77,14 @@ impl Stream {
     /// Until such an event has completed, or the stream is synchronized, the memory on both sides
     /// stays in place; all other reads and writes of the destinations, and all writes of the
     /// sources, are ordered before or after the copies by events.
-    pub unsafe fn copy(&self, direction: Direction, pieces: &[Piece]) -> Result<()> {
+    pub unsafe fn copy(&self, direction: Direction, pieces: &[PitchedCopy]) -> Result<()> {
         let entered = self.device().enter()?;
         let queue = Queue {
             stream: self,
             entered: &entered,
             direction,
         };
-        let (runs, rows): (Vec<&Piece>, Vec<&Piece>) = pieces
+        let (runs, rows): (Vec<&PitchedCopy>, Vec<&PitchedCopy>) = pieces
             .iter()
             .filter(|piece| piece.bytes() > 0)
             .partition(|piece| piece.rows == 1);
@@ -112,7 +112,7 @@ struct Queue<'a> {
 impl Queue<'_> {
     /// # Safety
     /// As [`Stream::copy`].
-    unsafe fn runs(&self, runs: &[&Piece]) -> Result<()> {
+    unsafe fn runs(&self, runs: &[&PitchedCopy]) -> Result<()> {
         if runs.len() >= BATCH_MIN {
             // SAFETY: the caller's promise is passed on.
             match unsafe { self.batch(runs) } {
@@ -131,7 +131,7 @@ impl Queue<'_> {
 
     /// # Safety
     /// As [`Stream::copy`].
-    unsafe fn run(&self, run: &Piece) -> Result<()> {
+    unsafe fn run(&self, run: &PitchedCopy) -> Result<()> {
         let (bytes, stream) = (run.row_bytes, self.stream.handle());
         match self.direction {
             Direction::ToHost => {
@@ -151,7 +151,7 @@ impl Queue<'_> {
     ///
     /// # Safety
     /// As [`Stream::copy`].
-    unsafe fn batch(&self, runs: &[&Piece]) -> Option<Result<()>> {
+    unsafe fn batch(&self, runs: &[&PitchedCopy]) -> Option<Result<()>> {
         // With unified addressing, the host's addresses are valid for the device too.
         let host: Vec<u64> = runs.iter().map(|run| run.host as u64).collect();
         let device: Vec<u64> = runs.iter().map(|run| run.device).collect();
@@ -199,10 +199,10 @@ impl Queue<'_> {
 
     /// # Safety
     /// As [`Stream::copy`].
-    unsafe fn rows(&self, piece: &Piece) -> Result<()> {
+    unsafe fn rows(&self, piece: &PitchedCopy) -> Result<()> {
         let pitch_max = self.stream.device().pitch_max();
         if piece.host_pitch.max(piece.device_pitch) > pitch_max {
-            let rows: Vec<Piece> = (0..piece.rows).map(|row| piece.row(row)).collect();
+            let rows: Vec<PitchedCopy> = (0..piece.rows).map(|row| piece.row(row)).collect();
             // SAFETY: the caller's promise is passed on.
             return unsafe { self.runs(&rows.iter().collect::<Vec<_>>()) };
         }

@@ -133,14 +133,14 @@ impl Device {
         Ok(entered)
     }
 
-    /// See [`Event::settle`](crate::Event::settle).
-    pub(crate) fn settle(&self, wait: impl Fn() -> Result<()>) {
-        for _ in 0..SETTLE_TRIES {
+    /// See [`Event::drain`](crate::Event::drain).
+    pub(crate) fn drain(&self, wait: impl Fn() -> Result<()>) {
+        for _ in 0..DRAIN_TRIES {
             match wait() {
                 Ok(()) | Err(Error::Forked { .. }) => return,
                 // After one such failure, later waits need no further tries.
                 Err(_) if self.has_failed.load(Ordering::Relaxed) => return,
-                Err(_) => thread::sleep(SETTLE_PAUSE),
+                Err(_) => thread::sleep(DRAIN_PAUSE),
             }
         }
         self.has_failed.store(true, Ordering::Relaxed);
@@ -174,8 +174,8 @@ impl fmt::Debug for Device {
 }
 
 /// Consecutive failures after which a device counts as failed.
-const SETTLE_TRIES: usize = 20;
-const SETTLE_PAUSE: Duration = Duration::from_millis(1);
+const DRAIN_TRIES: usize = 20;
+const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
 fn check_process(process: u32) -> Result<()> {
     match process == std::process::id() {

@@ -76,8 +76,8 @@ impl Event {
     /// Waits until it is complete, or never will be: for callers that are about to free memory. A
     /// single failed call proves nothing about the work, so it is repeated; a device that has
     /// failed fails every call, and copies nothing any more.
-    pub fn settle(&self) {
-        self.device.settle(|| self.wait());
+    pub fn drain(&self) {
+        self.device.drain(|| self.wait());
     }
 
     pub(crate) fn handle(&self) -> raw::EventHandle {

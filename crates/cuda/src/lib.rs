@@ -34,7 +34,7 @@ mod version;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
-pub use copies::{Direction, Piece};
+pub use copies::{Direction, PitchedCopy};
 pub use cufile::{CUFILE_VARIABLE, CuFile, CuFileCounts, CuFileHandle};
 pub use device::Device;
 pub use driver::{DRIVER_VARIABLE, Driver, Library};

@@ -72,9 +72,9 @@ impl Stream {
         unsafe { entered.stream_synchronize(self.handle) }
     }
 
-    /// As [`Event::settle`], for all queued work.
-    pub fn settle(&self) {
-        self.device.settle(|| self.synchronize());
+    /// As [`Event::drain`], for all queued work.
+    pub fn drain(&self) {
+        self.device.drain(|| self.synchronize());
     }
 
     /// `CUstream`, for other users of the driver; valid as long as this value lives.

@@ -8,10 +8,10 @@ use penstock_io::executor::Transfer;
 use penstock_io::trace;
 
 use crate::error::Result;
-use crate::state::{Place, State};
+use crate::state::{BatchState, Place};
 
 /// How long a waiting thread spins for a transfer before it sleeps.
-const LOOKOUT: Duration = Duration::from_micros(100);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// Reads the rows of these places a second time.
 pub(crate) type Again = Box<dyn Fn(Vec<Place>) -> Result<Option<Transfer>> + Send + Sync>;
@@ -26,13 +26,13 @@ pub struct Batch {
 }
 
 struct Part {
-    state: Arc<State>,
+    state: Arc<BatchState>,
     again: Again,
     transfers: Mutex<Vec<Transfer>>,
 }
 
 impl Batch {
-    pub(crate) fn new(state: Arc<State>, again: Again, transfers: Vec<Transfer>) -> Batch {
+    pub(crate) fn new(state: Arc<BatchState>, again: Again, transfers: Vec<Transfer>) -> Batch {
         let part = Part {
             state,
             again,
@@ -86,7 +86,7 @@ impl Batch {
     /// Passes the batch to a function once no read is in flight, on a thread of the executor or at
     /// once. The function must not block.
     pub(crate) fn hand_over(self, to: Box<dyn FnOnce(Batch) + Send>) {
-        let states: Vec<Arc<State>> = self
+        let states: Vec<Arc<BatchState>> = self
             .parts
             .iter()
             .map(|one| Arc::clone(&one.state))
@@ -131,8 +131,8 @@ impl Part {
 
     fn wait(&self, until: Option<Instant>) -> Result<bool> {
         loop {
-            if until.is_none_or(|until| until > Instant::now() + LOOKOUT) {
-                self.look_out();
+            if until.is_none_or(|until| until > Instant::now() + SPIN_MAX) {
+                self.spin_wait();
             }
             let Some((lost, damaged)) = self.state.wait(until) else {
                 return Ok(false);
@@ -155,11 +155,11 @@ impl Part {
     }
 
     /// Spins for a single transfer, whose own wait is fast.
-    fn look_out(&self) {
+    fn spin_wait(&self) {
         let first = self.transfers().first().cloned();
         if let Some(transfer) = first {
             // Its result is read later.
-            drop(transfer.wait(Some(LOOKOUT)));
+            drop(transfer.wait(Some(SPIN_MAX)));
         }
     }
 

@@ -38,7 +38,7 @@ struct Coming {
 }
 
 /// Result of a lookup.
-pub(crate) enum Found {
+pub(crate) enum CachedRow {
     /// The row is cached.
     Here,
     /// A batch is reading it: this one, or another one.
@@ -110,30 +110,30 @@ impl Cache {
     }
 
     /// Finds a row, or claims a slot for the batch that is about to read it.
-    pub(crate) fn find(&self, inner: &mut Inner, key: u64, batch: (u64, u64)) -> Found {
+    pub(crate) fn find(&self, inner: &mut Inner, key: u64, batch: (u64, u64)) -> CachedRow {
         let Inner { index, coming, .. } = inner;
         if let Some(slot) = index.find(key) {
             return match &coming[slot as usize] {
-                None => Found::Here,
-                Some(one) => Found::Comes {
+                None => CachedRow::Here,
+                Some(one) => CachedRow::Comes {
                     is_own: one.batch == batch,
                 },
             };
         }
         let may_go = |slot: Slot| coming[slot as usize].is_none() && !self.slots.is_lent(slot);
         let Some(slot) = index.admit_coming(key, may_go) else {
-            return Found::Missing(None);
+            return CachedRow::Missing(None);
         };
         let Some(memory) = self.slots.claim(slot) else {
             // The memory of a lost row has not been returned yet.
             index.forget(key);
-            return Found::Missing(None);
+            return CachedRow::Missing(None);
         };
         inner.coming[slot as usize] = Some(Box::new(Coming {
             batch,
             ..Coming::default()
         }));
-        Found::Missing(Some(Claimed { key, slot, memory }))
+        CachedRow::Missing(Some(Claimed { key, slot, memory }))
     }
 
     /// Adds a consumer to a row that is being read; gives it back if the row is not.
@@ -196,7 +196,7 @@ impl Cache {
     }
 
     /// Gives up a row whose memory was lost with the operation that read it.
-    pub(crate) fn lost_straight(inner: &mut Inner, key: u64, slot: Slot) {
+    pub(crate) fn lost_zero_copy(inner: &mut Inner, key: u64, slot: Slot) {
         let coming = inner.coming[slot as usize].take();
         if coming.as_ref().is_none_or(|one| !one.is_stale) {
             inner.index.forget(key);
@@ -207,6 +207,6 @@ impl Cache {
     pub(crate) fn lost(inner: &mut Inner, claimed: Claimed) {
         let Claimed { key, slot, memory } = claimed;
         drop(memory);
-        Cache::lost_straight(inner, key, slot);
+        Cache::lost_zero_copy(inner, key, slot);
     }
 }

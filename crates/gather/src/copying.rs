@@ -5,12 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_io::buffer::{IoBuf, Reading, Slots, stream_copy};
-use penstock_io::executor::Assist;
+use penstock_io::executor::ParallelWork;
 
 use crate::index::Slot;
 
 /// How long the caller spins for the pieces that others copy, one for each thread.
-const LOOKOUT: Duration = Duration::from_micros(100);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// Results from this size on leave the processor's caches before they are read.
 const STREAMED_BYTES: usize = 32 << 20;
@@ -28,7 +28,7 @@ pub(crate) struct Copying {
 
 #[derive(Debug, Default)]
 struct Progress {
-    left: VecDeque<Piece>,
+    left: VecDeque<ResultPiece>,
     /// Number of pieces added.
     pushed: usize,
     /// Pieces being copied.
@@ -38,7 +38,7 @@ struct Progress {
 
 /// A piece of a result.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct ResultPiece {
     /// Position of its first row in the batch.
     pub(crate) first: usize,
     pub(crate) memory: IoBuf,
@@ -70,7 +70,7 @@ impl Copying {
     }
 
     /// Adds a piece.
-    pub(crate) fn push(&self, piece: Piece) {
+    pub(crate) fn push(&self, piece: ResultPiece) {
         let mut progress = self.lock();
         progress.left.push_back(piece);
         progress.pushed += 1;
@@ -83,7 +83,7 @@ impl Copying {
     /// If copying has panicked on another thread.
     pub(crate) fn finish(&self, reading: &Reading<'_>) -> Vec<Copied> {
         while self.copy_one(reading) {}
-        let until = Instant::now() + LOOKOUT;
+        let until = Instant::now() + SPIN_MAX;
         loop {
             let mut progress = self.lock();
             let is_over = Instant::now() >= until;
@@ -136,8 +136,8 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl Assist for Copying {
-    fn assist(&self) -> bool {
+impl ParallelWork for Copying {
+    fn run_part(&self) -> bool {
         // A thread that waits to write a slot blocks new readers, and that wait may depend on the
         // caller, who must not wait for this thread. The caller then copies alone.
         match self.slots.try_read() {
@@ -147,7 +147,7 @@ impl Assist for Copying {
     }
 }
 
-impl Piece {
+impl ResultPiece {
     fn copied(mut self, reading: &Reading<'_>, width: usize, is_streamed: bool) -> Copied {
         let copy = match is_streamed {
             true => stream_copy,
@@ -305,15 +305,15 @@ mod tests {
             (4, vec![(4, 1)]),
         ] {
             let memory = pieces.take();
-            copying.push(Piece {
+            copying.push(ResultPiece {
                 first,
                 memory,
                 there,
             });
         }
-        assert!(copying.assist(), "another one reads too");
+        assert!(copying.run_part(), "another one reads too");
         let done = copying.finish(&reading);
-        assert!(!copying.assist(), "nothing is left");
+        assert!(!copying.run_part(), "nothing is left");
         let coming_at: Vec<usize> = done.iter().flat_map(|one| one.coming.clone()).collect();
         assert_eq!(coming_at, [1]);
         assert_eq!(done.iter().map(|one| one.rows).sum::<usize>(), 3);

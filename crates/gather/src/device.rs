@@ -17,16 +17,16 @@ use std::time::Duration;
 
 use penstock_cuda::{Event, Foreign};
 use penstock_io::buffer::{
-    Collector, Departing, DeviceArrayMut, DeviceFills, DeviceScatter, IoBuf, Lane, Lease, Lent,
-    Pool,
+    DeviceArrayMut, DeviceFills, DeviceScatter, DeviceStreams, HostToDevice, IoBuf, Lease, Lent,
+    Pool, RowGatherKernel,
 };
-use penstock_io::ferry::{Cargo, Coming, Ferry, Outcome};
+use penstock_io::staging::{CopyJob, Inbound, Outcome, StagingPipeline};
 use penstock_io::trace;
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::reader::{Foreseen, Reader};
-use crate::shared::Shared;
+use crate::reader::{HintedBatch, Reader};
+use crate::shared::ReaderShared;
 
 /// A batch up to this size is one piece, so that each of its rows is read once. A device copies it
 /// in a third of a millisecond.
@@ -45,10 +45,10 @@ static POOLS: Mutex<Vec<(u32, Weak<Pool>)>> = Mutex::new(Vec::new());
 /// Gathers rows of a table into memory of one device.
 #[derive(Debug)]
 pub struct DeviceReader {
-    shared: Arc<Shared>,
-    lane: Arc<Lane>,
+    shared: Arc<ReaderShared>,
+    device_streams: Arc<DeviceStreams>,
     pool: Arc<Pool>,
-    ferry: Ferry<Rows>,
+    pipeline: StagingPipeline<Rows>,
 }
 
 impl DeviceReader {
@@ -56,20 +56,20 @@ impl DeviceReader {
     ///
     /// # Errors
     /// [`Error::Io`] if its thread cannot be started.
-    pub fn new(reader: &Reader, lane: &Arc<Lane>) -> Result<DeviceReader> {
+    pub fn new(reader: &Reader, device_streams: &Arc<DeviceStreams>) -> Result<DeviceReader> {
         let shared = &reader.shared;
-        let pool = pool(shared.table.value_bytes() as usize, lane);
+        let pool = pool(shared.table.value_bytes() as usize, device_streams);
         Ok(DeviceReader {
-            ferry: Ferry::start((*pool).clone())?,
+            pipeline: StagingPipeline::start((*pool).clone())?,
             shared: Arc::clone(shared),
-            lane: Arc::clone(lane),
+            device_streams: Arc::clone(device_streams),
             pool,
         })
     }
 
     /// The streams of the device.
-    pub fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub fn device_streams(&self) -> &Arc<DeviceStreams> {
+        &self.device_streams
     }
 
     /// Why some of its memory could not be pinned, if so; copies are then slower.
@@ -77,7 +77,7 @@ impl DeviceReader {
         self.pool.unpinned()
     }
 
-    /// Begins to gather rows in the order of `ids`, which may repeat; `foreseen` is the batch's
+    /// Begins to gather rows in the order of `ids`, which may repeat; `hinted` is the batch's
     /// number if it was announced. No copy starts before the work queued on `stream` so far has
     /// completed.
     ///
@@ -92,12 +92,15 @@ impl DeviceReader {
         ids: Vec<u64>,
         out: DeviceArrayMut,
         stream: &Foreign,
-        foreseen: Option<u64>,
+        hinted: Option<u64>,
     ) -> Result<DeviceBatch> {
         let _span = trace::span("gather");
         let width = self.shared.table.value_bytes() as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");
-        assert!(Arc::ptr_eq(out.lane(), &self.lane), "another device");
+        assert!(
+            Arc::ptr_eq(out.device_streams(), &self.device_streams),
+            "another device"
+        );
         self.shared.check_process()?;
         self.shared.check(&ids)?;
         let moment = stream.record().map_err(penstock_io::Error::from)?;
@@ -108,30 +111,30 @@ impl DeviceReader {
             forked: penstock_io::Error::Forked { process }.into(),
         };
         if ids.is_empty() {
-            batch.outcome.tell(Ok(None));
+            batch.outcome.resolve(Ok(None));
             return Ok(batch);
         }
         let to = out.into_content();
         let buffer_bytes = self.pool.buffer_bytes();
-        let collected_rows = Collector::rows(buffer_bytes, width);
+        let collected_rows = RowGatherKernel::rows(buffer_bytes, width);
         let may_collect = self.shared.cache.is_some()
             && width >= COLLECTED_BYTES_MIN
             && width.is_multiple_of(4)
-            && buffer_bytes <= Collector::MEMORY_BYTES_MAX
+            && buffer_bytes <= RowGatherKernel::MEMORY_BYTES_MAX
             && collected_rows > 0
-            && Collector::reaches(&to, width);
+            && RowGatherKernel::reaches(&to, width);
         let piece_rows = match may_collect {
             true => collected_rows,
             false => buffer_bytes / width,
         };
-        self.ferry.load(Rows {
+        self.pipeline.submit(Rows {
             shared: Arc::clone(&self.shared),
-            lane: Arc::clone(&self.lane),
+            device_streams: Arc::clone(&self.device_streams),
             may_collect,
             piece_rows: piece_rows.min(ids.len()),
             ids,
             begun: 0,
-            foreseen,
+            hinted,
             moment: Some(moment),
             to: Some(to),
             outcome: Arc::clone(&batch.outcome),
@@ -141,13 +144,13 @@ impl DeviceReader {
 
     /// Waits until all batches have ended; it accepts no more.
     pub fn finish(&self) {
-        self.ferry.finish();
+        self.pipeline.finish();
     }
 }
 
 /// Memory for pieces of a table with rows of so many bytes.
-fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
-    let device = lane.device();
+fn pool(width: usize, device_streams: &DeviceStreams) -> Arc<Pool> {
+    let device = device_streams.device();
     if width > PIECE_BYTES {
         let budget_bytes = PINNED_BYTES.max(2 * width);
         return Arc::new(Pool::pinned_and_kept(width, budget_bytes, device));
@@ -168,15 +171,15 @@ fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
 
 /// The part of a batch that has not begun.
 struct Rows {
-    shared: Arc<Shared>,
-    lane: Arc<Lane>,
+    shared: Arc<ReaderShared>,
+    device_streams: Arc<DeviceStreams>,
     /// Whether a kernel may gather cached rows.
     may_collect: bool,
     piece_rows: usize,
     ids: Vec<u64>,
     /// How many ids have begun.
     begun: usize,
-    foreseen: Option<u64>,
+    hinted: Option<u64>,
     /// Completion of the work that the caller's stream had queued at the call, until copies wait
     /// for it.
     moment: Option<Event>,
@@ -186,7 +189,7 @@ struct Rows {
 }
 
 /// Rows on their way to host memory.
-struct Piece {
+struct StagedRows {
     /// `None` if the cache has all of them.
     batch: Option<Batch>,
     memory: Lease,
@@ -196,8 +199,8 @@ struct Piece {
     bytes: Range<u64>,
 }
 
-impl Coming for Piece {
-    fn has_come(&self) -> bool {
+impl Inbound for StagedRows {
+    fn has_arrived(&self) -> bool {
         self.batch.as_ref().is_none_or(Batch::is_done)
     }
 }
@@ -208,12 +211,12 @@ impl Rows {
     }
 
     /// The kernel that gathers the rows, if one can.
-    fn collector(&self) -> Option<Collector<'_>> {
+    fn gather_kernel(&self) -> Option<RowGatherKernel<'_>> {
         let cache = self.shared.cache.as_ref().filter(|_| self.may_collect)?;
-        let collector = Collector::of(&self.lane)?;
+        let gather_kernel = RowGatherKernel::of(&self.device_streams)?;
         // The slots may be pinned for another device.
-        cache.slots().map(self.lane.device(), 0).ok()?;
-        Some(collector)
+        cache.slots().map(self.device_streams.device(), 0).ok()?;
+        Some(gather_kernel)
     }
 
     fn next_rows(&self) -> Range<usize> {
@@ -221,23 +224,23 @@ impl Rows {
     }
 }
 
-impl Cargo for Rows {
+impl CopyJob for Rows {
     type Error = Error;
-    type Coming = Piece;
-    type Going = Departing;
+    type Inbound = StagedRows;
+    type Outbound = HostToDevice;
 
     fn next_bytes(&self) -> Option<usize> {
         let rows = self.next_rows().len();
         let bytes = match self.may_collect {
-            true => Collector::memory_bytes(rows, self.width()),
+            true => RowGatherKernel::memory_bytes(rows, self.width()),
             false => rows * self.width(),
         };
         (rows > 0).then_some(bytes)
     }
 
-    fn begin(&mut self, mut memory: IoBuf) -> Result<Piece> {
+    fn begin(&mut self, mut memory: IoBuf) -> Result<StagedRows> {
         let rows = self.next_rows();
-        let foreseen = self.foreseen.map(|number| Foreseen {
+        let hinted = self.hinted.map(|number| HintedBatch {
             number,
             is_over: rows.end == self.ids.len(),
         });
@@ -245,24 +248,24 @@ impl Cargo for Rows {
         let bytes = (rows.start * width) as u64..(rows.end * width) as u64;
         let mut lent = None;
         let mut left = Cow::Borrowed(&self.ids[rows.clone()]);
-        if self.collector().is_some() {
-            self.shared.map(self.lane.device());
-            let (found, rest) = self.shared.lend(&left, foreseen);
+        if self.gather_kernel().is_some() {
+            self.shared.map(self.device_streams.device());
+            let (found, rest) = self.shared.lend(&left, hinted);
             left = rest.iter().map(|&position| left[position]).collect();
-            let telling = memory.split_off((left.len() * width).next_multiple_of(8));
-            lent = Some((found, telling));
+            let kernel_params = memory.split_off((left.len() * width).next_multiple_of(8));
+            lent = Some((found, kernel_params));
         }
         drop(memory.split_off(left.len() * width));
         let (memory, window) = Lease::of(memory);
         let batch = match left.is_empty() {
-            false => Some(self.shared.gather_part(&left, window, foreseen)?),
+            false => Some(self.shared.gather_part(&left, window, hinted)?),
             true => {
-                self.shared.passed(foreseen);
+                self.shared.passed(hinted);
                 None
             }
         };
         self.begun = rows.end;
-        Ok(Piece {
+        Ok(StagedRows {
             batch,
             memory,
             lent,
@@ -270,8 +273,8 @@ impl Cargo for Rows {
         })
     }
 
-    fn pass_on(&mut self, piece: Piece) -> Result<Departing> {
-        let Piece {
+    fn forward(&mut self, piece: StagedRows) -> Result<HostToDevice> {
+        let StagedRows {
             batch,
             memory,
             lent,
@@ -282,16 +285,17 @@ impl Cargo for Rows {
         }
         let memory = memory.reclaim().expect("every row of it is there");
         if let Some(moment) = self.moment.take() {
-            self.lane.fill_at(&moment)?;
+            self.device_streams.fill_at(&moment)?;
         }
         let mut to = self.to.take().expect("there is more to copy");
         if bytes.end < to.range().end {
             self.to = Some(to.split_off(bytes.end));
         }
-        let departing = match lent {
-            Some((lent, telling)) => {
-                let collector = Collector::of(&self.lane).expect("it was there before");
-                collector.begin(to, self.width(), memory, telling, lent)?
+        let host_to_device = match lent {
+            Some((lent, kernel_params)) => {
+                let gather_kernel =
+                    RowGatherKernel::of(&self.device_streams).expect("it was there before");
+                gather_kernel.begin(to, self.width(), memory, kernel_params, lent)?
             }
             None => {
                 let mut fills = DeviceFills::default();
@@ -301,31 +305,32 @@ impl Cargo for Rows {
             }
         };
         let copied = &self.shared.counts.device_bytes;
-        copied.fetch_add(departing.bytes(), Relaxed);
-        Ok(departing)
+        copied.fetch_add(host_to_device.bytes(), Relaxed);
+        Ok(host_to_device)
     }
 
-    fn all_go(&mut self) -> Result<()> {
-        self.outcome.tell(Ok(Some(self.lane.filled()?)));
+    fn all_forwarded(&mut self) -> Result<()> {
+        self.outcome
+            .resolve(Ok(Some(self.device_streams.filled()?)));
         Ok(())
     }
 
-    fn leave(&mut self, departing: Departing) -> Result<()> {
-        Ok(departing.wait()?)
+    fn leave(&mut self, host_to_device: HostToDevice) -> Result<()> {
+        Ok(host_to_device.wait()?)
     }
 
     fn end(mut self, result: Result<()>) {
         // The destination is released first.
         self.to = None;
         if let Err(error) = result {
-            self.outcome.tell(Err(error));
+            self.outcome.resolve(Err(error));
         }
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        if let (Some(number), Some(cache)) = (self.foreseen, &self.shared.cache)
+        if let (Some(number), Some(cache)) = (self.hinted, &self.shared.cache)
             && self.begun < self.ids.len()
         {
             cache.lock().index.cancel(number);
@@ -334,7 +339,7 @@ impl Drop for Rows {
         let source = std::io::Error::other("it was given up");
         let operation = "ferry";
         let error = penstock_io::Error::Engine { operation, source };
-        self.outcome.tell(Err(error.into()));
+        self.outcome.resolve(Err(error.into()));
     }
 }
 
@@ -350,7 +355,7 @@ pub struct DeviceBatch {
 impl DeviceBatch {
     /// Whether all copies have been queued, or the batch has failed.
     pub fn is_done(&self) -> bool {
-        self.is_ours() && self.outcome.heard().is_some()
+        self.is_ours() && self.outcome.get().is_some()
     }
 
     /// Waits until all copies have been queued; `false` on timeout.
@@ -374,7 +379,7 @@ impl DeviceBatch {
     /// # Errors
     /// [`Error::Io`] if the stream is being captured or the driver fails.
     pub fn hold(&self, stream: &Foreign) -> Result<()> {
-        if let Some(Ok(Some(moment))) = self.outcome.heard() {
+        if let Some(Ok(Some(moment))) = self.outcome.get() {
             stream.wait_for(moment).map_err(penstock_io::Error::from)?;
         }
         Ok(())
@@ -383,7 +388,7 @@ impl DeviceBatch {
     /// Calls a function once all copies have been queued or the batch has failed, on the staging
     /// pipeline's thread or at once. The function must not block.
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
-        self.outcome.on_told(watcher);
+        self.outcome.on_resolved(watcher);
     }
 
     fn is_ours(&self) -> bool {

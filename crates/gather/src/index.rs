@@ -30,7 +30,7 @@ pub use place::Slot;
 pub use replay::replay;
 
 use order::Order;
-use place::{NEVER, Place, REFUSALS_MAX, State};
+use place::{NEVER, Place, REFUSALS_MAX, SlotState};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
 use unsorted::Unsorted;
@@ -137,7 +137,7 @@ impl Index {
         let Some(slot) = slot else { return };
         self.order.used(&mut self.places, slot);
         if let Some(next) = next {
-            self.settle(slot, next);
+            self.set_next_use(slot, next);
         }
     }
 
@@ -180,7 +180,7 @@ impl Index {
         let key = place.key;
         if place.due != NEVER {
             let next = self.window.next(self.hasher.hash_one(key), key);
-            self.settle(slot, next);
+            self.set_next_use(slot, next);
         }
     }
 
@@ -221,10 +221,10 @@ impl Index {
         let hash_of = |&slot: &Slot| hasher.hash_one(places[slot as usize].key);
         slots.insert_unique(hash, slot, hash_of);
         if is_pinned {
-            self.places[slot as usize].state = State::Pinned;
+            self.places[slot as usize].state = SlotState::Pinned;
         } else {
             self.order.insert(&mut self.places, slot);
-            self.settle(slot, next);
+            self.set_next_use(slot, next);
         }
         Some(slot)
     }
@@ -244,7 +244,7 @@ impl Index {
         self.pinned.retain(|&key| !is_gone(key));
         for slot in 0..self.untouched {
             let place = &self.places[slot as usize];
-            if place.state != State::Free && is_gone(place.key) {
+            if place.state != SlotState::Free && is_gone(place.key) {
                 self.forget(place.key);
             }
         }
@@ -267,7 +267,7 @@ impl Index {
             if let Some(slot) = self.slot_of(self.hasher.hash_one(key), key) {
                 self.leave(slot);
                 let place = &mut self.places[slot as usize];
-                (place.state, place.due) = (State::Pinned, NEVER);
+                (place.state, place.due) = (SlotState::Pinned, NEVER);
             }
         }
         count
@@ -281,9 +281,9 @@ impl Index {
             if self.pinned.remove(&key)
                 && let Some(slot) = self.slot_of(hash, key)
             {
-                self.places[slot as usize].state = State::Out;
+                self.places[slot as usize].state = SlotState::Out;
                 let next = self.window.next(hash, key);
-                self.settle(slot, next);
+                self.set_next_use(slot, next);
             }
         }
     }
@@ -292,7 +292,7 @@ impl Index {
     ///
     /// # Returns
     /// Its number, counted from 0.
-    pub fn foresee(&mut self, keys: &[u64]) -> u64 {
+    pub fn hint(&mut self, keys: &[u64]) -> u64 {
         if matches!(self.policy, Policy::Static | Policy::None) {
             return self.window.add();
         }
@@ -316,10 +316,10 @@ impl Index {
                 self.fetch(keys);
                 for &key in keys {
                     let hash = self.hasher.hash_one(key);
-                    if let Some(at) = self.window.foresee(hash, key, &self.hasher)
+                    if let Some(at) = self.window.hint(hash, key, &self.hasher)
                         && let Some(slot) = self.slot_of(hash, key)
                     {
-                        self.settle(slot, Some(at));
+                        self.set_next_use(slot, Some(at));
                     }
                 }
             }
@@ -331,7 +331,7 @@ impl Index {
             if let Some(next) = self.window.used(hash, key)
                 && let Some(slot) = self.slot_of(hash, key)
             {
-                self.settle(slot, next);
+                self.set_next_use(slot, next);
             }
         }
     }
@@ -373,7 +373,7 @@ impl Index {
             if let Some(next) = self.window.pass(at, hash)
                 && let Some(slot) = self.slot_of(hash, key)
             {
-                self.settle(slot, next);
+                self.set_next_use(slot, next);
             }
         }
         self.window.end(batch);
@@ -406,14 +406,14 @@ impl Index {
     }
 
     /// Records when a row is needed next.
-    fn settle(&mut self, slot: Slot, next: Option<u64>) {
+    fn set_next_use(&mut self, slot: Slot, next: Option<u64>) {
         let place = &mut self.places[slot as usize];
         match (place.state, next) {
-            (State::Pinned, _) => {}
+            (SlotState::Pinned, _) => {}
             (_, Some(at)) => self.window.put(at, slot, &mut self.places),
             (state, None) => {
                 place.due = NEVER;
-                if state == State::Out {
+                if state == SlotState::Out {
                     self.order.rejoin(&mut self.places, slot);
                 }
             }
@@ -422,7 +422,7 @@ impl Index {
 
     /// Removes a row from its queue.
     fn leave(&mut self, slot: Slot) {
-        if let State::Queued | State::Main = self.places[slot as usize].state {
+        if let SlotState::Queued | SlotState::Main = self.places[slot as usize].state {
             self.order.remove(&mut self.places, slot);
         }
     }
@@ -480,8 +480,8 @@ mod tests {
     fn rows_on_their_way_are_in_nobodys_way() {
         let mut index = Index::new(110, Policy::Sieve);
         let keys: Vec<u64> = (0..111).collect();
-        index.foresee(&[110]);
-        index.foresee(&keys[..110]);
+        index.hint(&[110]);
+        index.hint(&keys[..110]);
         let slots: Vec<Slot> = (0..110)
             .map(|key| match key < 10 {
                 true => index.admit(key, |_| true).unwrap(),

@@ -8,8 +8,8 @@ use penstock_io::executor::{Arrived, Visitor};
 use crate::cache::{Cache, Claimed};
 use crate::checks::BLOCK_BYTES;
 use crate::key::row_of;
-use crate::shared::Shared;
-use crate::state::{Damage, Place, State};
+use crate::shared::ReaderShared;
+use crate::state::{BatchState, Damage, Place};
 use crate::table::Span;
 
 /// A row that is read once, and all its destinations.
@@ -24,20 +24,20 @@ pub(crate) struct Row {
 
 /// The rows of one request.
 pub(crate) struct Landing {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) state: Arc<State>,
+    pub(crate) shared: Arc<ReaderShared>,
+    pub(crate) state: Arc<BatchState>,
     pub(crate) span: Span,
     /// In ascending order.
     pub(crate) rows: Vec<Row>,
     /// The destination that the request reads into without a copy.
-    pub(crate) straight: Straight,
+    pub(crate) zero_copy: ZeroCopy,
     /// Whether this is a second read, of rows that were damaged or lost.
     pub(crate) is_again: bool,
 }
 
 /// The destination of a row that is read without a copy.
 #[derive(Debug)]
-pub(crate) enum Straight {
+pub(crate) enum ZeroCopy {
     /// None: it passes the executor's memory.
     No,
     /// The row's place in a result, which is missing in the row's places.
@@ -88,8 +88,8 @@ impl Landing {
 
     /// Adds rows to the cache, in the slots that they were read into.
     fn keep(&mut self, arrived: Arrived<'_>, mut claims: Vec<Claimed>) {
-        let straight = std::mem::replace(&mut self.straight, Straight::No);
-        if let (Straight::Slot { key, slot }, Arrived::Own(memory)) = (straight, arrived) {
+        let zero_copy = std::mem::replace(&mut self.zero_copy, ZeroCopy::No);
+        if let (ZeroCopy::Slot { key, slot }, Arrived::Own(memory)) = (zero_copy, arrived) {
             claims.push(Claimed { key, slot, memory });
         }
         if let (Some(cache), false) = (&self.shared.cache, claims.is_empty()) {
@@ -130,13 +130,16 @@ impl Landing {
             });
         }
         let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
-        match (std::mem::replace(&mut self.straight, Straight::No), arrived) {
+        match (
+            std::mem::replace(&mut self.zero_copy, ZeroCopy::No),
+            arrived,
+        ) {
             // Then there is only one row.
-            (Straight::Place, Arrived::Own(memory)) => {
+            (ZeroCopy::Place, Arrived::Own(memory)) => {
                 let Row { row, key, .. } = rows[0];
                 rows[0].places.push(Place { row, key, memory });
             }
-            (Straight::Slot { key, slot }, Arrived::Own(memory)) => {
+            (ZeroCopy::Slot { key, slot }, Arrived::Own(memory)) => {
                 rows[0].claimed = Some(Claimed { key, slot, memory });
             }
             _ => {}
@@ -163,11 +166,11 @@ impl Drop for Landing {
                 Cache::lost(&mut inner, claimed);
             }
         }
-        if let Straight::Slot { key, slot } = self.straight
+        if let ZeroCopy::Slot { key, slot } = self.zero_copy
             && let Some(cache) = &self.shared.cache
         {
             // Its memory went with the operation.
-            Cache::lost_straight(&mut cache.lock(), key, slot);
+            Cache::lost_zero_copy(&mut cache.lock(), key, slot);
         }
         if !places.is_empty() {
             self.state.lose(places);

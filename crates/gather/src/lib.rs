@@ -8,7 +8,7 @@
 //!
 //! A [`Proxy`] serves requests of kernels on a device.
 //!
-//! A [`ChangingTable`] is a table whose rows can be updated.
+//! A [`MutableTable`] is a table whose rows can be updated.
 //!
 //! Guarantees: a successful batch has every row, in the caller's order; if a table has [`Checks`],
 //! every block that was read is the one that was written. This crate does not know checkpoints:
@@ -18,7 +18,6 @@
 
 mod batch;
 mod cache;
-mod changing;
 mod checks;
 mod copying;
 mod device;
@@ -27,6 +26,7 @@ mod index;
 mod key;
 mod landing;
 mod lookup;
+mod mutable_table;
 mod proxy;
 mod reader;
 mod requests;
@@ -37,11 +37,13 @@ mod table;
 
 pub use batch::Batch;
 pub use cache::Cache;
-pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Storage, TABLE_HEAD};
 pub use checks::{BLOCK_BYTES, Checks};
 pub use device::{DeviceBatch, DeviceReader};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};
+pub use mutable_table::{
+    Compaction, Form, Frozen, MutableTable, NewTable, Opening, Storage, TABLE_MANIFEST,
+};
 pub use proxy::{Proxy, Serving};
 pub use reader::Reader;
 pub use runs::Merging;

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
 use penstock_io::buffer::{IoBuf, Lent};
-use penstock_io::executor::{Assist, Share};
+use penstock_io::executor::{ParallelWork, Share};
 
-use crate::cache::{Cache, Claimed, Found};
-use crate::copying::{Copying, Piece, Pieces};
+use crate::cache::{Cache, CachedRow, Claimed};
+use crate::copying::{Copying, Pieces, ResultPiece};
 use crate::error::Result;
 use crate::index::FETCHED;
 use crate::shared::Counts;
@@ -112,14 +112,14 @@ impl Asked<'_> {
                 }
             }
             let memory = pieces.take();
-            copying.push(Piece {
+            copying.push(ResultPiece {
                 first,
                 memory,
                 there,
             });
             if count == 0 && helpers > 0 {
-                let assist: Arc<dyn Assist> = Arc::clone(&copying) as _;
-                self.share.invite(&assist, helpers);
+                let run_part: Arc<dyn ParallelWork> = Arc::clone(&copying) as _;
+                self.share.offer(&run_part, helpers);
             }
         }
         drop(inner);
@@ -151,9 +151,9 @@ impl Asked<'_> {
         let mut inner = self.cache.lock();
         let how = |&position: &usize| {
             let how = match self.cache.find(&mut inner, key(position), batch) {
-                Found::Here | Found::Comes { is_own: false } => How::Comes,
-                Found::Comes { is_own: true } => How::Read(None),
-                Found::Missing(claimed) => How::Read(claimed),
+                CachedRow::Here | CachedRow::Comes { is_own: false } => How::Comes,
+                CachedRow::Comes { is_own: true } => How::Read(None),
+                CachedRow::Missing(claimed) => How::Read(claimed),
             };
             Miss { position, how }
         };

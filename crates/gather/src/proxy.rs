@@ -24,14 +24,14 @@ const SLEEP_PART: u32 = 16;
 
 /// A thread that reads the rows that kernels request. It sleeps while no kernel is launched.
 pub struct Proxy {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
     fifo: Arc<Fifo>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: u32,
 }
 
 #[derive(Default)]
-struct Shared {
+struct ProxyShared {
     is_stopped: AtomicBool,
     /// Requests whose rows are being read.
     under_way: AtomicUsize,
@@ -52,7 +52,7 @@ impl Proxy {
     pub fn new(reader: Reader, fifo: Arc<Fifo>) -> Result<Proxy> {
         let row_bytes = reader.table().value_bytes();
         assert_eq!(fifo.row_bytes() as u64, row_bytes, "rows of one size");
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<ProxyShared>::default();
         let (again, rest) = unbounded();
         let worker = Worker {
             reader,
@@ -163,7 +163,7 @@ impl Drop for Serving {
     }
 }
 
-impl Shared {
+impl ProxyShared {
     fn failed(&self) -> MutexGuard<'_, Option<Error>> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,7 +183,7 @@ impl Shared {
 }
 
 /// A request some of whose rows were lost or damaged.
-struct Flight {
+struct PendingPost {
     batch: Batch,
     post: Post,
 }
@@ -191,10 +191,10 @@ struct Flight {
 struct Worker {
     reader: Reader,
     posts: Posts,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
     /// Requests to read again here.
-    again: Sender<Flight>,
-    rest: Receiver<Flight>,
+    again: Sender<PendingPost>,
+    rest: Receiver<PendingPost>,
 }
 
 impl Worker {
@@ -266,7 +266,7 @@ impl Worker {
                 shared.end(post, Ok(()));
             } else {
                 // The worker keeps the receiver while requests are in flight.
-                let _ = again.send(Flight { batch, post });
+                let _ = again.send(PendingPost { batch, post });
             }
         }));
     }
@@ -274,7 +274,7 @@ impl Worker {
     /// Reads damaged and lost rows again and blocks on it, as this is rare.
     fn read_again(&self) -> bool {
         let mut is_any = false;
-        for Flight { batch, post } in self.rest.try_iter() {
+        for PendingPost { batch, post } in self.rest.try_iter() {
             is_any = true;
             let outcome = batch.wait(None).map(drop);
             drop(batch);
@@ -287,7 +287,7 @@ impl Worker {
 /// Stops a host queue when it is dropped.
 struct Ended {
     fifo: Arc<Fifo>,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 impl Drop for Ended {

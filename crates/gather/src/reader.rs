@@ -19,14 +19,14 @@ use crate::key::key_of;
 use crate::lookup::{self, Asked, How, Miss};
 use crate::requests::Missing;
 use crate::runs::Merging;
-use crate::shared::{Counts, Number, Shared};
+use crate::shared::{Counts, Number, ReaderShared};
 use crate::state::Place;
 use crate::table::Table;
 
 /// A table, a share of an executor to read it, and an optional cache. Clones share all of these.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ReaderShared>,
 }
 
 impl Reader {
@@ -53,7 +53,7 @@ impl Reader {
             ..merging
         };
         Reader {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ReaderShared {
                 number: Number::of(cache.as_ref()),
                 table,
                 cache,
@@ -66,6 +66,7 @@ impl Reader {
         }
     }
 
+    /// The table that rows are read from.
     pub fn table(&self) -> &Table {
         &self.shared.table
     }
@@ -84,10 +85,10 @@ impl Reader {
     /// # Panics
     /// If the length of `out` is not `ids.len()` times the bytes of a row's values.
     pub fn gather(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
-        self.gather_foreseen(ids, out, None)
+        self.gather_hinted(ids, out, None)
     }
 
-    /// As [`gather`](Reader::gather), for a batch announced with [`foresee`](Reader::foresee),
+    /// As [`gather`](Reader::gather), for a batch announced with [`hint`](Reader::hint),
     /// which is then over.
     ///
     /// # Errors
@@ -95,18 +96,18 @@ impl Reader {
     ///
     /// # Panics
     /// As [`gather`](Reader::gather).
-    pub fn gather_foreseen(&self, ids: &[u64], out: IoBuf, foreseen: Option<u64>) -> Result<Batch> {
+    pub fn gather_hinted(&self, ids: &[u64], out: IoBuf, hinted: Option<u64>) -> Result<Batch> {
         let _span = trace::span("gather");
         let shared = &self.shared;
         let width = shared.table.value_bytes() as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");
         shared.check_process()?;
         shared.check(ids)?;
-        let foreseen = foreseen.map(|number| Foreseen {
+        let hinted = hinted.map(|number| HintedBatch {
             number,
             is_over: true,
         });
-        shared.gather_part(ids, out, foreseen)
+        shared.gather_part(ids, out, hinted)
     }
 
     /// Announces a batch to the cache, to be gathered after those already announced.
@@ -116,16 +117,16 @@ impl Reader {
     ///
     /// # Errors
     /// As [`gather`](Reader::gather).
-    pub fn foresee(&self, ids: &[u64]) -> Result<Option<u64>> {
-        self.with_keys(ids, |index, keys| index.foresee(keys))
+    pub fn hint(&self, ids: &[u64]) -> Result<Option<u64>> {
+        self.with_keys(ids, |index, keys| index.hint(keys))
     }
 
     /// Withdraws an announced batch that will not be gathered.
-    pub fn forget(&self, foreseen: u64) {
+    pub fn forget(&self, hinted: u64) {
         if let Some(cache) = &self.shared.cache
             && self.shared.process == std::process::id()
         {
-            cache.lock().index.cancel(foreseen);
+            cache.lock().index.cancel(hinted);
         }
     }
 
@@ -152,7 +153,7 @@ impl Reader {
     fn with_keys<T>(
         &self,
         ids: &[u64],
-        tell: impl FnOnce(&mut Index, &[u64]) -> T,
+        apply: impl FnOnce(&mut Index, &[u64]) -> T,
     ) -> Result<Option<T>> {
         let shared = &self.shared;
         shared.check_process()?;
@@ -161,25 +162,25 @@ impl Reader {
             return Ok(None);
         };
         let keys: Vec<u64> = ids.iter().map(|&row| shared.key(row)).collect();
-        Ok(Some(tell(&mut cache.lock().index, &keys)))
+        Ok(Some(apply(&mut cache.lock().index, &keys)))
     }
 }
 
 /// An announced batch, gathered as a whole or in parts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Foreseen {
+pub(crate) struct HintedBatch {
     pub(crate) number: u64,
     /// Whether this is its last part.
     pub(crate) is_over: bool,
 }
 
-impl Shared {
+impl ReaderShared {
     /// Begins to gather rows that exist.
     pub(crate) fn gather_part(
         self: &Arc<Self>,
         ids: &[u64],
         out: IoBuf,
-        foreseen: Option<Foreseen>,
+        hinted: Option<HintedBatch>,
     ) -> Result<Batch> {
         let width = self.table.value_bytes() as usize;
         self.counts.rows.fetch_add(ids.len() as u64, Relaxed);
@@ -191,7 +192,7 @@ impl Shared {
             let misses = (0..ids.len()).map(how).collect();
             return self.begin(self.missing(ids, misses, Pieces::whole(out, width)));
         };
-        self.gather(cache, ids, out, foreseen)
+        self.gather(cache, ids, out, hinted)
     }
 
     /// Makes the cache's slots readable by kernels of a device, as far as possible.
@@ -207,12 +208,12 @@ impl Shared {
     ///
     /// # Panics
     /// If there is no cache.
-    pub(crate) fn lend(&self, ids: &[u64], foreseen: Option<Foreseen>) -> (Lent, Vec<usize>) {
+    pub(crate) fn lend(&self, ids: &[u64], hinted: Option<HintedBatch>) -> (Lent, Vec<usize>) {
         let cache = self
             .cache
             .as_ref()
             .expect("it is asked for what a cache has");
-        if let Some(Foreseen { number, .. }) = foreseen {
+        if let Some(HintedBatch { number, .. }) = hinted {
             cache.lock().index.reach(number);
         }
         let key = |position: usize| self.key(ids[position]);
@@ -223,11 +224,11 @@ impl Shared {
 
     /// Tells the cache that a part of an announced batch is gathered elsewhere; the last part ends
     /// the batch.
-    pub(crate) fn passed(&self, foreseen: Option<Foreseen>) {
-        if let (Some(cache), Some(foreseen)) = (&self.cache, foreseen)
-            && foreseen.is_over
+    pub(crate) fn passed(&self, hinted: Option<HintedBatch>) {
+        if let (Some(cache), Some(hinted)) = (&self.cache, hinted)
+            && hinted.is_over
         {
-            cache.lock().index.cancel(foreseen.number);
+            cache.lock().index.cancel(hinted.number);
         }
     }
 
@@ -261,9 +262,9 @@ impl Shared {
         cache: &Cache,
         ids: &[u64],
         out: IoBuf,
-        foreseen: Option<Foreseen>,
+        hinted: Option<HintedBatch>,
     ) -> Result<Batch> {
-        if let Some(Foreseen { number, .. }) = foreseen {
+        if let Some(HintedBatch { number, .. }) = hinted {
             cache.lock().index.reach(number);
         }
         let asked = Asked {
@@ -291,7 +292,7 @@ impl Shared {
             }
             Ok(())
         });
-        if let Some(Foreseen { number, is_over }) = foreseen
+        if let Some(HintedBatch { number, is_over }) = hinted
             && (is_over || looked_up.is_err())
         {
             cache.lock().index.cancel(number);

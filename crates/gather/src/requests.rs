@@ -9,11 +9,11 @@ use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
 use crate::batch::Batch;
 use crate::cache::{Cache, Claimed};
 use crate::error::Result;
-use crate::landing::{Landing, Row, Straight};
+use crate::landing::{Landing, Row, ZeroCopy};
 use crate::lookup::How;
 use crate::runs::{Run, runs};
-use crate::shared::Shared;
-use crate::state::{Place, State, Waiting};
+use crate::shared::ReaderShared;
+use crate::state::{BatchState, Place, Waiting};
 
 /// A row that is not cached, and its destination.
 pub(crate) struct Missing {
@@ -21,7 +21,7 @@ pub(crate) struct Missing {
     pub(crate) how: How,
 }
 
-impl Shared {
+impl ReaderShared {
     /// Begins to read rows, and to wait for those that other batches read.
     pub(crate) fn begin(self: &Arc<Self>, missing: Vec<Missing>) -> Result<Batch> {
         let (mut reads, mut waiting) = (Vec::with_capacity(missing.len()), Vec::new());
@@ -45,7 +45,7 @@ impl Shared {
                 }),
             }
         }
-        let state = Arc::new(State::default());
+        let state = Arc::new(BatchState::default());
         let mut transfers = Vec::new();
         transfers.extend(self.submit(rows, &state, false)?);
         let rest = self.wait_for_others(waiting, &state);
@@ -67,7 +67,7 @@ impl Shared {
     ///
     /// # Returns
     /// The rows that are no longer being read and are not cached either.
-    fn wait_for_others(&self, waiting: Vec<Place>, state: &Arc<State>) -> Vec<Row> {
+    fn wait_for_others(&self, waiting: Vec<Place>, state: &Arc<BatchState>) -> Vec<Row> {
         let Some(cache) = &self.cache else {
             return Vec::new();
         };
@@ -97,7 +97,7 @@ impl Shared {
     /// Reads rows a second time, past the cache.
     fn read_again(
         self: &Arc<Self>,
-        state: &Arc<State>,
+        state: &Arc<BatchState>,
         mut places: Vec<Place>,
     ) -> Result<Option<Transfer>> {
         let again = &self.counts.read_again;
@@ -109,7 +109,7 @@ impl Shared {
     fn submit(
         self: &Arc<Self>,
         rows: Vec<Row>,
-        state: &Arc<State>,
+        state: &Arc<BatchState>,
         is_again: bool,
     ) -> Result<Option<Transfer>> {
         if rows.is_empty() {
@@ -134,14 +134,14 @@ impl Shared {
         self: &Arc<Self>,
         run: Run,
         mut rows: Vec<Row>,
-        state: &Arc<State>,
+        state: &Arc<BatchState>,
         is_again: bool,
     ) -> Request {
         let Run { span, .. } = run;
         let target = self.table.target(span.segment).clone();
         let offset = self.table.offset(span.segment, span.bytes.start);
         let bytes = span.bytes.end - span.bytes.start;
-        let (mut memory, mut straight) = (None, Straight::No);
+        let (mut memory, mut zero_copy) = (None, ZeroCopy::No);
         let alignment = target.file.alignment();
         let is_reached = |buf: &IoBuf| {
             buf.len() as u64 == bytes
@@ -156,9 +156,9 @@ impl Shared {
                     slot,
                     memory: buf,
                 } = claimed;
-                (memory, straight) = (Some(buf), Straight::Slot { key, slot });
+                (memory, zero_copy) = (Some(buf), ZeroCopy::Slot { key, slot });
             } else if let Some(place) = row.places.pop_if(|place| is_reached(&place.memory)) {
-                (memory, straight) = (Some(place.memory), Straight::Place);
+                (memory, zero_copy) = (Some(place.memory), ZeroCopy::Place);
             }
         }
         let landing = Landing {
@@ -166,7 +166,7 @@ impl Shared {
             state: Arc::clone(state),
             span,
             rows,
-            straight,
+            zero_copy,
             is_again,
         };
         Request {

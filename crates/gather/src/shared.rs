@@ -65,7 +65,7 @@ impl Drop for Number {
 
 /// A table with everything that reads it, for a reader and its batches in flight.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ReaderShared {
     pub(crate) table: Table,
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) counts: Arc<Counts>,

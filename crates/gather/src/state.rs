@@ -46,7 +46,7 @@ impl From<Damage> for Error {
 
 /// Progress of a batch.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct BatchState {
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -70,7 +70,7 @@ impl fmt::Debug for Progress {
     }
 }
 
-impl State {
+impl BatchState {
     fn lock(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -153,12 +153,12 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Waiting {
     place: Option<Place>,
-    state: Arc<State>,
+    state: Arc<BatchState>,
 }
 
 impl Waiting {
     /// A place whose batch counts it as outstanding.
-    pub(crate) fn new(place: Place, state: &Arc<State>) -> Waiting {
+    pub(crate) fn new(place: Place, state: &Arc<BatchState>) -> Waiting {
         state.expect(1);
         Waiting {
             place: Some(place),

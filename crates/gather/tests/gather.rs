@@ -162,7 +162,7 @@ fn who_waits_for_a_row_that_fails_reads_it() {
 }
 
 #[test]
-fn a_damaged_block_is_told_by_row_and_place_and_never_kept() {
+fn a_damaged_block_is_reported_by_row_and_place_and_never_kept() {
     let directory = directory();
     let cases = [
         (4096, None),
@@ -189,7 +189,7 @@ fn a_damaged_block_is_told_by_row_and_place_and_never_kept() {
             let (batch, _handle) = begin(&reader, ids);
             match batch.wait(Some(HANG)) {
                 Err(Error::Damaged {
-                    row: told,
+                    row: reported,
                     path: of,
                     offset,
                     bytes,
@@ -198,7 +198,7 @@ fn a_damaged_block_is_told_by_row_and_place_and_never_kept() {
                     assert!((offset..offset + bytes).contains(&place));
                     // Another row may begin in the block.
                     let first = (offset - shape.offset) / row_bytes;
-                    assert!((first..=row).contains(&told), "{told}");
+                    assert!((first..=row).contains(&reported), "{reported}");
                 }
                 other => panic!("{other:?}"),
             }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use penstock_cuda::{Device, Driver, Stream};
 use penstock_cuda_fake::Control;
 use penstock_gather::{Error, Proxy, Reader};
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_io::engine::EngineChoice;
 use penstock_io::executor::Executor;
 use penstock_io::faulty::{Failure, Faults, LentDevice, OpClass, Repeat};
@@ -25,7 +25,7 @@ const STAGING_BYTES: usize = 1 << 20;
 struct Machine {
     control: Control,
     device: Arc<Device>,
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
 }
 
 /// One driver serves all tests, as in a program; each test uses it exclusively.
@@ -34,11 +34,11 @@ fn machine() -> MutexGuard<'static, Machine> {
         let control = Control::new();
         let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
         let device = driver.device(0).unwrap();
-        let lane = Arc::new(Lane::new(&device).unwrap());
+        let device_streams = Arc::new(DeviceStreams::new(&device).unwrap());
         Mutex::new(Machine {
             control,
             device,
-            lane,
+            device_streams,
         })
     });
     let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ impl Machine {
     }
 
     fn lent(&self, stream: &Arc<Stream>, content: &[u8]) -> LentDevice {
-        LentDevice::new(&self.lane, stream, content).unwrap()
+        LentDevice::new(&self.device_streams, stream, content).unwrap()
     }
 
     fn proxy(&self, reader: &Reader, staging_bytes: usize) -> Arc<Proxy> {
@@ -192,7 +192,7 @@ fn it_is_in_order_of_the_stream() {
 }
 
 #[test]
-fn ids_that_are_none_are_told_and_the_others_come() {
+fn ids_that_are_none_are_reported_and_the_others_come() {
     let machine = machine();
     let directory = directory();
     let (_executor, reader) = open(Shape::plain(50, 16), directory.path(), None);
@@ -216,7 +216,7 @@ fn ids_that_are_none_are_told_and_the_others_come() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_later_rows_come() {
+fn what_cannot_be_read_is_reported_and_later_rows_come() {
     let machine = machine();
     let directory = directory();
     let failure = Failure {
@@ -363,7 +363,7 @@ fn a_launch_that_is_refused_is_not_waited_for() {
 fn posts_that_are_answered_at_once_take_some_time() {
     let machine = machine();
     for (warps, posts) in [(1, 1), (1, 100), (8, 300), (10_000, 5000)] {
-        let took = fifo::echo(&machine.device, warps, posts).unwrap();
+        let took = fifo::measure_posts(&machine.device, warps, posts).unwrap();
         assert!(took > Duration::ZERO);
     }
 }
@@ -372,11 +372,11 @@ fn posts_that_are_answered_at_once_take_some_time() {
 fn rows_that_kernels_read_themselves_take_some_time() {
     let machine = machine();
     for (rows, row_bytes, count) in [(1, 1, 1), (100, 48, 1000), (7, 4096, 5)] {
-        let took = fifo::pack(&machine.device, rows, row_bytes, count).unwrap();
+        let took = fifo::measure_packing(&machine.device, rows, row_bytes, count).unwrap();
         assert!(took > Duration::ZERO);
     }
     machine.control.fail_call("cuLaunchKernel", 1, 1);
-    fifo::pack(&machine.device, 1, 1, 1).unwrap_err();
+    fifo::measure_packing(&machine.device, 1, 1, 1).unwrap_err();
     assert_eq!(machine.control.leaks().modules, 0);
 }
 

@@ -15,6 +15,7 @@
 mod array;
 mod available;
 mod bounds;
+mod caching_allocator;
 mod cuda;
 mod lease;
 mod lent;
@@ -24,7 +25,6 @@ mod pool;
 mod region;
 mod reserve;
 mod slots;
-mod stock;
 mod streaming;
 mod strided;
 mod watch;
@@ -36,10 +36,11 @@ use std::sync::Arc;
 
 pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
-pub use bounds::{Bounds, Tangled, find_overlap};
+pub use bounds::{Bounds, OverlapUndecided, find_overlap};
+pub use caching_allocator::{CachedMemory, CachingHostAllocator};
 pub use cuda::{
-    Arriving, Collector, Cut, Departing, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills,
-    DeviceRegion, DeviceScatter, Lane, Moving, Snapshot, Words,
+    Cut, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
+    DeviceStreams, DeviceToHost, HostToDevice, Moving, RowGatherKernel, Snapshot, Words,
 };
 pub use lease::Lease;
 pub use lent::Region;
@@ -49,7 +50,6 @@ pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 pub use reserve::reserve;
 pub use slots::{Lent, Reading, Slots};
-pub use stock::{Stock, Stocked};
 pub use streaming::stream_copy;
 pub use watch::{Edges, Unwatchable, Watch};
 

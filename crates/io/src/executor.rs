@@ -14,7 +14,7 @@
 //! Not promised: any order among requests, and durability of writes without a sync. In a fork an
 //! executor returns [`Error::Forked`], as a fork has no worker threads.
 
-mod bell;
+mod event_fd;
 mod pieces;
 mod request;
 mod schedule;
@@ -31,14 +31,14 @@ use crate::file::File;
 use crate::transfer::WholeTransfers;
 use crate::{Error, Result};
 
-pub use bell::Bell;
+pub use event_fd::EventFd;
 pub use pieces::page_bytes;
-pub use request::{Arrived, Assist, Kind, Landing, Request, Source, Target, Visit, Visitor};
+pub use request::{Arrived, Kind, Landing, ParallelWork, Request, Source, Target, Visit, Visitor};
 pub use transfer::{Moved, Transfer};
 
 use pieces::Rest;
 use schedule::Schedule;
-use shared::{Shared, Staging};
+use shared::{ExecutorShared, Staging};
 use transfer::Failure;
 use worker::Worker;
 
@@ -82,7 +82,7 @@ pub type OpenEngine = Arc<dyn Fn() -> Result<Box<dyn Engine>> + Send + Sync>;
 
 /// Long-lived workers that move bytes for many callers; see the module's description.
 pub struct Executor {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     threads: Vec<JoinHandle<()>>,
     engine: &'static str,
     fallback: Option<String>,
@@ -119,7 +119,7 @@ impl Executor {
             .clamp(1, 1 << 30)
             .next_multiple_of(pieces::page_bytes() as usize);
         let workers = config.workers.max(1);
-        let shared = Arc::new(Shared::new(
+        let shared = Arc::new(ExecutorShared::new(
             Schedule::new(block_bytes as u64),
             workers,
             Staging::new(block_bytes, config.staging_bytes),
@@ -200,7 +200,7 @@ impl fmt::Debug for Executor {
 /// One caller's claim on an executor. Submitted requests continue after it is dropped.
 pub struct Share {
     id: usize,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     block_bytes: u64,
     process: u32,
 }
@@ -238,9 +238,9 @@ impl Share {
 
     /// Asks up to `threads` threads of the executor to help with a computation of the caller. None
     /// may come: the caller does the remaining work, in a fork all of it.
-    pub fn invite(&self, assist: &Arc<dyn Assist>, threads: usize) {
+    pub fn offer(&self, run_part: &Arc<dyn ParallelWork>, threads: usize) {
         if self.process == std::process::id() {
-            self.shared.invite(assist, threads);
+            self.shared.offer(run_part, threads);
         }
     }
 
@@ -296,7 +296,7 @@ fn check_process(process: u32) -> Result<()> {
 fn start(
     index: usize,
     in_flight_bytes: u64,
-    shared: &Arc<Shared>,
+    shared: &Arc<ExecutorShared>,
     open: &OpenEngine,
 ) -> Result<JoinHandle<()>> {
     let (said, heard) = crossbeam_channel::bounded(1);

@@ -30,7 +30,7 @@ use crate::engine::{Op, OpKind};
 pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
 pub use lent::Lent;
-pub use lent_device::{LentDevice, Look};
+pub use lent_device::{LentDevice, ReadBack};
 pub use log::{Log, Logged, Node, Record};
 
 /// Called before an operation with its number, counted from 1, its verb, and its path.

@@ -12,9 +12,9 @@
 //! latest by the end of the FIFO; its memory is not freed while a kernel may use it.
 #![allow(unsafe_code)]
 
-mod desk;
-mod echo;
-mod pack;
+mod host_queue;
+mod post_latency;
+mod row_packing;
 
 use std::ffi::CStr;
 use std::fmt;
@@ -25,17 +25,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
 use penstock_cuda::{
-    Device, DeviceMemory, Direction, Event, Foreign, Kernel, Module, Piece, Stream,
+    Device, DeviceMemory, Direction, Event, Foreign, Kernel, Module, PitchedCopy, Stream,
 };
 
 use crate::buffer::{IoBuf, Slots, Words};
 use crate::kernels::{BLOCK_THREADS, LANES, PTX};
 use crate::{Error, Result};
-use desk::Desk;
+use host_queue::HostQueue;
 
-pub use desk::Answer;
-pub use echo::echo;
-pub use pack::pack;
+pub use host_queue::Answer;
+pub use post_latency::measure_posts;
+pub use row_packing::measure_packing;
 
 /// Functions by which kernels post ids and take rows: CUDA C++ for NVRTC and nvcc.
 pub const HEADER: &str = include_str!("../kernels/fifo.cuh");
@@ -60,7 +60,7 @@ const LINE_BYTES: usize = 128;
 /// Memory through which a device and the host exchange requests.
 pub struct Fifo {
     /// Leaked unless no kernel launched here can still run.
-    memory: ManuallyDrop<Shared>,
+    memory: ManuallyDrop<FifoMemory>,
     row_bytes: usize,
     post_rows: usize,
     /// The total posts of all launches made here.
@@ -72,7 +72,7 @@ pub struct Fifo {
     process: u32,
 }
 
-struct Shared {
+struct FifoMemory {
     /// The stop word; then for each slot its post, its answer, and its ids.
     words: Words,
     slots: Arc<Slots>,
@@ -99,7 +99,7 @@ impl Fifo {
         let slot_bytes = (post_rows * row_bytes).next_multiple_of(SLOT_ALIGNMENT);
         let affordable = (staging_bytes / slot_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
         let count = 1_usize << affordable.ilog2();
-        let memory = Shared {
+        let memory = FifoMemory {
             kernel: Module::load(device, PTX)?.kernel(KERNEL)?,
             words: Words::allocate(device, LINE_BYTES / 8 + count * (2 + post_rows))?,
             slots: Slots::mapped(device, count as u32, slot_bytes)?,
@@ -121,7 +121,7 @@ impl Fifo {
 
     /// Writes the description, followed by zeros, to the device.
     fn describe(&self) -> Result<()> {
-        let Shared {
+        let FifoMemory {
             words,
             slots,
             state,
@@ -152,12 +152,12 @@ impl Fifo {
             place.copy_from_slice(&field.to_ne_bytes());
         }
         let stream = Stream::new(state.device())?;
-        let piece = Piece::run(bytes.as_ptr() as usize, state.address(), bytes.len());
+        let piece = PitchedCopy::run(bytes.as_ptr() as usize, state.address(), bytes.len());
         // SAFETY: both sides stay until the stream is synchronized, and nothing else has their
         // addresses.
         let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
         let copied = copied.and_then(|()| stream.synchronize());
-        Ok(copied.inspect_err(|_| stream.settle())?)
+        Ok(copied.inspect_err(|_| stream.drain())?)
     }
 
     /// The device address of the description: [`HEADER`] calls it `fifo`. Kernels launched with it
@@ -314,16 +314,16 @@ impl Fifo {
     }
 
     /// The words of all slots; `None` in a fork, which does not have the memory.
-    fn desk(&self) -> Option<Desk<'_, AtomicU64>> {
+    fn host_queue(&self) -> Option<HostQueue<'_, AtomicU64>> {
         let words = self.memory.words.as_slice().get(LINE_BYTES / 8..)?;
         let (posted, rest) = words.split_at(self.slots());
         let (done, ids) = rest.split_at(self.slots());
-        Some(Desk { posted, done, ids })
+        Some(HostQueue { posted, done, ids })
     }
 
     fn answer(&self, ticket: u64, answer: Answer) {
-        if let Some(desk) = self.desk() {
-            desk.answer(ticket, answer);
+        if let Some(host_queue) = self.host_queue() {
+            host_queue.answer(ticket, answer);
         }
     }
 }
@@ -368,7 +368,7 @@ impl Posts {
 
     /// Takes the next post, if it has arrived.
     pub fn take(&mut self) -> Option<Post> {
-        let found = self.fifo.desk()?.find(self.next)?;
+        let found = self.fifo.host_queue()?.find(self.next)?;
         let ticket = self.next;
         self.next += 1;
         self.own += u64::from(found.is_own);

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 
 use crate::Result;
 use crate::file::{Direct, File, locks_directories};
-pub use files::{Entry, Files, Found, Kind, Seen};
+pub use files::{Entry, FileStat, Files, Kind, Seen};
 pub use native::{Native, found, free_bytes};
 
 /// One change of storage.

@@ -29,12 +29,12 @@ mod error;
 pub mod executor;
 #[cfg(feature = "faulty")]
 pub mod faulty;
-pub mod ferry;
 pub mod fifo;
 pub mod file;
 pub mod file_system;
 mod kernels;
 pub mod priority;
+pub mod staging;
 pub mod trace;
 pub mod transfer;
 

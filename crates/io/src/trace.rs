@@ -90,9 +90,9 @@ pub fn span_during(name: impl Into<Cow<'static, str>>, times: Range<u64>, detail
 }
 
 /// Records an activity outside of the threads' spans, in a row of its own role.
-pub fn span_beside(role: Role, name: String, times: Range<u64>, detail: Option<String>) {
+pub fn span_overlapping(role: Role, name: String, times: Range<u64>, detail: Option<String>) {
     if is_on() {
-        let row = row::beside(role, &times);
+        let row = row::overlapping(role, &times);
         record::push(Record::span(name.into(), row, times, detail));
     }
 }

@@ -15,8 +15,8 @@ use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Rejected, Wake,
 };
 use penstock_io::executor::{
-    Assist, Executor, ExecutorConfig, Kind, Landing, OpenEngine, Request, Share, Source, Target,
-    Transfer,
+    Executor, ExecutorConfig, Kind, Landing, OpenEngine, ParallelWork, Request, Share, Source,
+    Target, Transfer,
 };
 use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
@@ -283,7 +283,7 @@ fn a_file_that_ends_before_is_an_error_that_says_where() {
 }
 
 #[test]
-fn every_operation_that_fails_is_told_with_its_place_and_no_other_suffers() {
+fn every_operation_that_fails_is_reported_with_its_place_and_no_other_suffers() {
     let directory = directory();
     let content = bytes(1 << 20, 3);
     for (class, operation) in [
@@ -322,14 +322,14 @@ fn every_operation_that_fails_is_told_with_its_place_and_no_other_suffers() {
                     match finish(&transfer.unwrap()) {
                         Ok(moved) => assert_eq!(moved, 16_384),
                         Err(Error::Transfer {
-                            operation: told,
+                            operation: reported,
                             path: named,
                             offset: at,
                             source,
                         }) => {
                             assert_eq!(source.raw_os_error(), Some(errno));
                             let expected = if class == OpClass::Sync { 0 } else { offset };
-                            assert_eq!((told, named, at), (operation, path.clone(), expected));
+                            assert_eq!((reported, named, at), (operation, path.clone(), expected));
                             failed += 1;
                         }
                         Err(error) => panic!("{error:?}"),
@@ -344,7 +344,7 @@ fn every_operation_that_fails_is_told_with_its_place_and_no_other_suffers() {
 }
 
 #[test]
-fn of_many_requests_the_first_failure_is_told_and_the_memory_comes_back() {
+fn of_many_requests_the_first_failure_is_reported_and_the_memory_comes_back() {
     let directory = directory();
     let target = target(
         &directory.path().join("file"),
@@ -666,7 +666,7 @@ fn a_worker_that_waits_takes_on_what_comes() {
 /// A fork has no worker threads, and perhaps locked locks: it gets an error, and exits without
 /// waiting.
 #[test]
-fn a_fork_is_told_that_the_threads_are_not_its_own() {
+fn a_fork_is_reported_that_the_threads_are_not_its_own() {
     let directory = directory();
     let target = target(
         &directory.path().join("file"),
@@ -792,8 +792,8 @@ struct Parts {
     goes_on: AtomicBool,
 }
 
-impl Assist for Parts {
-    fn assist(&self) -> bool {
+impl ParallelWork for Parts {
+    fn run_part(&self) -> bool {
         let taken = self
             .left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -827,11 +827,11 @@ fn who_is_asked_helps_and_reads_go_on() {
             helped: AtomicUsize::new(0),
             goes_on: AtomicBool::new(false),
         });
-        let assist: Arc<dyn Assist> = Arc::clone(&parts) as _;
+        let run_part: Arc<dyn ParallelWork> = Arc::clone(&parts) as _;
         let (before, behind) = (round * 4096, round % 2);
         let (early, early_wanted) = Wanted::of(&target, before, 40_000, behind);
         let early = (round % 3 == 0).then(|| share.submit(vec![early]).unwrap());
-        share.invite(&assist, 3);
+        share.offer(&run_part, 3);
         while parts.helped.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
@@ -851,8 +851,8 @@ fn who_is_asked_helps_and_reads_go_on() {
         helped: AtomicUsize::new(0),
         goes_on: AtomicBool::new(true),
     });
-    let assist: Arc<dyn Assist> = parts;
-    (0..1000).for_each(|_| share.invite(&assist, 2));
+    let run_part: Arc<dyn ParallelWork> = parts;
+    (0..1000).for_each(|_| share.offer(&run_part, 2));
     drop(share);
     drop(executor);
 }

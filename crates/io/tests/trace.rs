@@ -142,13 +142,13 @@ fn rows_are_named_by_what_threads_do_and_used_again() {
     }
     // Two concurrent activities in one row without a thread would overlap.
     let begun = trace::now_ns();
-    trace::span_beside(
+    trace::span_overlapping(
         Role::Background,
         "one".to_owned(),
         begun..trace::now_ns(),
         None,
     );
-    trace::span_beside(
+    trace::span_overlapping(
         Role::Background,
         "two".to_owned(),
         begun..trace::now_ns(),

@@ -14,7 +14,7 @@ use crate::request::{Asked, Entry, Received};
 use crate::turns::Turns;
 
 /// A callback between two requests.
-type Look = Arc<dyn Fn() + Send + Sync>;
+type Observer = Arc<dyn Fn() + Send + Sync>;
 
 /// A bucket, as tests access it: without requests, and without faults.
 pub struct Bucket {
@@ -36,7 +36,7 @@ struct Traffic {
     expired: HashSet<String>,
     late: Vec<(usize, Received)>,
     journal: Vec<Entry>,
-    look: Option<Look>,
+    observer: Option<Observer>,
 }
 
 impl fmt::Debug for Bucket {
@@ -159,9 +159,9 @@ impl Bucket {
         self.traffic().journal.len()
     }
 
-    /// Calls `look` right before each request, except those of the observer.
-    pub fn between(&self, look: impl Fn() + Send + Sync + 'static) {
-        self.traffic().look = Some(Arc::new(look));
+    /// Calls `observer` right before each request, except those of the observer.
+    pub fn between(&self, observer: impl Fn() + Send + Sync + 'static) {
+        self.traffic().observer = Some(Arc::new(observer));
     }
 
     /// Draws the order of these clients' requests from a seed, until they have ended.
@@ -185,8 +185,8 @@ impl Bucket {
         self.traffic().dead.contains(client)
     }
 
-    pub(crate) fn look(&self) -> Option<Look> {
-        self.traffic().look.clone()
+    pub(crate) fn observer(&self) -> Option<Observer> {
+        self.traffic().observer.clone()
     }
 
     /// Counts a request; returns its number among its client's, and its fault.

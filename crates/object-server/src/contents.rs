@@ -58,7 +58,7 @@ pub struct OpenUpload {
 
 /// The reason that a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum Rejection {
     NoSuchKey,
     NoSuchUpload,
     ConditionFailed,
@@ -159,15 +159,15 @@ impl Contents {
         &self.uploads
     }
 
-    pub(crate) fn get(&self, key: &str, conditions: &[Condition]) -> Result<Object, Refusal> {
-        let object = self.objects.get(key).ok_or(Refusal::NoSuchKey)?;
+    pub(crate) fn get(&self, key: &str, conditions: &[Condition]) -> Result<Object, Rejection> {
+        let object = self.objects.get(key).ok_or(Rejection::NoSuchKey)?;
         self.check(key, conditions)?;
         Ok(object.clone())
     }
 
     /// A condition that selects an object (any, by tag, by version) is refused with `NoSuchKey`
     /// where no object matches; every other one with `ConditionFailed`.
-    fn check(&self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
+    fn check(&self, key: &str, conditions: &[Condition]) -> Result<(), Rejection> {
         let there = self.objects.get(key);
         for condition in conditions {
             match (condition, there) {
@@ -177,9 +177,9 @@ impl Contents {
                 (Condition::Generation(wanted) | Condition::Version(wanted), Some(object))
                     if object.generation == *wanted => {}
                 (Condition::Any | Condition::Tag(_), None) | (Condition::Version(_), _) => {
-                    return Err(Refusal::NoSuchKey);
+                    return Err(Rejection::NoSuchKey);
                 }
-                _ => return Err(Refusal::ConditionFailed),
+                _ => return Err(Rejection::ConditionFailed),
             }
         }
         Ok(())
@@ -217,10 +217,10 @@ impl Contents {
     }
 
     /// Refuses a change of a key too soon after the last one.
-    pub(crate) fn check_pace(&self, key: &str) -> Result<(), Refusal> {
+    pub(crate) fn check_pace(&self, key: &str) -> Result<(), Rejection> {
         let last = self.changed.get(key).filter(|_| self.limits_changes);
         match last.is_some_and(|last| self.now < *last + CHANGE_PAUSE) {
-            true => Err(Refusal::TooOften),
+            true => Err(Rejection::TooOften),
             false => Ok(()),
         }
     }
@@ -231,17 +231,17 @@ impl Contents {
         bytes: Bytes,
         crc: Option<u64>,
         conditions: &[Condition],
-    ) -> Result<Object, Refusal> {
+    ) -> Result<Object, Rejection> {
         let object = self.object(bytes);
         if crc.is_some_and(|crc| crc != object.crc) {
-            return Err(Refusal::BadDigest);
+            return Err(Rejection::BadDigest);
         }
         self.check(key, conditions)?;
         Ok(self.insert(key, object))
     }
 
     /// Removes an object; without a condition it need not exist.
-    pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
+    pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Rejection> {
         self.check(key, conditions)?;
         if self.objects.contains_key(key) {
             self.note_change(key);
@@ -262,9 +262,9 @@ impl Contents {
     }
 
     /// The upload with an id, if it is one of that key.
-    pub(crate) fn upload(&self, key: &str, id: &str) -> Result<&OpenUpload, Refusal> {
+    pub(crate) fn upload(&self, key: &str, id: &str) -> Result<&OpenUpload, Rejection> {
         let upload = self.uploads.get(id).filter(|upload| upload.key == key);
-        upload.ok_or(Refusal::NoSuchUpload)
+        upload.ok_or(Rejection::NoSuchUpload)
     }
 
     pub(crate) fn put_part(
@@ -273,21 +273,21 @@ impl Contents {
         number: i32,
         bytes: Bytes,
         crc: Option<u64>,
-    ) -> Result<Object, Refusal> {
+    ) -> Result<Object, Rejection> {
         self.upload(key, id)?;
         if !(1..=PART_NUMBER_MAX).contains(&number) {
-            return Err(Refusal::PartNumber);
+            return Err(Rejection::PartNumber);
         }
         let part = self.object(bytes);
         if crc.is_some_and(|crc| crc != part.crc) {
-            return Err(Refusal::BadDigest);
+            return Err(Rejection::BadDigest);
         }
         let upload = self.uploads.get_mut(id).expect("it was found just now");
         upload.parts.insert(number, part.clone());
         Ok(part)
     }
 
-    pub(crate) fn abort(&mut self, key: &str, id: &str) -> Result<(), Refusal> {
+    pub(crate) fn abort(&mut self, key: &str, id: &str) -> Result<(), Rejection> {
         self.upload(key, id)?;
         self.uploads.remove(id);
         self.aborted.insert(id.to_owned());
@@ -304,7 +304,7 @@ impl Contents {
         (key, id): (&str, &str),
         named: &[Named],
         asserted: &Asserted,
-    ) -> Result<Object, Refusal> {
+    ) -> Result<Object, Rejection> {
         if let Some(object) = self.completed.get(id).filter(|_| !self.forgets_uploads) {
             return Ok(object.clone());
         }
@@ -315,12 +315,12 @@ impl Contents {
         for part in named {
             let found = upload.parts.get(&part.number);
             let found = found.filter(|found| found.tag == part.tag && part.number > last);
-            let found = found.ok_or(Refusal::InvalidPart)?;
+            let found = found.ok_or(Rejection::InvalidPart)?;
             if part.crc.is_some_and(|crc| crc != found.crc) {
-                return Err(Refusal::InvalidPart);
+                return Err(Rejection::InvalidPart);
             }
             if last > 0 && upload.parts[&last].bytes.len() < PART_BYTES_MIN {
-                return Err(Refusal::PartTooSmall);
+                return Err(Rejection::PartTooSmall);
             }
             last = part.number;
             bytes.extend_from_slice(&found.bytes);
@@ -330,10 +330,10 @@ impl Contents {
             .bytes
             .is_some_and(|bytes| bytes != object.bytes.len() as u64)
         {
-            return Err(Refusal::WrongSize);
+            return Err(Rejection::WrongSize);
         }
         if asserted.crc.is_some_and(|crc| crc != object.crc) {
-            return Err(Refusal::BadDigest);
+            return Err(Rejection::BadDigest);
         }
         self.check(key, &asserted.conditions)?;
         let object = Object {

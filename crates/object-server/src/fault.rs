@@ -12,7 +12,7 @@ pub enum Fault {
     /// Applied, and the connection ends before the answer.
     Unanswered,
     /// The connection ends, and the request is applied right before the nth later one, or when
-    /// [`Server::settle`](crate::Server::settle) is called.
+    /// [`Server::apply_late`](crate::Server::apply_late) is called.
     Late(usize),
     /// Applied twice.
     Doubled,

@@ -50,7 +50,7 @@ pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts,
 }
 
 /// Adds Google's headers about the object to an answer.
-pub(crate) fn told(mut answer: Response<Bytes>) -> Response<Bytes> {
+pub(crate) fn with_hashes(mut answer: Response<Bytes>) -> Response<Bytes> {
     let Some(object) = answer.extensions_mut().remove::<Object>() else {
         return answer;
     };
@@ -171,11 +171,11 @@ fn check_hashes(headers: &HeaderMap, body: &Bytes) -> Result<(), Refused> {
             "md5" => Md5::digest(body).to_vec(),
             _ => return Err(invalid()),
         };
-        let told = BASE64.decode(value).map_err(|_| invalid())?;
-        if told.len() != found.len() {
+        let with_hashes = BASE64.decode(value).map_err(|_| invalid())?;
+        if with_hashes.len() != found.len() {
             return Err(invalid());
         }
-        if told != found {
+        if with_hashes != found {
             return Err(refused(
                 StatusCode::BAD_REQUEST,
                 "BadDigest",

@@ -108,7 +108,7 @@ impl Server {
     }
 
     /// Applies all late requests to a bucket.
-    pub fn settle(&self, bucket: &Arc<Bucket>) {
+    pub fn apply_late(&self, bucket: &Arc<Bucket>) {
         let runtime = self.runtime.as_ref().expect("it runs until it is dropped");
         for request in bucket.arrived(true) {
             runtime.block_on(self.front.apply(&request));
@@ -199,9 +199,9 @@ impl Front {
         for late in bucket.arrived(false) {
             self.apply(&late).await;
         }
-        if let Some(look) = bucket.look() {
-            let looked = tokio::task::spawn_blocking(move || look()).await;
-            looked.expect("who looks on does not panic");
+        if let Some(observer) = bucket.observer() {
+            let observed = tokio::task::spawn_blocking(move || observer()).await;
+            observed.expect("who looks on does not panic");
         }
         let (nth, fault) = bucket.count(&client);
         if fault.is_some_and(Fault::kills) {
@@ -240,7 +240,7 @@ impl Front {
         match self.dialect {
             Dialect::S3 => self.call(request.parts.clone(), &request.body).await,
             Dialect::Google => match google::understood(&self.buckets, request) {
-                Ok(parts) => google::told(self.call(parts, &request.body).await),
+                Ok(parts) => google::with_hashes(self.call(parts, &request.body).await),
                 Err(refused) => refused.into(),
             },
         }

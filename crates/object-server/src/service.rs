@@ -13,7 +13,7 @@ use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::bucket::{Bucket, Buckets};
-use crate::contents::{Asserted, Condition, Named, Object, Refusal};
+use crate::contents::{Asserted, Condition, Named, Object, Rejection};
 use crate::request::{Behind, Dialect};
 use crate::token::SECRET;
 
@@ -57,20 +57,20 @@ impl Protocol {
     }
 }
 
-impl From<Refusal> for S3Error {
-    fn from(refusal: Refusal) -> S3Error {
-        let mut error = S3Error::new(match refusal {
-            Refusal::NoSuchKey => S3ErrorCode::NoSuchKey,
-            Refusal::NoSuchUpload => S3ErrorCode::NoSuchUpload,
-            Refusal::ConditionFailed => S3ErrorCode::PreconditionFailed,
-            Refusal::BadDigest => S3ErrorCode::BadDigest,
-            Refusal::WrongSize => S3ErrorCode::InvalidRequest,
-            Refusal::InvalidPart => S3ErrorCode::InvalidPart,
-            Refusal::PartTooSmall => S3ErrorCode::EntityTooSmall,
-            Refusal::PartNumber => S3ErrorCode::InvalidArgument,
-            Refusal::TooOften => S3ErrorCode::SlowDown,
+impl From<Rejection> for S3Error {
+    fn from(rejection: Rejection) -> S3Error {
+        let mut error = S3Error::new(match rejection {
+            Rejection::NoSuchKey => S3ErrorCode::NoSuchKey,
+            Rejection::NoSuchUpload => S3ErrorCode::NoSuchUpload,
+            Rejection::ConditionFailed => S3ErrorCode::PreconditionFailed,
+            Rejection::BadDigest => S3ErrorCode::BadDigest,
+            Rejection::WrongSize => S3ErrorCode::InvalidRequest,
+            Rejection::InvalidPart => S3ErrorCode::InvalidPart,
+            Rejection::PartTooSmall => S3ErrorCode::EntityTooSmall,
+            Rejection::PartNumber => S3ErrorCode::InvalidArgument,
+            Rejection::TooOften => S3ErrorCode::SlowDown,
         });
-        if refusal == Refusal::TooOften {
+        if rejection == Rejection::TooOften {
             error.set_status_code(StatusCode::TOO_MANY_REQUESTS);
         }
         error
@@ -217,8 +217,8 @@ impl S3 for Protocol {
                     key: Some(object.key),
                     ..DeletedObject::default()
                 }),
-                Err(refusal) => errors.push(Error {
-                    code: Some(S3Error::from(refusal).code().as_str().to_owned()),
+                Err(rejection) => errors.push(Error {
+                    code: Some(S3Error::from(rejection).code().as_str().to_owned()),
                     key: Some(object.key),
                     ..Error::default()
                 }),

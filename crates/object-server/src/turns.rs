@@ -19,11 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PACE_LOG_MAX: u32 = 4;
 
 pub(crate) struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnsState>,
     changed: Notify,
 }
 
-struct State {
+struct TurnsState {
     random: fastrand::Rng,
     /// Clients that have not ended.
     live: BTreeSet<String>,
@@ -42,7 +42,7 @@ struct State {
 impl Turns {
     pub(crate) fn new() -> Turns {
         Turns {
-            state: Mutex::new(State {
+            state: Mutex::new(TurnsState {
                 random: fastrand::Rng::with_seed(0),
                 live: BTreeSet::new(),
                 paces: BTreeMap::new(),
@@ -55,7 +55,7 @@ impl Turns {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnsState> {
         self.state.lock().expect("nothing panics with the lock")
     }
 
@@ -117,7 +117,7 @@ impl Turns {
     }
 }
 
-impl State {
+impl TurnsState {
     /// Chooses the next request; also returns whether it was chosen just now.
     fn choose(&mut self, is_patient: bool) -> (Option<u64>, bool) {
         let was_open = self.chosen.is_none();

@@ -281,7 +281,7 @@ fn what_sends_a_body_says_its_length() {
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn what_is_not_there_is_reported() {
     let world = World::new();
     let headers = [("authorization", &*format!("Bearer {}", token("a", 0)))];
     let answer = world
@@ -434,7 +434,7 @@ fn an_upload_becomes_an_object_without_conditions() {
 }
 
 #[test]
-fn an_upload_is_given_up_as_often_as_it_is_told() {
+fn an_upload_is_given_up_as_often_as_it_is_reported() {
     let world = World::new();
     let id = world.begin_upload("k");
     let target = format!("/k?uploadId={id}");
@@ -464,18 +464,18 @@ fn each_fault_is_what_it_says() {
         (Fault::Killed, false, None),
         (Fault::KilledAfter, true, None),
     ];
-    for (fault, is_applied, told) in cases {
+    for (fault, is_applied, reported) in cases {
         let world = World::new();
         world.bucket.plan("a", 0, fault);
         let answer = world.ask("a", Method::PUT, "/k", CREATE, b"1");
-        assert_eq!(answer.map(|answer| answer.status), told, "{fault:?}");
+        assert_eq!(answer.map(|answer| answer.status), reported, "{fault:?}");
         assert_eq!(world.there("k").is_some(), is_applied, "{fault:?}");
         let journal = world.bucket.journal();
         assert_eq!(journal.len(), 1);
         let entry = &journal[0];
         assert_eq!((entry.call, entry.key.as_str()), (Call::Put, "k"));
         assert_eq!((entry.client.as_str(), entry.fault), ("a", Some(fault)));
-        assert_eq!((entry.applied > 0, entry.status), (is_applied, told));
+        assert_eq!((entry.applied > 0, entry.status), (is_applied, reported));
         assert!(entry.is_conditional);
         let is_dead = matches!(fault, Fault::Killed | Fault::KilledAfter);
         let next = if is_dead { 403 } else { 200 };
@@ -483,7 +483,7 @@ fn each_fault_is_what_it_says() {
         let other = world.ask("b", Method::PUT, "/other", &[], b"3").unwrap();
         assert_eq!(other.status, 200);
         // The late request arrives with all its headers.
-        world.server.settle(&world.bucket);
+        world.server.apply_late(&world.bucket);
         let is_late = matches!(fault, Fault::Late(_));
         assert_eq!(world.there("k").is_some(), is_applied || is_late);
     }

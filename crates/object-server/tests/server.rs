@@ -355,18 +355,22 @@ fn each_fault_is_what_it_says() {
         (Fault::Killed, false, None),
         (Fault::KilledAfter, true, None),
     ];
-    for (fault, is_applied, told) in cases {
+    for (fault, is_applied, reported) in cases {
         let world = World::new();
         world.bucket.plan("a", 1, fault);
         assert_eq!(world.put("a", "/first", CREATE, b"1"), Some(200));
-        assert_eq!(world.put("a", "/second", CREATE, b"2"), told, "{fault:?}");
+        assert_eq!(
+            world.put("a", "/second", CREATE, b"2"),
+            reported,
+            "{fault:?}"
+        );
         assert_eq!(world.there("second").is_some(), is_applied, "{fault:?}");
         let journal = world.bucket.journal();
         assert_eq!(journal.len(), 2);
         let entry = &journal[1];
         assert_eq!((entry.call, entry.key.as_str()), (Call::Put, "second"));
         assert_eq!((entry.nth, entry.fault), (1, Some(fault)));
-        assert_eq!((entry.applied > 0, entry.status), (is_applied, told));
+        assert_eq!((entry.applied > 0, entry.status), (is_applied, reported));
         assert!(entry.is_conditional);
         // Later requests are unaffected; a dead client's are refused.
         let is_dead = matches!(fault, Fault::Killed | Fault::KilledAfter);
@@ -438,7 +442,7 @@ fn what_is_late_comes_before_the_request_that_it_is_told_to() {
     assert_eq!(world.put("a", "/end", &[], b"x"), None);
     world.bucket.kill("a");
     assert_eq!(world.there("end"), None);
-    world.server.settle(&world.bucket);
+    world.server.apply_late(&world.bucket);
     assert!(world.there("end").is_some());
 }
 

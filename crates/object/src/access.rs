@@ -14,7 +14,7 @@ use object_store::signer::{SignedUrlOptions, Signer};
 use url::Url;
 
 use crate::ask::Ask;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 /// How long a signature is valid; the two clocks may differ by some minutes.
 const SIGNATURE_MAX: Duration = Duration::from_secs(15 * 60);
@@ -26,7 +26,7 @@ pub(crate) trait Access: Send + Sync {
     ///
     /// # Errors
     /// No credentials could be obtained, or a header or URL is invalid.
-    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal>;
+    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, RequestError>;
 }
 
 /// S3: the URL carries the signature.
@@ -34,13 +34,15 @@ pub(crate) struct OfAmazon(pub(crate) Arc<dyn Signer>);
 
 #[async_trait]
 impl Access for OfAmazon {
-    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal> {
+    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, RequestError> {
         let mut options = SignedUrlOptions::new().with_query(ask.query.iter().cloned());
         options.signed_headers = ask.headers.clone();
         let signed = self
             .0
             .signed_url_opts(ask.method.clone(), ask.key, SIGNATURE_MAX, &options);
-        let url = signed.await.map_err(|error| Refusal::of_store(&error))?;
+        let url = signed
+            .await
+            .map_err(|error| RequestError::of_store(&error))?;
         unsigned(ask, &url)
     }
 }
@@ -48,11 +50,11 @@ impl Access for OfAmazon {
 type Provided<T> = Arc<dyn CredentialProvider<Credential = T>>;
 
 /// Fetches the credential that requests are signed with, if any.
-async fn had<T>(credentials: Option<&Provided<T>>) -> Result<Option<Arc<T>>, Refusal> {
+async fn had<T>(credentials: Option<&Provided<T>>) -> Result<Option<Arc<T>>, RequestError> {
     match credentials {
         Some(credentials) => match credentials.get_credential().await {
             Ok(credential) => Ok(Some(credential)),
-            Err(error) => Err(Refusal::of_store(&error)),
+            Err(error) => Err(RequestError::of_store(&error)),
         },
         None => Ok(None),
     }
@@ -68,7 +70,7 @@ pub(crate) struct OfGoogle {
 
 #[async_trait]
 impl Access for OfGoogle {
-    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal> {
+    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, RequestError> {
         let mut request = unsigned(ask, &url_of(&self.url, ask))?;
         if let Some(credential) = had(self.credentials.as_ref()).await? {
             let value = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
@@ -91,12 +93,12 @@ pub(crate) struct OfAzure {
 
 #[async_trait]
 impl Access for OfAzure {
-    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal> {
+    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, RequestError> {
         let mut request = unsigned(ask, &url_of(&self.url, ask))?;
         if let Some(credential) = had(self.credentials.as_ref()).await? {
             AzureAuthorizer::new(&credential, &self.account)
                 .try_authorize(&mut request)
-                .map_err(|error| Refusal::of_store(&error))?;
+                .map_err(|error| RequestError::of_store(&error))?;
         }
         Ok(request)
     }
@@ -114,7 +116,7 @@ fn url_of(bucket: &Url, ask: &Ask<'_>) -> Url {
     url
 }
 
-fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, Refusal> {
+fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, RequestError> {
     let request = Request::builder()
         .method(ask.method.clone())
         .uri(url.as_str())
@@ -130,6 +132,6 @@ fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, Refusal> {
     Ok(request)
 }
 
-fn invalid(text: &str) -> Refusal {
-    Refusal::new(io::ErrorKind::InvalidInput, text)
+fn invalid(text: &str) -> RequestError {
+    RequestError::new(io::ErrorKind::InvalidInput, text)
 }

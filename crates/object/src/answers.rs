@@ -18,7 +18,7 @@ use object_store::client::{
 use object_store::{ClientOptions, Result};
 
 use crate::provider::Provider;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 /// Query parameter of a request whose URL carries its signature.
 const SIGNED_URL: &str = "X-Amz-Signature=";
@@ -92,10 +92,10 @@ impl HttpService for Answers {
         let status = answer.status();
         let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
         if is_for_credentials && (status.is_client_error() || status.is_server_error()) {
-            let refusal = Refusal::of_service(*provider, status);
+            let request_error = RequestError::of_service(*provider, status);
             // The library interprets AWS's permanent errors of this kind itself.
-            if refusal.is_passing || *provider != Provider::Amazon {
-                return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+            if request_error.is_passing || *provider != Provider::Amazon {
+                return Err(HttpError::new(HttpErrorKind::Unknown, request_error));
             }
         }
         if !is_of_library || is_fine {
@@ -103,22 +103,24 @@ impl HttpService for Answers {
         }
         let (parts, body) = answer.into_parts();
         let body = body.bytes().await?;
-        let mut refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
-        if is_listing && refusal.is_of_nothing() {
+        let mut request_error = RequestError::of_answer(*provider, status, &parts.headers, &body);
+        if is_listing && request_error.is_of_nothing() {
             // An empty prefix gives an empty listing, never 404.
-            refusal = Refusal::nonsense("there is no such listing");
+            request_error = RequestError::nonsense("there is no such listing");
         }
         if makes {
-            refusal = refusal.of_making();
+            request_error = request_error.of_making();
         }
         // The library interprets these responses. A condition cannot fail for a request that has
         // none.
         let is_answer = is_read || is_conditional;
-        if refusal.is_of_nothing() || (is_answer && refusal.is_of_condition(status, is_read)) {
+        if request_error.is_of_nothing()
+            || (is_answer && request_error.is_of_condition(status, is_read))
+        {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
         // The library retries nothing, whatever this error's kind.
-        Err(HttpError::new(HttpErrorKind::Unknown, refusal))
+        Err(HttpError::new(HttpErrorKind::Unknown, request_error))
     }
 }
 
@@ -127,16 +129,16 @@ impl Reached {
     fn failed(&self, provider: Provider, error: HttpError, is_for_credentials: bool) -> HttpError {
         let since = self.tried.get_or_init(Instant::now).elapsed();
         let is_hopeless = since > SEARCH_MAX && !self.has_answered.load(Ordering::Relaxed);
-        let mut refusal = match (is_for_credentials, error.kind()) {
-            (true, _) => Refusal::of_nobody(provider),
-            (false, HttpErrorKind::Connect) if is_hopeless => Refusal::of_transport(&error),
+        let mut request_error = match (is_for_credentials, error.kind()) {
+            (true, _) => RequestError::of_nobody(provider),
+            (false, HttpErrorKind::Connect) if is_hopeless => RequestError::of_transport(&error),
             _ => return error,
         };
-        refusal.is_passing = !is_hopeless;
+        request_error.is_passing = !is_hopeless;
         let kind = match is_hopeless {
             true => HttpErrorKind::Unknown,
             false => error.kind(),
         };
-        HttpError::new(kind, refusal)
+        HttpError::new(kind, request_error)
     }
 }

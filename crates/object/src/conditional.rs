@@ -27,9 +27,9 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::time::Instant;
 
-use crate::kin::{Kin, kind_of};
+use crate::client::{BucketClient, kind_of};
 use crate::provider::only_over;
-use crate::tries::first_pause;
+use crate::retry::first_pause;
 
 /// Longest pause between two retries; each pause is twice as long as the one before.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -51,46 +51,51 @@ pub(crate) enum Place {
 /// [`io::ErrorKind::AlreadyExists`] if other bytes have the key, [`io::ErrorKind::NotFound`] if
 /// the object to be replaced is gone, [`io::ErrorKind::Other`] if the outcome is unknown, and the
 /// store's own kinds for its other refusals.
-pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::Result<()> {
+pub(crate) async fn put(
+    bucket_client: &BucketClient,
+    key: &Key,
+    text: Bytes,
+    place: Place,
+) -> io::Result<()> {
     let mut version = None;
     match &place {
         Place::Any => {
-            return Ok(kin.put(key, text).await?);
+            return Ok(bucket_client.put(key, text).await?);
         }
         Place::Free => {}
         Place::Of(_, Some(known)) => version = Some(known.clone()),
-        Place::Of(seen, None) => match look(kin, key, seen).await? {
+        Place::Of(seen, None) => match read_expecting(bucket_client, key, seen).await? {
             Some((there, found)) if there == seen => version = found,
             other => return Err(refused(other.is_some(), &place, false)),
         },
     }
     let begun = Instant::now();
-    let mut pause = first_pause(kin.patience);
+    let mut pause = first_pause(bucket_client.patience);
     // Whether a request may have been carried out, or may still be.
     let mut is_open = false;
     loop {
         let options = PutOptions::from(mode(&place, version.clone())?);
         let payload = PutPayload::from(text.clone());
-        let error = match kin.store.put_opts(key, payload, options).await {
+        let error = match bucket_client.store.put_opts(key, payload, options).await {
             Ok(_) => return Ok(()),
             Err(error) => kind_of(error),
         };
         match error.kind() {
             io::ErrorKind::AlreadyExists => {}
-            kind if is_refusal(kind) && !is_open => return Err(error),
-            kind => is_open |= !is_refusal(kind),
+            kind if is_rejection(kind) && !is_open => return Err(error),
+            kind => is_open |= !is_rejection(kind),
         }
-        let mut looked = look_once(kin, key).await;
-        if is_other(&looked, &text, &place) {
-            looked = look_once(kin, key).await;
+        let mut observed = read_once(bucket_client, key).await;
+        if is_other(&observed, &text, &place) {
+            observed = read_once(bucket_client, key).await;
         }
-        match (looked, &place) {
+        match (observed, &place) {
             (Ok(Some((there, _))), _) if there == text => return Ok(()),
             (Ok(Some((there, found))), Place::Of(seen, _)) if there == seen => version = found,
             (Ok(None), Place::Free) | (Err(_), _) => {}
             (Ok(other), _) => return Err(refused(other.is_some(), &place, is_open)),
         }
-        if begun.elapsed() >= kin.patience {
+        if begun.elapsed() >= bucket_client.patience {
             return Err(undecided(&error));
         }
         tokio::time::sleep(pause).await;
@@ -104,17 +109,20 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
 /// [`io::ErrorKind::AlreadyExists`] if it has other bytes, [`io::ErrorKind::NotFound`] if it is
 /// gone or has changed since it was read.
 pub(crate) async fn remove(
-    kin: &Kin,
+    bucket_client: &BucketClient,
     key: &Key,
     seen: &Bytes,
     version: Option<&str>,
 ) -> io::Result<()> {
     if version.is_some() {
-        return kin.signed.delete_if(key, version).await;
+        return bucket_client.signed.delete_if(key, version).await;
     }
-    match look(kin, key, seen).await? {
+    match read_expecting(bucket_client, key, seen).await? {
         Some((there, version)) if there == seen => {
-            kin.signed.delete_if(key, version.as_deref()).await
+            bucket_client
+                .signed
+                .delete_if(key, version.as_deref())
+                .await
         }
         Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
         None => Err(io::ErrorKind::NotFound.into()),
@@ -133,7 +141,7 @@ fn mode(place: &Place, version: Option<String>) -> io::Result<PutMode> {
 }
 
 /// Whether the store has said that it did not carry out the request.
-fn is_refusal(kind: io::ErrorKind) -> bool {
+fn is_rejection(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
     matches!(
         kind,
@@ -160,35 +168,42 @@ fn undecided(last: &io::Error) -> io::Error {
 type There = Option<(Bytes, Option<String>)>;
 
 /// Whether the key has bytes that are neither the new ones nor the ones to be replaced.
-fn is_other(looked: &io::Result<There>, text: &Bytes, place: &Place) -> bool {
+fn is_other(observed: &io::Result<There>, text: &Bytes, place: &Place) -> bool {
     let is_before = |there: &Bytes| matches!(place, Place::Of(seen, _) if there == seen);
-    matches!(looked, Ok(Some((there, _))) if there != text && !is_before(there))
+    matches!(observed, Ok(Some((there, _))) if there != text && !is_before(there))
 }
 
 /// Reads an object and its version, a second time if its bytes are not the expected ones.
-async fn look(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<There> {
-    let found = look_as_long_as_it_takes(kin, key).await?;
+async fn read_expecting(
+    bucket_client: &BucketClient,
+    key: &Key,
+    seen: &Bytes,
+) -> io::Result<There> {
+    let found = read_retrying(bucket_client, key).await?;
     match &found {
         Some((there, _)) if there == seen => Ok(found),
-        _ => look_as_long_as_it_takes(kin, key).await,
+        _ => read_retrying(bucket_client, key).await,
     }
 }
 
-async fn look_as_long_as_it_takes(kin: &Kin, key: &Key) -> io::Result<There> {
-    match kin.get(key, &GetOptions::default(), u64::MAX).await {
+async fn read_retrying(bucket_client: &BucketClient, key: &Key) -> io::Result<There> {
+    match bucket_client
+        .get(key, &GetOptions::default(), u64::MAX)
+        .await
+    {
         Ok(found) => {
-            let version = kin.version(&found.meta);
+            let version = bucket_client.version(&found.meta);
             Ok(Some((found.bytes, version)))
         }
-        Err(refusal) if refusal.is_of_nothing() => Ok(None),
-        Err(refusal) => Err(refusal.into()),
+        Err(request_error) if request_error.is_of_nothing() => Ok(None),
+        Err(request_error) => Err(request_error.into()),
     }
 }
 
-async fn look_once(kin: &Kin, key: &Key) -> io::Result<There> {
-    match kin.store.get(key).await {
+async fn read_once(bucket_client: &BucketClient, key: &Key) -> io::Result<There> {
+    match bucket_client.store.get(key).await {
         Ok(found) => {
-            let version = kin.version(&found.meta);
+            let version = bucket_client.version(&found.meta);
             Ok(Some((found.bytes().await.map_err(kind_of)?, version)))
         }
         Err(object_store::Error::NotFound { .. }) => Ok(None),

@@ -9,7 +9,7 @@ use std::env;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
-use crate::yes::says_yes;
+use crate::env_bool::env_bool;
 
 const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
@@ -34,7 +34,7 @@ pub(crate) struct Connection(HashMap<String, String>);
 impl Connection {
     pub(crate) fn of_environment() -> Connection {
         let said = |name: &str| env::var(name).unwrap_or_default();
-        if !says_yes(Some(&said(USES_EMULATOR))) {
+        if !env_bool(Some(&said(USES_EMULATOR))) {
             return Connection::of(&said(VARIABLE));
         }
         let mut connection = Connection::of("UseDevelopmentStorage=true");
@@ -55,7 +55,7 @@ impl Connection {
         let mut said: HashMap<String, String> = pairs.collect();
         if said
             .get("usedevelopmentstorage")
-            .is_some_and(|said| says_yes(Some(said)))
+            .is_some_and(|said| env_bool(Some(said)))
         {
             let known = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
             said.extend(EMULATOR.map(known));
@@ -85,15 +85,15 @@ impl Connection {
             (AzureConfigKey::SasKey, "sharedaccesssignature", ""),
         ];
         for (key, name, of_tools) in said {
-            let told = match self.0.is_empty() {
+            let value = match self.0.is_empty() {
                 true => named(of_tools),
                 false => self.get(name).cloned(),
             };
             let is_open = builder
                 .get_config_value(&key)
                 .is_none_or(|had| had.is_empty());
-            if let (Some(told), true) = (told, is_open) {
-                builder = builder.with_config(key, told);
+            if let (Some(value), true) = (value, is_open) {
+                builder = builder.with_config(key, value);
             }
         }
         // The emulator's URL is an endpoint like any other.

@@ -12,7 +12,7 @@ use object_store::gcp::GcpCredential;
 use object_store::{CredentialProvider, Result};
 use tokio::sync::Mutex;
 
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 /// How long before its expiry a key is renewed: uploads in flight sign their next part with it.
 const EARLY: Duration = Duration::from_secs(5 * 60);
@@ -217,10 +217,10 @@ impl<C: OfKeys> CredentialProvider for Renewed<C> {
                 Some(held) if held.is_good(now) => Ok(Arc::clone(&held.credential)),
                 _ => {
                     let text = format!("no credentials were had: {error}");
-                    let refusal = Refusal::new(io::ErrorKind::PermissionDenied, text);
+                    let request_error = RequestError::new(io::ErrorKind::PermissionDenied, text);
                     Err(object_store::Error::Generic {
                         store: "credentials",
-                        source: refusal.into(),
+                        source: request_error.into(),
                     })
                 }
             },

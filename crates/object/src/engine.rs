@@ -22,9 +22,9 @@ use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind
 use penstock_io::file::File;
 use tokio::sync::{oneshot, watch};
 
+use crate::client::BucketClient;
 use crate::handle::{CHANGED, Object, Written};
-use crate::kin::Kin;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::runtime;
 
 /// Bytes that a request must transfer for the caller's patience to start anew.
@@ -32,7 +32,7 @@ const PROGRESS_BYTES_MIN: usize = 64 << 10;
 
 /// An engine whose operations are HTTP requests.
 pub(crate) struct Requests {
-    kin: Kin,
+    bucket_client: BucketClient,
     part_bytes: u64,
     arrivals: Arrivals,
     done: Sender<Completion>,
@@ -42,10 +42,14 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn new(kin: Kin, part_bytes: usize, queue_depth: usize) -> io::Result<Requests> {
+    pub(crate) fn new(
+        bucket_client: BucketClient,
+        part_bytes: usize,
+        queue_depth: usize,
+    ) -> io::Result<Requests> {
         let (done, arrivals) = Arrivals::new(queue_depth);
         Ok(Requests {
-            kin,
+            bucket_client,
             part_bytes: part_bytes as u64,
             arrivals,
             done,
@@ -58,13 +62,17 @@ impl Requests {
 impl Engine for Requests {
     fn submit(&mut self, op: Op) -> Result<(), Rejected> {
         let op = self.arrivals.admit(op)?;
-        let (kin, part_bytes, done) = (self.kin.clone(), self.part_bytes, self.done.clone());
+        let (bucket_client, part_bytes, done) = (
+            self.bucket_client.clone(),
+            self.part_bytes,
+            self.done.clone(),
+        );
         let is_dropped = self.is_dropped.subscribe();
         self.runtime.spawn(async move {
             let Op { token, file, kind } = op;
             let (buf, result) = match kind {
                 OpKind::Read { offset, buf } => {
-                    let (buf, result) = read(&kin, &file, offset, buf, is_dropped).await;
+                    let (buf, result) = read(&bucket_client, &file, offset, buf, is_dropped).await;
                     (Some(buf), result)
                 }
                 OpKind::Write { offset, buf } => {
@@ -135,7 +143,7 @@ async fn unless_dropped<T>(
 
 /// Fills a buffer with bytes of an object, with fewer at its end.
 async fn read(
-    kin: &Kin,
+    bucket_client: &BucketClient,
     file: &Arc<File>,
     offset: u64,
     mut buf: IoBuf,
@@ -149,7 +157,7 @@ async fn read(
         return (buf, Ok(0));
     }
     let into = &mut buf.as_mut_slice()[..(end - offset) as usize];
-    let read = read_into(kin, object, offset..end, into);
+    let read = read_into(bucket_client, object, offset..end, into);
     let read = unless_dropped(is_dropped, read).await;
     (buf, read)
 }
@@ -157,22 +165,22 @@ async fn read(
 /// Reads a whole range. After an interrupted response the next request begins at the following
 /// byte.
 async fn read_into(
-    kin: &Kin,
+    bucket_client: &BucketClient,
     object: &Object,
     range: Range<u64>,
     into: &mut [u8],
 ) -> io::Result<usize> {
-    let (mut filled, mut tries) = (0, kin.signed.tries());
+    let (mut filled, mut retry) = (0, bucket_client.signed.retry());
     while filled < into.len() {
         let rest = range.start + filled as u64..range.end;
-        let came = read_on(kin, object, rest, &mut into[filled..]).await;
+        let came = read_on(bucket_client, object, rest, &mut into[filled..]).await;
         filled += came.bytes;
         if came.bytes >= PROGRESS_BYTES_MIN {
-            tries = kin.signed.tries();
+            retry = bucket_client.signed.retry();
         }
-        if let Some(refusal) = came.refusal {
+        if let Some(request_error) = came.request_error {
             // The object is known to exist, so a 404 is retried.
-            tries.again_for_known(refusal).await?;
+            retry.back_off_for_known(request_error).await?;
         }
     }
     Ok(filled)
@@ -182,14 +190,19 @@ async fn read_into(
 struct Came {
     bytes: usize,
     /// Why the response ended early.
-    refusal: Option<Refusal>,
+    request_error: Option<RequestError>,
 }
 
 /// Fills `into` from one response, as far as that goes.
-async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8]) -> Came {
-    let came = |bytes, refusal| Came {
+async fn read_on(
+    bucket_client: &BucketClient,
+    object: &Object,
+    range: Range<u64>,
+    into: &mut [u8],
+) -> Came {
+    let came = |bytes, request_error| Came {
         bytes,
-        refusal: Some(refusal),
+        request_error: Some(request_error),
     };
     let condition = object.tag();
     let had_condition = condition.is_some();
@@ -198,10 +211,10 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
         if_match: condition,
         ..GetOptions::default()
     };
-    let found = match kin.store.get_opts(&object.key, options).await {
+    let found = match bucket_client.store.get_opts(&object.key, options).await {
         Ok(found) => found,
         Err(object_store::Error::Precondition { .. }) => return came(0, is_not_it(CHANGED)),
-        Err(error) => return came(0, Refusal::of_request(&error)),
+        Err(error) => return came(0, RequestError::of_request(&error)),
     };
     if let Some(flaw) = object.flaw(&found.meta, had_condition) {
         return came(0, is_not_it(flaw));
@@ -213,7 +226,7 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
             Ok(Some(chunk)) => {
                 let Some(place) = into.get_mut(filled..filled + chunk.len()) else {
                     let text = "the store sent more bytes than were asked for";
-                    return came(filled, Refusal::new(io::ErrorKind::InvalidData, text));
+                    return came(filled, RequestError::new(io::ErrorKind::InvalidData, text));
                 };
                 place.copy_from_slice(&chunk);
                 filled += chunk.len();
@@ -221,21 +234,21 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
             Ok(None) if filled == into.len() => {
                 return Came {
                     bytes: filled,
-                    refusal: None,
+                    request_error: None,
                 };
             }
             Ok(None) => {
                 let text = "the store sent fewer bytes than were asked for";
                 let kind = io::ErrorKind::UnexpectedEof;
-                return came(filled, Refusal::passing(kind, text));
+                return came(filled, RequestError::passing(kind, text));
             }
-            Err(error) => return came(filled, Refusal::of_request(&error)),
+            Err(error) => return came(filled, RequestError::of_request(&error)),
         }
     }
 }
 
-fn is_not_it(why: impl Into<String>) -> Refusal {
-    Refusal::new(io::ErrorKind::InvalidData, why)
+fn is_not_it(why: impl Into<String>) -> RequestError {
+    RequestError::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Sends a buffer as one part.

@@ -10,8 +10,8 @@ use object_store::path::Path as Key;
 use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
-use crate::kin::Kin;
-use crate::refusal::Refusal;
+use crate::client::BucketClient;
+use crate::request_error::RequestError;
 use crate::runtime;
 use crate::uploads::{Begun, PARTS_MAX, Part, crc32c};
 
@@ -80,17 +80,17 @@ impl Elsewhere for Object {
 #[derive(Debug)]
 pub(crate) struct Upload {
     pub(crate) key: Key,
-    kin: Kin,
+    bucket_client: BucketClient,
     /// The multipart upload once it has begun, or why it cannot begin, so that no part tries
     /// again.
-    begun: OnceCell<Result<Begun, Refusal>>,
+    begun: OnceCell<Result<Begun, RequestError>>,
     /// Set once the object is complete; one task at a time completes it.
     completed: OnceCell<()>,
-    state: Mutex<State>,
+    state: Mutex<UploadState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct UploadState {
     text: Bytes,
     /// Size of the whole object in bytes, if known in advance.
     bytes: Option<u64>,
@@ -101,7 +101,7 @@ struct State {
     /// The file was dropped.
     is_closed: bool,
     /// Why the upload cannot complete any more.
-    lost: Option<Refusal>,
+    lost: Option<RequestError>,
     /// Checksums of the parts about to be sent, by offset.
     expected: HashMap<u64, u64>,
     /// The parts that the store has, by offset.
@@ -131,10 +131,10 @@ impl Elsewhere for Written {
 }
 
 impl Upload {
-    pub(crate) fn new(key: Key, kin: Kin) -> Upload {
+    pub(crate) fn new(key: Key, bucket_client: BucketClient) -> Upload {
         Upload {
             key,
-            kin,
+            bucket_client,
             begun: OnceCell::new(),
             completed: OnceCell::new(),
             state: Mutex::default(),
@@ -144,21 +144,21 @@ impl Upload {
     /// An upload that already exists, with the parts that the store has.
     pub(crate) fn resumed(
         key: Key,
-        kin: Kin,
+        bucket_client: BucketClient,
         id: String,
         parts: Vec<Part>,
         part_bytes: u64,
     ) -> Upload {
-        let is_checked = kin.are_checked(&parts);
+        let is_checked = bucket_client.are_checked(&parts);
         let at = |part: Part| (u64::from(part.number - 1) * part_bytes, part);
-        let state = State {
+        let state = UploadState {
             parts: parts.into_iter().map(at).collect(),
             is_kept: true,
-            ..State::default()
+            ..UploadState::default()
         };
         Upload {
             key,
-            kin,
+            bucket_client,
             begun: OnceCell::from(Ok(Begun { id, is_checked })),
             completed: OnceCell::new(),
             state: Mutex::new(state),
@@ -166,22 +166,25 @@ impl Upload {
     }
 
     /// Begins an upload now that is kept when it is dropped.
-    pub(crate) async fn lasting(key: Key, kin: Kin) -> io::Result<Upload> {
-        let begun = kin.signed.begin(&key, kin.has_checksums).await?;
-        let state = State {
+    pub(crate) async fn lasting(key: Key, bucket_client: BucketClient) -> io::Result<Upload> {
+        let begun = bucket_client
+            .signed
+            .begin(&key, bucket_client.has_checksums)
+            .await?;
+        let state = UploadState {
             is_kept: true,
-            ..State::default()
+            ..UploadState::default()
         };
         Ok(Upload {
             key,
-            kin,
+            bucket_client,
             begun: OnceCell::from(Ok(begun)),
             completed: OnceCell::new(),
             state: Mutex::new(state),
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UploadState> {
         self.state.lock().expect("nothing panics with the lock")
     }
 
@@ -196,7 +199,7 @@ impl Upload {
     }
 
     /// Sets the expected bytes of a part that another process has sent; completion compares them.
-    pub(crate) fn vouch(&self, number: u32, bytes: &[u8]) {
+    pub(crate) fn expect_part(&self, number: u32, bytes: &[u8]) {
         let mut state = self.state();
         let mut parts = state.parts.values_mut();
         if let Some(part) = parts.find(|part| part.number == number) {
@@ -225,11 +228,11 @@ impl Upload {
             let mut state = self.state();
             (state.bytes, state.expected.remove(&offset))
         };
-        let Kin {
+        let BucketClient {
             signed,
             has_checksums,
             ..
-        } = &self.kin;
+        } = &self.bucket_client;
         if offset == 0 && whole == Some(bytes.len() as u64) && !self.begun.initialized() {
             let put = signed.put(&self.key, bytes, *has_checksums, expected);
             let part = put.await?;
@@ -241,7 +244,7 @@ impl Upload {
         }
         let begin = || signed.begin(&self.key, *has_checksums);
         let upload = self.begun.get_or_init(begin).await.as_ref();
-        let upload = upload.map_err(Refusal::clone)?;
+        let upload = upload.map_err(RequestError::clone)?;
         let part = signed.put_part(&self.key, upload, number, bytes, expected);
         let part = part.await?;
         let is_whole = {
@@ -260,7 +263,7 @@ impl Upload {
     /// Completes the object from its parts, or puts the text if no part was sent.
     pub(crate) async fn finish(&self) -> io::Result<()> {
         if !self.begun.initialized() && !self.completed.initialized() {
-            self.kin.put(&self.key, self.text()).await?;
+            self.bucket_client.put(&self.key, self.text()).await?;
             self.state().is_kept = true;
             return Ok(());
         }
@@ -269,18 +272,22 @@ impl Upload {
         Ok(())
     }
 
-    async fn complete(&self) -> Result<(), Refusal> {
+    async fn complete(&self) -> Result<(), RequestError> {
         let upload = self.begun.get().expect("parts were sent").as_ref();
-        let upload = upload.map_err(Refusal::clone)?;
+        let upload = upload.map_err(RequestError::clone)?;
         let parts = self.parts()?;
-        if let Some(refusal) = &self.state().lost {
-            return Err(refusal.clone());
+        if let Some(request_error) = &self.state().lost {
+            return Err(request_error.clone());
         }
-        let completed = self.kin.signed.complete(&self.key, upload, &parts).await;
-        if let Err(refusal) = &completed
-            && refusal.is_of_other_bytes()
+        let completed = self
+            .bucket_client
+            .signed
+            .complete(&self.key, upload, &parts)
+            .await;
+        if let Err(request_error) = &completed
+            && request_error.is_of_other_bytes()
         {
-            self.state().lost = Some(refusal.clone());
+            self.state().lost = Some(request_error.clone());
         }
         completed?;
         self.state().is_kept = true;
@@ -296,18 +303,18 @@ impl Upload {
             state.is_closed && !state.is_finished
         };
         if completed.is_ok() && is_unwanted {
-            let _ = self.kin.signed.delete(&self.key).await;
+            let _ = self.bucket_client.signed.delete(&self.key).await;
         }
     }
 
     /// The parts in order, without a gap.
-    fn parts(&self) -> Result<Vec<Part>, Refusal> {
+    fn parts(&self) -> Result<Vec<Part>, RequestError> {
         let mut end = 0;
         let mut parts = Vec::new();
         for (offset, part) in &self.state().parts {
             if *offset != end {
                 let detail = format!("bytes {end} to {offset} were never uploaded");
-                return Err(Refusal::new(io::ErrorKind::Other, detail));
+                return Err(RequestError::new(io::ErrorKind::Other, detail));
             }
             end += part.bytes;
             parts.push(part.clone());
@@ -320,12 +327,12 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let is_kept = self.state().is_kept;
         if let (Some(Ok(upload)), false) = (self.begun.take(), is_kept) {
-            let (kin, key) = (self.kin.clone(), self.key.clone());
+            let (bucket_client, key) = (self.bucket_client.clone(), self.key.clone());
             // Best effort: a later sweep aborts what stays. Spawned because the last reference may
             // be dropped on a thread that must not block.
             if let Ok(handle) = runtime::handle() {
                 handle.spawn(async move {
-                    let _ = kin.signed.abort(&key, &upload.id).await;
+                    let _ = bucket_client.signed.abort(&key, &upload.id).await;
                 });
             }
         }

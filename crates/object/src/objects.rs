@@ -15,17 +15,17 @@ use object_store::{Attribute, GetOptions, GetRange, ObjectMeta};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{self, Change, Entry, FileSystem, Files, Found, Kind, Seen};
+use penstock_io::file_system::{self, Change, Entry, FileStat, FileSystem, Files, Kind, Seen};
 use penstock_io::{Error, Result};
 
 use crate::address::Address;
+use crate::client::BucketClient;
 use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
-use crate::kin::Kin;
 use crate::provider::Provider;
-use crate::refusal::Refusal;
 use crate::remote::Remote;
+use crate::request_error::RequestError;
 use crate::requests::Got;
 use crate::runtime;
 use crate::uploads::{OpenUpload, PARTS_MAX};
@@ -38,7 +38,7 @@ pub struct Objects {
     address: Address,
     remote: Remote,
     /// The client, and the process that made it.
-    kin: Mutex<(u32, Kin)>,
+    bucket_client: Mutex<(u32, BucketClient)>,
     /// Small files that have only a temporary name.
     unnamed: Mutex<HashMap<PathBuf, Arc<Upload>>>,
 }
@@ -50,7 +50,7 @@ impl Objects {
     /// [`io::ErrorKind::InvalidInput`] for options that no client can be made from.
     pub fn open(address: Address, remote: &Remote) -> io::Result<Objects> {
         Ok(Objects {
-            kin: Mutex::new((std::process::id(), Kin::of(&address, remote)?)),
+            bucket_client: Mutex::new((std::process::id(), BucketClient::of(&address, remote)?)),
             address,
             remote: remote.clone(),
             unnamed: Mutex::default(),
@@ -63,8 +63,8 @@ impl Objects {
     /// [`Error::Engine`] if its threads cannot be started.
     pub fn engine(&self, queue_depth: usize) -> Result<Opened> {
         let requests = self
-            .kin()
-            .and_then(|kin| Requests::new(kin, self.part_bytes(), queue_depth));
+            .bucket_client()
+            .and_then(|bucket_client| Requests::new(bucket_client, self.part_bytes(), queue_depth));
         let requests = requests.map_err(|source| Error::Engine {
             operation: "start a runtime",
             source,
@@ -95,7 +95,7 @@ impl Objects {
              reach the bucket with part_bytes of at least {wanted_mib} MiB, or save with a lower shard_bytes",
             part_bytes / MIB
         );
-        Err(Refusal::new(io::ErrorKind::FileTooLarge, text).into())
+        Err(RequestError::new(io::ErrorKind::FileTooLarge, text).into())
     }
 
     pub(crate) fn provider(&self) -> Provider {
@@ -117,28 +117,33 @@ impl Objects {
             "" => String::new(),
             key => format!("{key}/"),
         };
-        self.run(|kin| async move { Ok(kin.signed.open_uploads(&prefix).await?) })
+        self.run(
+            |bucket_client| async move { Ok(bucket_client.signed.open_uploads(&prefix).await?) },
+        )
     }
 
-    pub(crate) fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
+    pub(crate) fn run<T, F>(&self, work: impl FnOnce(BucketClient) -> F) -> io::Result<T>
     where
         T: Send + 'static,
         F: Future<Output = io::Result<T>> + Send + 'static,
     {
-        runtime::wait(work(self.kin()?))
+        runtime::wait(work(self.bucket_client()?))
     }
 
     /// The client of this process. A forked child has none of the threads that serve its parent's
     /// connections, so it makes its own client and leaks the old one: closing those connections
     /// may close them for both.
-    fn kin(&self) -> io::Result<Kin> {
-        let mut kin = self.kin.lock().expect("nothing panics with the lock");
+    fn bucket_client(&self) -> io::Result<BucketClient> {
+        let mut bucket_client = self
+            .bucket_client
+            .lock()
+            .expect("nothing panics with the lock");
         let process = std::process::id();
-        if kin.0 != process {
-            let own = Kin::of(&self.address, &self.remote)?;
-            std::mem::forget(std::mem::replace(&mut *kin, (process, own)));
+        if bucket_client.0 != process {
+            let own = BucketClient::of(&self.address, &self.remote)?;
+            std::mem::forget(std::mem::replace(&mut *bucket_client, (process, own)));
         }
-        Ok(kin.1.clone())
+        Ok(bucket_client.1.clone())
     }
 
     pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
@@ -151,11 +156,11 @@ impl Objects {
             // The path names the bucket itself.
             return Err(io::ErrorKind::NotFound.into());
         }
-        self.run(|kin| async move { head_of(kin.head(&key).await?) })
+        self.run(|bucket_client| async move { head_of(bucket_client.head(&key).await?) })
     }
 
-    fn found(&self, meta: &ObjectMeta) -> Found {
-        Found {
+    fn found(&self, meta: &ObjectMeta) -> FileStat {
+        FileStat {
             kind: Kind::File,
             bytes: meta.size,
             identity: (hash(&self.address), hash(&meta.e_tag)),
@@ -164,7 +169,9 @@ impl Objects {
 
     /// Puts a text if its condition holds.
     fn put(&self, key: Key, text: Bytes, place: Place) -> io::Result<()> {
-        self.run(|kin| async move { conditional::put(&kin, &key, text, place).await })
+        self.run(|bucket_client| async move {
+            conditional::put(&bucket_client, &key, text, place).await
+        })
     }
 
     /// Gives a temporary file its name, or copies a small object to a second key; returns the
@@ -174,9 +181,11 @@ impl Objects {
             Some(upload) => (upload.text(), None),
             None => {
                 let key = self.address.key(from)?;
-                self.run(|kin| async move {
-                    let found = kin.get(&key, &GetOptions::default(), u64::MAX).await?;
-                    let version = kin.version(&found.meta);
+                self.run(|bucket_client| async move {
+                    let found = bucket_client
+                        .get(&key, &GetOptions::default(), u64::MAX)
+                        .await?;
+                    let version = bucket_client.version(&found.meta);
                     Ok((found.bytes, version))
                 })?
             }
@@ -194,8 +203,12 @@ impl Objects {
             return Ok(());
         }
         let key = self.address.key(from)?;
-        let removed =
-            self.run(|kin| async move { kin.signed.delete_if(&key, version.as_deref()).await });
+        let removed = self.run(|bucket_client| async move {
+            bucket_client
+                .signed
+                .delete_if(&key, version.as_deref())
+                .await
+        });
         if let Err(error) = &removed
             && error.kind() == io::ErrorKind::NotFound
         {
@@ -215,7 +228,7 @@ impl Objects {
             return Ok(());
         }
         let key = self.address.key(path)?;
-        self.run(|kin| async move { kin.signed.delete(&key).await })
+        self.run(|bucket_client| async move { bucket_client.signed.delete(&key).await })
     }
 
     fn unnamed(&self, path: &Path) -> Option<Arc<Upload>> {
@@ -266,8 +279,8 @@ impl Objects {
                 let key = self.address.key(path)?;
                 let bytes = Bytes::copy_from_slice(&seen.bytes);
                 let version = seen.version.clone();
-                self.run(|kin| async move {
-                    conditional::remove(&kin, &key, &bytes, version.as_deref()).await
+                self.run(|bucket_client| async move {
+                    conditional::remove(&bucket_client, &key, &bytes, version.as_deref()).await
                 })
             }
         }
@@ -281,7 +294,7 @@ impl FileSystem for Objects {
 
     /// Sends no request: the caller draws a name that no other process uses.
     fn create(&self, path: &Path, _: Direct) -> Result<File> {
-        let upload = || Ok(Upload::new(self.address.key(path)?, self.kin()?));
+        let upload = || Ok(Upload::new(self.address.key(path)?, self.bucket_client()?));
         let upload = upload().map_err(|source| failed("create", path, source))?;
         Ok(File::elsewhere(path, Arc::new(Written(Arc::new(upload)))))
     }
@@ -324,23 +337,25 @@ impl FileSystem for Objects {
     fn abandon(&self, upload: &file_system::OpenUpload) -> Result<()> {
         let abandoned = || {
             let (key, id) = (self.key(&upload.path)?, upload.id.clone());
-            self.run(|kin| async move { Ok(kin.signed.abort(&key, &id).await?) })
+            self.run(
+                |bucket_client| async move { Ok(bucket_client.signed.abort(&key, &id).await?) },
+            )
         };
         abandoned().map_err(|source| failed("give up the upload of", &upload.path, source))
     }
 }
 
 impl Files for Objects {
-    fn look(&self, path: &Path) -> io::Result<Found> {
-        match self.look_at_file(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_below(path),
+    fn stat(&self, path: &Path) -> io::Result<FileStat> {
+        match self.stat_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.stat_below(path),
             found => found,
         }
     }
 
-    fn look_at_file(&self, path: &Path) -> io::Result<Found> {
+    fn stat_file(&self, path: &Path) -> io::Result<FileStat> {
         if let Some(upload) = self.unnamed(path) {
-            return Ok(Found {
+            return Ok(FileStat {
                 kind: Kind::File,
                 bytes: upload.text().len() as u64,
                 identity: (hash(&self.address), hash(&path)),
@@ -349,26 +364,30 @@ impl Files for Objects {
         Ok(self.found(&self.head(path)?))
     }
 
-    fn look_again(&self, path: &Path) -> io::Result<Found> {
+    fn stat_again(&self, path: &Path) -> io::Result<FileStat> {
         let key = self.address.key(path)?;
-        let meta = self.run(|kin| async move { head_of(kin.head_of_known(&key).await?) })?;
+        let meta =
+            self.run(
+                |bucket_client| async move { head_of(bucket_client.head_of_known(&key).await?) },
+            )?;
         Ok(self.found(&meta))
     }
 
-    fn look_at_directory(&self, path: &Path) -> io::Result<Found> {
-        match self.look_below(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_at_file(path),
+    fn stat_directory(&self, path: &Path) -> io::Result<FileStat> {
+        match self.stat_below(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.stat_file(path),
             found => found,
         }
     }
 
-    fn follow(&self, path: &Path) -> io::Result<Found> {
-        self.look(path)
+    fn follow(&self, path: &Path) -> io::Result<FileStat> {
+        self.stat(path)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
         let key = self.address.key(path)?;
-        let listed = self.run(|kin| async move { Ok(kin.list(&key).await?) })?;
+        let listed =
+            self.run(|bucket_client| async move { Ok(bucket_client.list(&key).await?) })?;
         let name = |key: &Key| key.filename().unwrap_or_default().into();
         let directories = listed.directories.iter().map(|key| Entry {
             name: name(key),
@@ -429,17 +448,19 @@ impl Files for Objects {
             range,
             ..GetOptions::default()
         };
-        self.run(|kin| async move {
-            let found = kin.get(&key, &options, u64::MAX).await?;
+        self.run(|bucket_client| async move {
+            let found = bucket_client.get(&key, &options, u64::MAX).await?;
             Ok(found.bytes.to_vec())
         })
     }
 
-    fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
+    fn stat_and_read(&self, path: &Path, bytes_max: u64) -> io::Result<(FileStat, Seen)> {
         let key = self.address.key(path)?;
-        let (meta, seen) = self.run(|kin| async move {
-            let found = kin.get(&key, &GetOptions::default(), bytes_max).await?;
-            let (bytes, version) = (found.bytes.to_vec(), kin.version(&found.meta));
+        let (meta, seen) = self.run(|bucket_client| async move {
+            let found = bucket_client
+                .get(&key, &GetOptions::default(), bytes_max)
+                .await?;
+            let (bytes, version) = (found.bytes.to_vec(), bucket_client.version(&found.meta));
             Ok((head_of(found)?, Seen { bytes, version }))
         })?;
         Ok((self.found(&meta), seen))
@@ -476,12 +497,13 @@ impl Files for Objects {
 
 impl Objects {
     /// Looks up a directory: whether any key begins with this path.
-    fn look_below(&self, path: &Path) -> io::Result<Found> {
+    fn stat_below(&self, path: &Path) -> io::Result<FileStat> {
         let key = self.address.key(path)?;
         let below = key.clone();
-        let found = self.run(|kin| async move { Ok(kin.some_below(&below).await?) })?;
+        let found =
+            self.run(|bucket_client| async move { Ok(bucket_client.some_below(&below).await?) })?;
         match !found.is_empty() || key.as_ref().is_empty() {
-            true => Ok(Found {
+            true => Ok(FileStat {
                 kind: Kind::Directory,
                 bytes: 0,
                 identity: (hash(&self.address), hash(&key)),

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, PutMode, PutOptions, PutPayload, UpdateVersion};
 
-use crate::kin::{Kin, kind_of};
+use crate::client::{BucketClient, kind_of};
 use crate::objects::Objects;
 use crate::provider::{Provider, only_over};
 
@@ -94,8 +94,8 @@ type Seen = Result<(), String>;
 pub fn probe(objects: &Objects, directory: &Path) -> io::Result<Vec<Finding>> {
     let drawn = RandomState::new().hash_one(std::process::id());
     let key = objects.key(&directory.join(format!("probe-{drawn:016x}")))?;
-    objects.run(|kin| async move {
-        let probe = Probe { kin, key };
+    objects.run(|bucket_client| async move {
+        let probe = Probe { bucket_client, key };
         let findings = probe.findings().await;
         // After a failure too.
         let removed = probe.remove_all().await;
@@ -106,7 +106,7 @@ pub fn probe(objects: &Objects, directory: &Path) -> io::Result<Vec<Finding>> {
 }
 
 struct Probe {
-    kin: Kin,
+    bucket_client: BucketClient,
     /// Prefix of the probe's keys.
     key: Key,
 }
@@ -118,7 +118,9 @@ impl Probe {
 
     async fn findings(&self) -> io::Result<Vec<Finding>> {
         let plain = self.at("plain");
-        self.kin.put(&plain, Bytes::from_static(b"1")).await?;
+        self.bucket_client
+            .put(&plain, Bytes::from_static(b"1"))
+            .await?;
         let read = self.read(&plain).await?;
         Ok(vec![
             Finding::of(
@@ -184,7 +186,10 @@ impl Probe {
     }
 
     async fn read(&self, key: &Key) -> io::Result<Bytes> {
-        let found = self.kin.get(key, &GetOptions::default(), u64::MAX).await?;
+        let found = self
+            .bucket_client
+            .get(key, &GetOptions::default(), u64::MAX)
+            .await?;
         Ok(found.bytes)
     }
 
@@ -195,25 +200,25 @@ impl Probe {
         text: &'static [u8],
         mode: &PutMode,
     ) -> io::Result<Option<String>> {
-        let mut tries = 0;
+        let mut retry = 0;
         loop {
             let options = PutOptions::from(mode.clone());
-            let put = self
-                .kin
-                .store
-                .put_opts(key, PutPayload::from_static(text), options);
-            tries += 1;
+            let put =
+                self.bucket_client
+                    .store
+                    .put_opts(key, PutPayload::from_static(text), options);
+            retry += 1;
             match put.await.map_err(kind_of) {
                 Ok(put) => {
                     let (e_tag, version) = (put.e_tag, put.version);
                     let put = UpdateVersion { e_tag, version };
-                    let version = self.kin.signed.provider().version(put);
+                    let version = self.bucket_client.signed.provider().version(put);
                     return Ok(Some(version.unwrap_or_default()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-                Err(error) if tries >= TRIES_MAX => return Err(error),
+                Err(error) if retry >= TRIES_MAX => return Err(error),
                 // Google allows one write a second for each name.
-                Err(_) => tokio::time::sleep(PAUSE * tries).await,
+                Err(_) => tokio::time::sleep(PAUSE * retry).await,
             }
         }
     }
@@ -247,7 +252,7 @@ impl Probe {
     }
 
     async fn list(&self, below: &Key) -> io::Result<Vec<Key>> {
-        let listed = self.kin.list(below).await?.objects.into_iter();
+        let listed = self.bucket_client.list(below).await?.objects.into_iter();
         Ok(listed.map(|found| found.location).collect())
     }
 
@@ -314,7 +319,12 @@ impl Probe {
             version.ok_or_else(|| io::Error::other("a put without a condition was refused"))
         };
         let (first, second) = (put(b"first").await?, put(b"second").await?);
-        match self.kin.signed.delete_if(&key, Some(&first)).await {
+        match self
+            .bucket_client
+            .signed
+            .delete_if(&key, Some(&first))
+            .await
+        {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Ok(()) => {}
             Err(error) => return Err(error),
@@ -322,7 +332,10 @@ impl Probe {
         if !self.list(&self.key).await?.contains(&key) {
             return Ok(Err("the condition is not looked at".to_owned()));
         }
-        self.kin.signed.delete_if(&key, Some(&second)).await?;
+        self.bucket_client
+            .signed
+            .delete_if(&key, Some(&second))
+            .await?;
         Ok(match self.list(&self.key).await?.contains(&key) {
             true => Err("it stays though it was the one that was seen".to_owned()),
             false => Ok(()),
@@ -330,7 +343,7 @@ impl Probe {
     }
 
     fn checked(&self) -> &'static str {
-        match self.kin.signed.provider() {
+        match self.bucket_client.signed.provider() {
             Provider::Amazon | Provider::Azure => "CRC-64/NVME checked",
             Provider::Google => "CRC-32C checked",
         }
@@ -349,21 +362,21 @@ impl Probe {
 
     /// Puts an empty object with a checksum; returns whether the store accepted it.
     async fn put_nothing(&self, key: &Key, is_right: bool) -> io::Result<bool> {
-        match self.kin.signed.put_nothing(key, is_right).await {
+        match self.bucket_client.signed.put_nothing(key, is_right).await {
             Ok(_) => Ok(true),
-            Err(refusal) if refusal.is_passing => Err(refusal.into()),
+            Err(request_error) if request_error.is_passing => Err(request_error.into()),
             Err(_) => Ok(false),
         }
     }
 
     async fn remove_all(&self) -> io::Result<()> {
         loop {
-            let keys = self.kin.some_below(&self.key).await?;
+            let keys = self.bucket_client.some_below(&self.key).await?;
             if keys.is_empty() {
                 return Ok(());
             }
             for key in keys {
-                self.kin.signed.delete(&key).await?;
+                self.bucket_client.signed.delete(&key).await?;
             }
         }
     }

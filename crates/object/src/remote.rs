@@ -8,7 +8,7 @@ use crate::connection::Connection;
 use crate::credentials::Credentials;
 use crate::profile::Profile;
 use crate::provider::Provider;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 /// Options of a bucket.
 #[derive(Clone, Debug, Default)]
@@ -66,14 +66,14 @@ const GOOGLE_KEYS: [&str; 7] = [
     "GOOGLE_APPLICATION_DEFAULT_CREDENTIALS",
 ];
 
-fn told(names: &[&str]) -> Option<String> {
+fn env_value(names: &[&str]) -> Option<String> {
     let value = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
     names.iter().find_map(value)
 }
 
 /// The URL of Google's emulator from its tools' variable, with or without a scheme.
 fn emulator() -> Option<String> {
-    let host = told(&["STORAGE_EMULATOR_HOST"])?;
+    let host = env_value(&["STORAGE_EMULATOR_HOST"])?;
     Some(match host.contains("://") {
         true => host,
         false => format!("http://{host}"),
@@ -89,19 +89,19 @@ impl Remote {
     /// malformed files.
     pub(crate) fn completed(&self, provider: Provider) -> io::Result<Remote> {
         let mut remote = self.clone();
-        let told = match provider {
+        let env_value = match provider {
             Provider::Amazon => return self.completed_for_amazon(),
-            Provider::Google => emulator().or_else(|| told(&["GOOGLE_BASE_URL"])),
+            Provider::Google => emulator().or_else(|| env_value(&["GOOGLE_BASE_URL"])),
             Provider::Azure => Connection::of_environment()
                 .endpoint()
-                .or_else(|| told(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"])),
+                .or_else(|| env_value(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"])),
         };
-        remote.endpoint = remote.endpoint.or(told);
+        remote.endpoint = remote.endpoint.or(env_value);
         match remote.region {
             None => Ok(remote),
             Some(_) => {
                 let text = format!("{}:// has no regions: leave it out", provider.scheme());
-                Err(Refusal::new(io::ErrorKind::InvalidInput, text).into())
+                Err(RequestError::new(io::ErrorKind::InvalidInput, text).into())
             }
         }
     }
@@ -110,14 +110,14 @@ impl Remote {
     /// then fetches and sends no key.
     pub(crate) fn is_of_emulator(&self) -> bool {
         let is_there = self.endpoint.is_some() && self.endpoint == emulator();
-        is_there && self.credentials.is_none() && told(&GOOGLE_KEYS).is_none()
+        is_there && self.credentials.is_none() && env_value(&GOOGLE_KEYS).is_none()
     }
 
     fn completed_for_amazon(&self) -> io::Result<Remote> {
         let mut remote = self.clone();
-        remote.endpoint = remote.endpoint.or_else(|| told(&ENDPOINTS));
-        remote.region = remote.region.or_else(|| told(&REGIONS));
-        if remote.credentials.is_some() || told(&KEYS).is_some() {
+        remote.endpoint = remote.endpoint.or_else(|| env_value(&ENDPOINTS));
+        remote.region = remote.region.or_else(|| env_value(&REGIONS));
+        if remote.credentials.is_some() || env_value(&KEYS).is_some() {
             return Ok(remote);
         }
         let profile = Profile::of_environment()?;

@@ -13,8 +13,8 @@ use object_store::list::{PaginatedListOptions, PaginatedListResult};
 use object_store::path::Path as Key;
 use object_store::{Attributes, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
-use crate::kin::Kin;
-use crate::refusal::Refusal;
+use crate::client::BucketClient;
+use crate::request_error::RequestError;
 
 const DELIMITER: &str = "/";
 
@@ -31,23 +31,23 @@ pub(crate) struct Listed {
     pub(crate) objects: Vec<ObjectMeta>,
 }
 
-impl Kin {
+impl BucketClient {
     /// Retries a request until it succeeds. The request must be idempotent.
-    async fn ask<T, F>(&self, ask: impl Fn(Arc<dyn ObjectStore>) -> F) -> Result<T, Refusal>
+    async fn ask<T, F>(&self, ask: impl Fn(Arc<dyn ObjectStore>) -> F) -> Result<T, RequestError>
     where
         F: Future<Output = object_store::Result<T>>,
     {
-        let mut tries = self.signed.tries();
+        let mut retry = self.signed.retry();
         loop {
             match ask(Arc::clone(&self.store)).await {
                 Ok(answer) => return Ok(answer),
-                Err(error) => tries.again(Refusal::of_request(&error)).await?,
+                Err(error) => retry.back_off(RequestError::of_request(&error)).await?,
             }
         }
     }
 
     /// The metadata of an object.
-    pub(crate) async fn head(&self, key: &Key) -> Result<Got, Refusal> {
+    pub(crate) async fn head(&self, key: &Key) -> Result<Got, RequestError> {
         let head = GetOptions {
             head: true,
             ..GetOptions::default()
@@ -57,11 +57,13 @@ impl Kin {
 
     /// The metadata of an object that must exist: its absence may be an unintelligible response,
     /// so a 404 is retried for a while.
-    pub(crate) async fn head_of_known(&self, key: &Key) -> Result<Got, Refusal> {
-        let mut tries = self.signed.tries();
+    pub(crate) async fn head_of_known(&self, key: &Key) -> Result<Got, RequestError> {
+        let mut retry = self.signed.retry();
         loop {
             match self.head(key).await {
-                Err(refusal) if refusal.is_of_nothing() => tries.again_for_known(refusal).await?,
+                Err(request_error) if request_error.is_of_nothing() => {
+                    retry.back_off_for_known(request_error).await?
+                }
                 found => return found,
             }
         }
@@ -74,7 +76,7 @@ impl Kin {
         key: &Key,
         options: &GetOptions,
         bytes_max: u64,
-    ) -> Result<Got, Refusal> {
+    ) -> Result<Got, RequestError> {
         self.ask(|store| {
             let (key, options) = (key.clone(), options.clone());
             async move {
@@ -95,7 +97,7 @@ impl Kin {
     }
 
     /// Puts an object unconditionally.
-    pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<(), Refusal> {
+    pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<(), RequestError> {
         self.ask(|store| {
             let (key, payload) = (key.clone(), PutPayload::from(bytes.clone()));
             async move { store.put(&key, payload).await.map(drop) }
@@ -104,7 +106,7 @@ impl Kin {
     }
 
     /// Lists the objects directly below a key.
-    pub(crate) async fn list(&self, below: &Key) -> Result<Listed, Refusal> {
+    pub(crate) async fn list(&self, below: &Key) -> Result<Listed, RequestError> {
         let mut listed = Listed {
             directories: BTreeSet::new(),
             objects: Vec::new(),
@@ -122,7 +124,7 @@ impl Kin {
     }
 
     /// Some of the keys below one; none only if no such key exists.
-    pub(crate) async fn some_below(&self, below: &Key) -> Result<Vec<Key>, Refusal> {
+    pub(crate) async fn some_below(&self, below: &Key) -> Result<Vec<Key>, RequestError> {
         let mut token = None;
         loop {
             let page = self.page(below, None, token).await?;
@@ -140,7 +142,7 @@ impl Kin {
         below: &Key,
         delimiter: Option<&'static str>,
         page_token: Option<String>,
-    ) -> Result<PaginatedListResult, Refusal> {
+    ) -> Result<PaginatedListResult, RequestError> {
         let prefix = match below.as_ref() {
             "" => None,
             key => Some(format!("{key}{DELIMITER}")),
@@ -150,14 +152,14 @@ impl Kin {
             page_token,
             ..PaginatedListOptions::default()
         };
-        let mut tries = self.signed.tries();
+        let mut retry = self.signed.retry();
         loop {
             let page = self
                 .lists
                 .list_paginated(prefix.as_deref(), options.clone());
             match page.await {
                 Ok(page) => return Ok(page),
-                Err(error) => tries.again(Refusal::of_request(&error)).await?,
+                Err(error) => retry.back_off(RequestError::of_request(&error)).await?,
             }
         }
     }

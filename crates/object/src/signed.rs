@@ -12,8 +12,8 @@ use object_store::path::Path as Key;
 use crate::access::Access;
 use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
-use crate::refusal::Refusal;
-use crate::tries::Tries;
+use crate::request_error::RequestError;
+use crate::retry::Retry;
 
 const SNAPSHOTS: HeaderName = HeaderName::from_static("x-ms-delete-snapshots");
 const INCLUDE: HeaderValue = HeaderValue::from_static("include");
@@ -49,8 +49,8 @@ impl Signed {
     }
 
     /// A retry counter for one request.
-    pub(crate) fn tries(&self) -> Tries {
-        Tries::new(self.patience)
+    pub(crate) fn retry(&self) -> Retry {
+        Retry::new(self.patience)
     }
 
     /// Removes an object. The client library's bulk deletion is not used: some stores report a
@@ -81,28 +81,29 @@ impl Signed {
         let condition = version.and_then(|version| self.provider.condition(version));
         let (name, value) = condition.ok_or(io::ErrorKind::Unsupported)?;
         let ask = self.deletion(key).header(name, value);
-        let mut tries = self.tries();
+        let mut retry = self.retry();
         loop {
-            let refusal = match self.send(&ask).await {
+            let request_error = match self.send(&ask).await {
                 Ok((status, answer)) => match self.accept(status, answer) {
                     Ok(_) => return Ok(()),
                     // Another request for the object was in progress, which decides nothing.
-                    Err(refusal) if refusal.is_passing => refusal,
-                    Err(refusal)
-                        if refusal.is_of_condition(status, false) || refusal.is_of_nothing() =>
+                    Err(request_error) if request_error.is_passing => request_error,
+                    Err(request_error)
+                        if request_error.is_of_condition(status, false)
+                            || request_error.is_of_nothing() =>
                     {
                         return Err(io::ErrorKind::NotFound.into());
                     }
-                    Err(refusal) => refusal,
+                    Err(request_error) => request_error,
                 },
-                Err(refusal) => refusal,
+                Err(request_error) => request_error,
             };
-            tries.again(refusal).await?;
+            retry.back_off(request_error).await?;
         }
     }
 
     /// Sends a request, retrying where that may help, each time with a new signature.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
+    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, RequestError> {
         self.ask_for(ask, Ok).await
     }
 
@@ -110,47 +111,52 @@ impl Signed {
     pub(crate) async fn ask_for<T>(
         &self,
         ask: &Ask<'_>,
-        read: impl Fn(Answer) -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
-        let mut tries = self.tries();
+        read: impl Fn(Answer) -> Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        let mut retry = self.retry();
         loop {
             match self.ask_once(ask).await.and_then(&read) {
                 Ok(answer) => return Ok(answer),
-                Err(refusal) => tries.again(refusal).await?,
+                Err(request_error) => retry.back_off(request_error).await?,
             }
         }
     }
 
-    pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
+    pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> Result<Answer, RequestError> {
         let (status, answer) = self.send(ask).await?;
         let makes = matches!(ask.method, Method::PUT | Method::POST);
-        self.accept(status, answer)
-            .map_err(|refusal| if makes { refusal.of_making() } else { refusal })
+        self.accept(status, answer).map_err(|request_error| {
+            if makes {
+                request_error.of_making()
+            } else {
+                request_error
+            }
+        })
     }
 
-    async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
+    async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), RequestError> {
         let sent = tokio::time::timeout(ask.time_max(), self.send_unbounded(ask));
-        sent.await.unwrap_or_else(|_| Err(Refusal::silent()))
+        sent.await.unwrap_or_else(|_| Err(RequestError::silent()))
     }
 
-    async fn send_unbounded(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
+    async fn send_unbounded(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), RequestError> {
         let request = self.access.request(ask).await?;
         let answer = self.client.execute(request).await;
         let (parts, body) = answer
-            .map_err(|error| Refusal::of_transport(&error))?
+            .map_err(|error| RequestError::of_transport(&error))?
             .into_parts();
         let body = body.bytes().await;
         let answer = Answer {
             headers: parts.headers,
-            body: body.map_err(|error| Refusal::of_transport(&error))?,
+            body: body.map_err(|error| RequestError::of_transport(&error))?,
         };
         Ok((parts.status, answer))
     }
 
-    fn accept(&self, status: StatusCode, answer: Answer) -> Result<Answer, Refusal> {
+    fn accept(&self, status: StatusCode, answer: Answer) -> Result<Answer, RequestError> {
         match status.is_success() {
             true => Ok(answer),
-            false => Err(Refusal::of_answer(
+            false => Err(RequestError::of_answer(
                 self.provider,
                 status,
                 &answer.headers,

@@ -22,7 +22,7 @@ use object_store::path::Path as Key;
 
 use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::signed::Signed;
 
 /// S3 and Google accept no more parts for one object; Azure accepts five times as many.
@@ -77,19 +77,19 @@ pub(crate) enum Checksum {
 }
 
 impl Checksum {
-    /// The checksum that bytes are sent with. If it is no CRC-64/NVME, the digest in `told` is
+    /// The checksum that bytes are sent with. If it is no CRC-64/NVME, the digest in `known_crc` is
     /// verified here, so that bytes that have changed in memory are not sent.
     ///
     /// # Errors
     /// The bytes have changed since they were digested.
-    fn of(provider: Provider, bytes: &[u8], told: Option<u64>) -> Result<Checksum> {
+    fn of(provider: Provider, bytes: &[u8], known_crc: Option<u64>) -> Result<Checksum> {
         let crc64nvme = || crc_fast::checksum(Crc64Nvme, bytes);
         match provider {
             Provider::Amazon | Provider::Azure => {
-                Ok(Checksum::Crc64Nvme(told.unwrap_or_else(crc64nvme)))
+                Ok(Checksum::Crc64Nvme(known_crc.unwrap_or_else(crc64nvme)))
             }
-            Provider::Google => match told {
-                Some(told) if told != crc64nvme() => Err(Refusal::new(
+            Provider::Google => match known_crc {
+                Some(known_crc) if known_crc != crc64nvme() => Err(RequestError::new(
                     std::io::ErrorKind::InvalidData,
                     "the bytes changed in memory before they were sent",
                 )),
@@ -131,7 +131,7 @@ impl Checksum {
     }
 }
 
-type Result<T> = std::result::Result<T, Refusal>;
+type Result<T> = std::result::Result<T, RequestError>;
 
 impl Signed {
     /// Begins an upload, with checksums if they are wanted and the store supports them.
@@ -149,20 +149,20 @@ impl Signed {
         key: &Key,
         body: Bytes,
         with_checksums: bool,
-        told: Option<u64>,
+        known_crc: Option<u64>,
     ) -> Result<Part> {
         let mut ask = Ask::new(Method::PUT, key);
         if self.provider() == Provider::Azure {
             ask = Signed::put_of_blob(ask);
         }
         let checksum = match with_checksums {
-            true => Some(Checksum::of(self.provider(), &body, told)?),
+            true => Some(Checksum::of(self.provider(), &body, known_crc)?),
             false => None,
         };
         let ask = ask.body(body);
         let sent = |answer: Answer| part(1, ask.body_bytes(), &answer, checksum);
         match self.put_checked(&ask, checksum, sent).await {
-            Err(refusal) if checksum.is_some() && refusal.is_of_checksums() => {
+            Err(request_error) if checksum.is_some() && request_error.is_of_checksums() => {
                 self.put_checked(&ask, None, sent).await
             }
             put => put,
@@ -176,10 +176,10 @@ impl Signed {
         upload: &Begun,
         number: u32,
         body: Bytes,
-        told: Option<u64>,
+        known_crc: Option<u64>,
     ) -> Result<Part> {
         let checksum = match upload.is_checked {
-            true => Some(Checksum::of(self.provider(), &body, told)?),
+            true => Some(Checksum::of(self.provider(), &body, known_crc)?),
             false => None,
         };
         let ask = Ask::new(Method::PUT, key).body(body);
@@ -221,13 +221,13 @@ impl Signed {
             let (name, value) = checksum.header(self.provider());
             ask = ask.header(name, value);
         }
-        let mut tries = self.tries();
+        let mut retry = self.retry();
         loop {
             match self.ask_once(&ask).await.and_then(&read) {
                 Ok(answer) => return Ok(answer),
-                Err(mut refusal) => {
-                    refusal.is_passing |= refusal.is_of_changed_bytes();
-                    tries.again(refusal).await?;
+                Err(mut request_error) => {
+                    request_error.is_passing |= request_error.is_of_changed_bytes();
+                    retry.back_off(request_error).await?;
                 }
             }
         }
@@ -271,7 +271,7 @@ impl Signed {
 
 fn part(number: u32, bytes: u64, answer: &Answer, checksum: Option<Checksum>) -> Result<Part> {
     let Some(tag) = answer.header(&ETAG) else {
-        return Err(Refusal::nonsense("a part without a tag"));
+        return Err(RequestError::nonsense("a part without a tag"));
     };
     Ok(Part::sent(number, bytes, tag, checksum))
 }
@@ -313,8 +313,9 @@ fn value(text: &str) -> HeaderValue {
 }
 
 fn parse<T: for<'de> serde::Deserialize<'de>>(body: &[u8]) -> Result<T> {
-    let text = std::str::from_utf8(body).map_err(|error| Refusal::nonsense(&error.to_string()))?;
+    let text =
+        std::str::from_utf8(body).map_err(|error| RequestError::nonsense(&error.to_string()))?;
     // Azure's responses begin with a byte order mark.
     let text = text.trim_start_matches('\u{feff}');
-    quick_xml::de::from_str(text).map_err(|error| Refusal::nonsense(&error.to_string()))
+    quick_xml::de::from_str(text).map_err(|error| RequestError::nonsense(&error.to_string()))
 }

@@ -108,7 +108,7 @@ fn what_azure_refuses_is_said_with_its_remedy() {
         missing.to_string(),
         "there is no such container: create it, or correct its name"
     );
-    let lost = objects.look(none).unwrap_err();
+    let lost = objects.stat(none).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::InvalidInput, "{lost}");
     let open = |remote: Remote| {
         let address = Address::of(&at("")).unwrap().unwrap();
@@ -146,7 +146,7 @@ fn a_lease_is_no_condition_that_did_not_hold() {
         ),
     ];
     for (status, code, kind, words) in cases {
-        let reply = Reply::refusal(status, code, "There is one.");
+        let reply = Reply::request_error(status, code, "There is one.");
         let fake = Fake::start(move |request| match request.method.as_str() {
             "GET" => Reply::new(200, "first")
                 .header("ETag", "\"0x1\"")
@@ -198,7 +198,7 @@ fn a_directory_of_such_an_account_is_none_of_our_objects() {
     };
     let address = Address::of(&at("")).unwrap().unwrap();
     let objects = Objects::open(address, &remote).unwrap();
-    assert_eq!(objects.look(&at("run")).unwrap().kind, Kind::Directory);
-    let file = objects.look_at_file(&at("run")).unwrap_err();
+    assert_eq!(objects.stat(&at("run")).unwrap().kind, Kind::Directory);
+    let file = objects.stat_file(&at("run")).unwrap_err();
     assert_eq!(file.kind(), ErrorKind::NotFound);
 }

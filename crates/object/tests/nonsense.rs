@@ -169,7 +169,7 @@ fn a_garbled_status_line_is_asked_past() {
             let text = place.at("run/text");
             match method {
                 "GET" => assert_eq!(place.objects.read(&text).unwrap(), TEXT),
-                "HEAD" => assert_eq!(place.objects.look_at_file(&text).unwrap().bytes, 6),
+                "HEAD" => assert_eq!(place.objects.stat_file(&text).unwrap().bytes, 6),
                 _ => place.put().unwrap(),
             }
             assert_eq!(place.fake.count(method, ""), 2, "{scheme}");
@@ -195,7 +195,7 @@ fn a_listing_that_makes_no_sense_is_asked_for_again() {
             Reply::new(200, &flipped.as_bytes()[..20]),
             Reply::new(200, flipped.as_str()).cut(20),
             // An empty prefix gives an empty listing, not 404.
-            Reply::refusal(404, "NoSuchKey", "The specified key does not exist."),
+            Reply::request_error(404, "NoSuchKey", "The specified key does not exist."),
             Reply::new(404, "<html>Not found</html>"),
         ] {
             let place = Place::new(scheme, None, is_listing, vec![nonsense]);
@@ -209,23 +209,23 @@ fn a_listing_that_makes_no_sense_is_asked_for_again() {
 
 #[test]
 fn what_is_denied_once_and_known_to_be_there_is_asked_for_again() {
-    let nothing = || Reply::refusal(404, "NoSuchKey", "The specified key does not exist.");
+    let nothing = || Reply::request_error(404, "NoSuchKey", "The specified key does not exist.");
     for scheme in SCHEMES {
         let place = Place::new(scheme, None, |_| true, vec![nothing()]);
         assert_eq!(place.read().unwrap(), TEXT);
         let place = Place::new(scheme, None, |_| true, vec![nothing()]);
-        let found = place.objects.look_again(&place.at("run/text")).unwrap();
+        let found = place.objects.stat_again(&place.at("run/text")).unwrap();
         assert_eq!(found.bytes, 6);
         // A plain lookup is told at once that the object is missing.
         let place = Place::new(scheme, None, |_| true, vec![nothing()]);
-        let found = place.objects.look_at_file(&place.at("run/text"));
+        let found = place.objects.stat_file(&place.at("run/text"));
         assert_eq!(found.unwrap_err().kind(), ErrorKind::NotFound);
     }
 }
 
 #[test]
 fn a_conflict_over_a_name_of_its_own_is_no_answer() {
-    let conflict = || Reply::refusal(409, "ConditionalRequestConflict", "Conflict.");
+    let conflict = || Reply::request_error(409, "ConditionalRequestConflict", "Conflict.");
     let is_put = |request: &Request| matches!(request.method.as_str(), "PUT" | "POST");
     for scheme in SCHEMES {
         let place = Place::new(scheme, None, is_put, vec![conflict()]);
@@ -282,7 +282,8 @@ fn parts_and_uploads_that_make_no_sense_are_asked_for_again() {
 fn what_stays_so_is_an_error_that_says_it() {
     let short = Some(Duration::from_millis(1));
     for scheme in SCHEMES {
-        let nothing = || Reply::refusal(404, "NoSuchKey", "The specified key does not exist.");
+        let nothing =
+            || Reply::request_error(404, "NoSuchKey", "The specified key does not exist.");
         let denied: Vec<Reply> = (0..9).map(|_| nothing()).collect();
         let place = Place::new(scheme, short, |_| true, denied.clone());
         let error = place.read().unwrap_err();

@@ -66,11 +66,11 @@ fn upload_with(
 /// Responses after which a retry may succeed.
 fn passing() -> Vec<Reply> {
     vec![
-        Reply::refusal(503, "SlowDown", "Please reduce your request rate."),
+        Reply::request_error(503, "SlowDown", "Please reduce your request rate."),
         Reply::new(502, "<html>Bad gateway</html>"),
-        Reply::refusal(500, "InternalError", "We encountered an internal error."),
+        Reply::request_error(500, "InternalError", "We encountered an internal error."),
         Reply::new(429, ""),
-        Reply::refusal(
+        Reply::request_error(
             400,
             "RequestTimeout",
             "Your socket connection was not read from.",
@@ -102,7 +102,7 @@ fn what_may_pass_is_sent_again() {
 #[test]
 fn patience_ends() {
     for (method, words) in STEPS {
-        let busy = Reply::refusal(503, "SlowDown", "Please reduce your request rate.");
+        let busy = Reply::request_error(503, "SlowDown", "Please reduce your request rate.");
         let (done, fake) = upload_with(once, method, words, vec![busy]);
         assert_eq!(
             done.unwrap_err().to_string(),
@@ -115,8 +115,8 @@ fn patience_ends() {
 #[test]
 fn what_is_refused_is_not_sent_again() {
     for (method, words) in STEPS {
-        let refusal = Reply::refusal(400, "InvalidRequest", "no");
-        let (done, fake) = upload_with(patient, method, words, vec![refusal]);
+        let request_error = Reply::request_error(400, "InvalidRequest", "no");
+        let (done, fake) = upload_with(patient, method, words, vec![request_error]);
         assert_eq!(
             done.unwrap_err().to_string(),
             "the store refused it (400 InvalidRequest: no)"
@@ -127,14 +127,14 @@ fn what_is_refused_is_not_sent_again() {
 
 #[test]
 fn a_success_may_hold_an_error() {
-    let passing = Reply::refusal(200, "InternalError", "Please try again.");
+    let passing = Reply::request_error(200, "InternalError", "Please try again.");
     let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![passing]);
     done.unwrap();
     assert_eq!(fake.count("POST", "uploadId="), 2);
     let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![Reply::new(200, "")]);
     done.unwrap();
     assert_eq!(fake.count("POST", "uploadId="), 2);
-    let lasting = Reply::refusal(200, "InvalidPart", "One of the parts could not be found.");
+    let lasting = Reply::request_error(200, "InvalidPart", "One of the parts could not be found.");
     let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![lasting]);
     assert!(done.unwrap_err().to_string().contains("InvalidPart"));
     assert_eq!(fake.count("POST", "uploadId="), 1);
@@ -156,7 +156,7 @@ fn ended_before(size: usize, checksum: Option<&'static str>) -> io::Result<()> {
         "POST" if request.target.contains("uploadId=") => {
             match std::mem::replace(&mut is_ended, true) {
                 false => Reply::lost(),
-                true => Reply::refusal(404, "NoSuchUpload", "The upload does not exist."),
+                true => Reply::request_error(404, "NoSuchUpload", "The upload does not exist."),
             }
         }
         _ => uploaded(request),
@@ -185,7 +185,7 @@ fn a_store_that_does_not_know_checksums_gets_none() {
     let refuse = |request: &Request| {
         let header = request.header("x-amz-checksum-algorithm")?;
         let message = format!("Unsupported header 'x-amz-checksum-algorithm' ({header})");
-        Some(Reply::refusal(400, "InvalidArgument", &message))
+        Some(Reply::request_error(400, "InvalidArgument", &message))
     };
     let ignore = |request: &Request| {
         let is_first = request.is("POST", "uploads=");
@@ -254,12 +254,12 @@ fn a_read_goes_on_at_the_byte_where_the_answer_broke() {
 }
 
 #[test]
-fn another_object_in_its_place_is_told() {
+fn another_object_in_its_place_is_reported() {
     let fake = Fake::start(|request| match request.method.as_str() {
         "HEAD" => Reply::new(200, "")
             .header("content-length", 10)
             .header("etag", "\"first\""),
-        _ => Reply::refusal(412, "PreconditionFailed", "At least one did not hold"),
+        _ => Reply::request_error(412, "PreconditionFailed", "At least one did not hold"),
     });
     let error = download(&patient(&fake.endpoint), &at("object")).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);

@@ -140,7 +140,7 @@ fn open_uploads_are_found_and_ended() {
     let objects = objects(&server.endpoint(), Remote::default());
     let keys = ["run/a", "run/b", "runs/c", "d"];
     for key in keys {
-        let begun = objects.go_on(&at(key), |_| true).unwrap();
+        let begun = objects.resume_upload(&at(key), |_| true).unwrap();
         send(&objects, &Arc::new(begun.file), b"some", [0]).unwrap();
     }
     let open = |key: &str| {
@@ -183,15 +183,15 @@ fn an_upload_is_continued_by_what_the_store_has_of_it() {
     };
     let objects = objects(&server.endpoint(), Remote::default());
     let (path, bytes) = (at("object"), bytes(BYTES));
-    let begun = objects.go_on(&path, |_| true).unwrap();
+    let begun = objects.resume_upload(&path, |_| true).unwrap();
     assert_eq!(begun.parts, []);
     send(&objects, &Arc::new(begun.file), &bytes, [0, 2]).unwrap();
-    let continued = objects.go_on(&path, |_| true).unwrap();
-    let sizes = continued.parts.iter().map(|part| (part.number, part.bytes));
+    let resumed = objects.resume_upload(&path, |_| true).unwrap();
+    let sizes = resumed.parts.iter().map(|part| (part.number, part.bytes));
     let (part, last) = (PART_BYTES as u64, (BYTES % PART_BYTES) as u64);
     assert_eq!(sizes.collect::<Vec<_>>(), [(1, part), (3, last)]);
-    assert_eq!(continued.file.len().unwrap(), part + last);
-    let file = Arc::new(continued.file);
+    assert_eq!(resumed.file.len().unwrap(), part + last);
+    let file = Arc::new(resumed.file);
     // An upload with a missing part makes no object.
     finish(&objects, &file).unwrap_err();
     send(&objects, &file, &bytes, [1]).unwrap();
@@ -207,11 +207,13 @@ fn an_upload_with_a_part_that_is_not_right_is_given_up_and_begun_anew() {
     };
     let objects = objects(&server.endpoint(), Remote::default());
     let path = at("object");
-    let begun = objects.go_on(&path, |_| true).unwrap();
+    let begun = objects.resume_upload(&path, |_| true).unwrap();
     send(&objects, &Arc::new(begun.file), &bytes(BYTES), [0, 1]).unwrap();
     let id = || objects.open_uploads(&at("")).unwrap().remove(0).id;
     let first = id();
-    let anew = objects.go_on(&path, |part| part.number == 1).unwrap();
+    let anew = objects
+        .resume_upload(&path, |part| part.number == 1)
+        .unwrap();
     assert_eq!(anew.parts, []);
     assert_ne!(id(), first);
     assert_eq!(objects.open_uploads(&at("")).unwrap().len(), 1);

@@ -1,7 +1,7 @@
 //! Care for checkpoints: verification, damage surveys, and salvage of intact tensors.
 
-mod beside;
 pub(crate) mod references;
+mod sidecar;
 
 pub mod salvage;
 pub mod survey;

@@ -22,13 +22,13 @@
 //! [`crate::steps::store::Store::sweep`] uses the lease to distinguish them from those of a live
 //! attempt.
 
-mod beside;
 mod directory;
 pub(crate) mod fence;
 pub(crate) mod files;
 pub(crate) mod leftovers;
 mod publication;
 pub(crate) mod renewal;
+mod sidecar;
 
 use std::borrow::Cow;
 use std::io;
@@ -43,7 +43,7 @@ use crate::error::{Error, Result};
 use crate::format::directory::{entries, has};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, PROTECTED};
-use crate::format::taken::{misplaced, misplaced_among};
+use crate::format::tombstone::{misplaced, misplaced_among};
 use crate::lease::Lease;
 use crate::progress::Progress;
 use directory::{make_directory, sync_ancestors};
@@ -296,10 +296,10 @@ impl Attempt {
         self.made_directory = true;
     }
 
-    /// Writes sidecars of this attempt; see [`beside`].
-    pub(crate) fn write_beside(&mut self, files: &[(&str, Cow<'_, [u8]>)]) -> Result<()> {
+    /// Writes sidecars of this attempt; see [`sidecars`].
+    pub(crate) fn write_sidecars(&mut self, files: &[(&str, Cow<'_, [u8]>)]) -> Result<()> {
         for (name, text) in files {
-            let path = self.path.join(name::beside_file(&self.id, name));
+            let path = self.path.join(name::sidecar_file(&self.id, name));
             let create = |file_system: &dyn FileSystem| file_system.create(&path, Direct::Off);
             let file = self.make(&path, create)?;
             self.write_synced(&file, text)?;
@@ -314,7 +314,7 @@ impl Attempt {
 
     /// Puts copies of sidecars under their own names, durably.
     pub(crate) fn place<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
-        beside::place(&self.path, self.file_system.as_ref(), &self.id, names)?;
+        sidecar::place(&self.path, self.file_system.as_ref(), &self.id, names)?;
         self.sync_directory()
     }
 
@@ -375,7 +375,7 @@ impl Drop for Attempt {
         // Best effort: a sweep removes what stays behind.
         let is_made = |name: &str| self.made.contains(&self.path.join(name));
         if let Ok(listed) = entries(&self.path, self.files()) {
-            let _ = beside::settle(&self.path, self.file_system.as_ref(), &listed, is_made);
+            let _ = sidecar::reconcile(&self.path, self.file_system.as_ref(), &listed, is_made);
         }
         for path in &self.made {
             let _ = self.file_system.change(Change::RemoveFile(path));

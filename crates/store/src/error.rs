@@ -146,7 +146,7 @@ pub enum Error {
     /// Somebody wrote to a tensor before a watched job had copied it, so the snapshot would mix two
     /// moments.
     #[error("{path}: {key:?} changed before a lazy save had copied it, so the save was given up")]
-    Torn {
+    SourceModified {
         /// The checkpoint directory.
         path: PathBuf,
         /// Dotted name of the tensor, or of one that shares a memory page with it.
@@ -382,7 +382,7 @@ impl Error {
             }
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
-            Error::Torn { .. } => {
+            Error::SourceModified { .. } => {
                 "call pending.stage() before the change, or save with lazy=False, which copies at \
                  the call; for an optimizer that no Training holds, penstock.guard(optimizer) \
                  calls it before each step"

@@ -6,7 +6,7 @@ pub(crate) mod description;
 pub(crate) mod directory;
 pub(crate) mod name;
 pub(crate) mod plain;
-pub(crate) mod taken;
+pub(crate) mod tombstone;
 pub(crate) mod tree;
 
 pub mod digest;

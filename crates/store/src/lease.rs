@@ -41,7 +41,7 @@ pub(crate) struct Lease {
 #[derive(Debug)]
 pub(crate) enum Exclusive {
     /// Locked: nobody saves or reads in the directory until this is dropped.
-    Taken(Lease),
+    Tombstone(Lease),
     /// A save or a load is using the directory.
     Live,
     /// The directory is gone, or another one has its name.
@@ -131,7 +131,7 @@ impl Lease {
         Ok(match directory.try_lock() {
             // The directory may have been removed and a new one made with its name.
             Ok(()) if is_at(&directory, path, files)? => {
-                Exclusive::Taken(Lease::on(directory, true))
+                Exclusive::Tombstone(Lease::on(directory, true))
             }
             Ok(()) => Exclusive::Gone,
             Err(TryLockError::Error(_)) => Exclusive::NoLocks,
@@ -221,7 +221,7 @@ mod tests {
         drop(second);
         assert!(matches!(
             Lease::try_exclusive(root.path(), &Native).unwrap(),
-            Exclusive::Taken(_)
+            Exclusive::Tombstone(_)
         ));
     }
 
@@ -236,7 +236,7 @@ mod tests {
         drop(lease);
         assert!(matches!(
             Lease::try_exclusive(root.path(), &Native).unwrap(),
-            Exclusive::Taken(_)
+            Exclusive::Tombstone(_)
         ));
         drop(inherited);
     }
@@ -245,7 +245,7 @@ mod tests {
     fn a_save_that_waits_for_a_removal_can_be_cancelled() {
         let root = tempfile::tempdir().unwrap();
         let removing = Lease::try_exclusive(root.path(), &Native).unwrap();
-        assert!(matches!(removing, Exclusive::Taken(_)));
+        assert!(matches!(removing, Exclusive::Tombstone(_)));
         let progress = Progress::default();
         progress.cancel();
         let waited = Lease::share(root.path(), &Native, &progress);

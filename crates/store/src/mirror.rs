@@ -34,8 +34,8 @@ use crate::progress::Progress;
 use crate::tier;
 
 /// How often a copy is checked again while somebody removes its files: for 10 seconds.
-const LOOKS_MAX: usize = 100;
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const CHECKS_MAX: usize = 100;
+const CHECK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Limits of a mirroring.
 #[derive(Clone, Copy, Debug, Default)]
@@ -136,10 +136,10 @@ impl Mirroring {
 /// Total size and number of the files of a copy.
 fn size(checkpoint: &Checkpoint) -> (u64, usize) {
     let files = checkpoint.files();
-    let beside = &checkpoint.manifest().beside;
-    let own_names: u64 = beside.iter().map(|entry| entry.bytes).sum();
+    let sidecars = &checkpoint.manifest().sidecars;
+    let own_names: u64 = sidecars.iter().map(|entry| entry.bytes).sum();
     let bytes = files.iter().map(|(_, bytes)| bytes).sum::<u64>() + own_names;
-    (bytes, files.len() + beside.len())
+    (bytes, files.len() + sidecars.len())
 }
 
 /// The stored text of a manifest, so that members added by a newer version are mirrored too.
@@ -157,7 +157,7 @@ fn manifest_text(checkpoint: &Checkpoint, files: &dyn Files) -> Result<Vec<u8>> 
 /// Whether a file exists only while somebody removes others.
 fn is_of_removal(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| name::is_fence(name) || name::is_taken_manifest(name))
+    name.is_some_and(|name| name::is_fence(name) || name::is_tombstone(name))
 }
 
 fn removed(missing: PathBuf) -> Error {
@@ -190,10 +190,10 @@ impl Copy<'_> {
         let id = &self.checkpoint.manifest().id;
         let target = Arc::clone(self.objects) as Arc<dyn FileSystem>;
         let mut renewal = None;
-        let mut looks = 0;
+        let mut checks = 0;
         loop {
             self.progress.check()?;
-            looks += 1;
+            checks += 1;
             let is_there = self.is_there()?;
             match self.flaw()? {
                 None if is_there => {
@@ -202,9 +202,9 @@ impl Copy<'_> {
                     }
                     return Ok(());
                 }
-                Some(path) if looks >= LOOKS_MAX => return Err(removed(path)),
+                Some(path) if checks >= CHECKS_MAX => return Err(removed(path)),
                 Some(path) if is_of_removal(&path) => {
-                    thread::sleep(LOOK_PAUSE);
+                    thread::sleep(CHECK_PAUSE);
                     continue;
                 }
                 _ => {}
@@ -229,7 +229,7 @@ impl Copy<'_> {
         for entry in &manifest.parts {
             self.send_small(&entry.file, &entry.file, entry.bytes, entry.digest)?;
         }
-        for entry in &manifest.beside {
+        for entry in &manifest.sidecars {
             for name in [&entry.file, &entry.name] {
                 self.send_small(&entry.file, name, entry.bytes, entry.digest)?;
             }

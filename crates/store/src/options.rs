@@ -77,7 +77,7 @@ pub struct Options {
     /// always check them.
     pub verify: bool,
     /// A replica of the loaded checkpoint: damaged chunks are read there.
-    pub spare: Option<PathBuf>,
+    pub replica: Option<PathBuf>,
     /// The nice value of the writing threads, if they are to yield to others.
     #[serde(skip)]
     pub nice: Option<u8>,
@@ -109,7 +109,7 @@ impl Default for Options {
             staging_bytes: None,
             shard_bytes: None,
             verify: true,
-            spare: None,
+            replica: None,
             nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
@@ -128,7 +128,7 @@ impl fmt::Debug for Options {
             .field("staging_bytes", &self.staging_bytes)
             .field("shard_bytes", &self.shard_bytes)
             .field("verify", &self.verify)
-            .field("spare", &self.spare)
+            .field("replica", &self.replica)
             .field("nice", &self.nice)
             .finish_non_exhaustive()
     }
@@ -150,7 +150,7 @@ pub struct Settings {
     /// Whether a load checks digests.
     pub verify: bool,
     /// A replica of the checkpoint.
-    pub spare: Option<PathBuf>,
+    pub replica: Option<PathBuf>,
     /// The nice value of the writing threads.
     pub nice: Option<u8>,
     /// Staging memory of this call.
@@ -285,7 +285,7 @@ impl Options {
             io_threads,
             shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
-            spare: self.spare.clone(),
+            replica: self.replica.clone(),
             nice: self.nice,
             pool: Pool::new(buffer_bytes, budget_bytes),
             engine_factory,

@@ -6,12 +6,12 @@
 
 pub(crate) mod copy;
 pub(crate) mod damage;
-pub(crate) mod feed;
 mod placed;
 pub mod read;
+mod replica;
 #[cfg(feature = "objects")]
 pub(crate) mod send;
-mod spare;
+pub(crate) mod staging_queue;
 pub(crate) mod target;
 pub mod write;
 
@@ -48,7 +48,7 @@ impl<'a> Halt<'a> {
     }
 
     /// Whether to continue; an error once the caller cancels.
-    pub(crate) fn go_on(&self) -> Result<bool> {
+    pub(crate) fn check_running(&self) -> Result<bool> {
         self.progress.check()?;
         Ok(!self.stopped.load(Ordering::Relaxed))
     }

@@ -7,12 +7,12 @@
 //! directory listing.
 
 mod arena;
-mod at_once;
-mod beside;
+mod eager_copy;
 mod job;
 mod linked;
 mod planned;
 mod shard_files;
+mod sidecar;
 mod state;
 mod written;
 
@@ -34,11 +34,11 @@ use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
 pub use arena::Arena;
-pub use beside::Beside;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
 use planned::unreadable;
-pub use state::State;
+pub use sidecar::Sidecars;
+pub use state::SaveState;
 pub use written::Written;
 
 /// The path and the recorded properties of a new checkpoint.
@@ -52,7 +52,7 @@ pub struct Publication {
     /// Whether a complete checkpoint at the path is replaced.
     pub overwrite: bool,
     /// Sidecars to save with the checkpoint.
-    pub beside: Beside,
+    pub sidecars: Sidecars,
 }
 
 /// Maximum number of threads that read parts.
@@ -70,7 +70,7 @@ const RANK: u32 = 0;
 /// the attempt are removed, with one exception: when the last sync of the directory fails, the
 /// checkpoint is in place but may not survive a crash, so it is not acknowledged.
 pub fn save(
-    state: State,
+    state: SaveState,
     publication: &Publication,
     options: &Options,
     progress: &Progress,
@@ -128,7 +128,7 @@ pub fn save(
 pub fn write_rank(
     attempt: &mut Attempt,
     rank: u32,
-    state: State,
+    state: SaveState,
     options: &Options,
     progress: &Progress,
 ) -> Result<Written> {
@@ -178,7 +178,7 @@ pub(crate) fn commit_as(
     let _span = trace::span("commit");
     let mut manifest = manifest_of(publication, attempt.id(), parts);
     manifest.partial = partial;
-    let unindexed = publication.beside.write(&mut manifest, &mut attempt)?;
+    let unindexed = publication.sidecars.write(&mut manifest, &mut attempt)?;
     manifest.check().map_err(unreadable)?;
     let text = manifest.stamp();
     check_manifest_size(text.len())?;
@@ -186,16 +186,16 @@ pub(crate) fn commit_as(
         let names = check_votes(&attempt, &manifest)?;
         attempt.expect(names);
     }
-    let names = || manifest.beside.iter().map(|entry| entry.name.as_str());
-    let has_beside = !manifest.beside.is_empty();
-    if has_beside && !attempt.is_taken() {
+    let names = || manifest.sidecars.iter().map(|entry| entry.name.as_str());
+    let has_sidecars = !manifest.sidecars.is_empty();
+    if has_sidecars && !attempt.is_taken() {
         attempt.place(names())?;
     }
     attempt.publish(&text, publication.overwrite)?;
     let id = attempt.id().to_owned();
     // The checkpoint is acknowledged; a failed cleanup must not change that.
     let mut placed = Ok(());
-    if has_beside && publication.overwrite {
+    if has_sidecars && publication.overwrite {
         placed = attempt.place(names());
     }
     let removed = placed.and_then(|()| attempt.remove_replaced());
@@ -282,6 +282,6 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         parts,
         metadata: publication.metadata.clone(),
         partial: None,
-        beside: Vec::new(),
+        sidecars: Vec::new(),
     }
 }

@@ -5,10 +5,10 @@ pub(crate) mod protect;
 pub(crate) mod removal;
 
 mod aged;
-pub mod aside;
 mod layered;
 pub mod marks;
 mod nested;
+pub mod quarantine;
 pub mod retention;
 pub mod scrub;
 pub mod store;

@@ -9,12 +9,12 @@ use std::thread;
 use common::machine::{Machine, machine};
 use common::{bytes_of, load, publication, within_a_minute};
 use penstock_cuda_fake::Kind;
-use penstock_io::buffer::{HostRegion, Lane, Region};
+use penstock_io::buffer::{DeviceStreams, HostRegion, Region};
 use penstock_io::faulty::{Lent, LentDevice};
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::save::{
-    Arena, Attempt, Job, Linked, Publication, Staging, State, commit, save,
+    Arena, Attempt, Job, Linked, Publication, SaveState, Staging, commit, save,
 };
 use penstock_store::{Error, Progress, Result};
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ impl Machine {
     /// Copies from now on see everything that the training has queued so far.
     fn follow(&self, tensors: &Tensors) {
         if let Some(lent) = tensors.lent.first() {
-            self.lane.follow(&lent.foreign()).unwrap();
+            self.device_streams.follow(&lent.foreign()).unwrap();
         }
     }
 }
@@ -51,7 +51,7 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn state(&self) -> State {
+    fn state(&self) -> SaveState {
         let regions = self.lent.iter().map(|lent| lent.region().into());
         state(&self.sizes, regions.collect())
     }
@@ -105,9 +105,9 @@ fn spec(name: String, item_bytes: usize, shape: &[usize]) -> TensorSpec {
     }
 }
 
-fn state(sizes: &[usize], sources: Vec<Region>) -> State {
+fn state(sizes: &[usize], sources: Vec<Region>) -> SaveState {
     let specs = sizes.iter().enumerate();
-    State {
+    SaveState {
         tensors: specs
             .map(|(index, &bytes)| spec(format!("t{index}"), 1, &[bytes]))
             .collect(),
@@ -127,7 +127,7 @@ fn options() -> Options {
     }
 }
 
-fn save_at_once(state: State, path: &Path) -> Result<penstock_store::report::SaveReport> {
+fn save_at_once(state: SaveState, path: &Path) -> Result<penstock_store::report::SaveReport> {
     save(state, &publication(path), &options(), &Progress::default())
 }
 
@@ -343,7 +343,7 @@ fn a_tensor_that_is_to_be_copied_at_once_makes_the_save_an_eager_one() {
     let tensors = machine.tensors(1, &[9 * MIB]);
     machine.follow(&tensors);
     let staging = Staging {
-        at_once: vec![0],
+        eager: vec![0],
         ..staging(&Arena::new(Some(2 * MIB)), true, &tensors)
     };
     let job = Job::new(tensors.state(), &path, &options(), &staging).unwrap();
@@ -705,7 +705,7 @@ proptest! {
         let path = root.path().join("ckpt");
         let memory = common::noise(seed % 1000, 200_000);
         let lent = machine.lent(&memory);
-        machine.lane.follow(&lent.foreign()).unwrap();
+        machine.device_streams.follow(&lent.foreign()).unwrap();
         let specs = arrays.iter().enumerate();
         let specs = specs.map(|(index, (item_bytes, shape, _))| {
             spec(format!("a{index}"), *item_bytes, shape)
@@ -713,7 +713,7 @@ proptest! {
         let sources = arrays.iter().map(|(item_bytes, shape, strides)| {
             lent.view(0, *item_bytes, shape, strides).into()
         });
-        let state = State { tensors: specs.collect(), ..state(&[], sources.collect()) };
+        let state = SaveState { tensors: specs.collect(), ..state(&[], sources.collect()) };
         save_at_once(state, &path).unwrap();
         let loaded = load(&path, &Options::default()).unwrap();
         for (index, (item_bytes, shape, strides)) in arrays.iter().enumerate() {
@@ -757,16 +757,16 @@ fn child_whose_device_fails() {
 #[test]
 fn a_device_that_does_not_give_back_what_it_was_given_is_not_used() {
     let machine = machine();
-    Lane::checked(&machine.device).unwrap();
+    DeviceStreams::checked(&machine.device).unwrap();
     for kind in [Kind::HostToDevice, Kind::DeviceToHost] {
         // The driver reports success, and has done nothing.
         machine.control.fail_operation(Some(kind), 1, 0);
-        let refused = Lane::checked(&machine.device).unwrap_err();
+        let refused = DeviceStreams::checked(&machine.device).unwrap_err();
         let words = refused.to_string();
         assert!(words.contains("does not come back"), "{words}");
         machine.control.clear_faults();
     }
     // There may be no memory for that.
     machine.control.fail_call("cuMemAlloc_v2", 1, 2);
-    Lane::checked(&machine.device).unwrap();
+    DeviceStreams::checked(&machine.device).unwrap();
 }

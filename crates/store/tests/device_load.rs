@@ -18,7 +18,7 @@ use common::{Rng, Sample, bytes_of, draw, forge, noise, within_a_minute};
 use penstock_cuda::Stream;
 use penstock_cuda_fake::Kind;
 use penstock_io::buffer::{
-    ArrayMut, DeviceFills, HostArrayMut, HostRegionMut, Lane, Pool, RegionMut,
+    ArrayMut, DeviceFills, DeviceStreams, HostArrayMut, HostRegionMut, Pool, RegionMut,
 };
 use penstock_io::faulty::LentDevice;
 use penstock_store::format::digest::CHUNK_BYTES;
@@ -93,7 +93,10 @@ impl Tensors {
 
     /// Fills from now on come after everything that the training has queued so far.
     fn follow(&self, machine: &Machine) {
-        machine.lane.fill_after(&self.0[0].foreign()).unwrap();
+        machine
+            .device_streams
+            .fill_after(&self.0[0].foreign())
+            .unwrap();
     }
 
     fn targets(&self, sample: &Sample) -> HashMap<usize, RegionMut> {
@@ -265,7 +268,7 @@ fn each_device_takes_what_is_its_own() {
     let machine = machine();
     let sample = Sample::of_sizes(&[300, 500, 700, MIB + 5, 2 * MIB, 100, 900]);
     let saved = saved(sample);
-    let second = Arc::new(Lane::new(&machine.second).unwrap());
+    let second = Arc::new(DeviceStreams::new(&machine.second).unwrap());
     let stream = Arc::new(Stream::new(&machine.second).unwrap());
     let sizes = saved.sample.bytes.iter().map(Vec::len).enumerate();
     let lent = sizes.map(|(index, bytes)| match index % 3 {
@@ -274,7 +277,10 @@ fn each_device_takes_what_is_its_own() {
     });
     let tensors = Tensors(lent.collect());
     second.fill_after(&tensors.0[0].foreign()).unwrap();
-    machine.lane.fill_after(&tensors.0[1].foreign()).unwrap();
+    machine
+        .device_streams
+        .fill_after(&tensors.0[1].foreign())
+        .unwrap();
     let loaded = load(&saved.path, tensors.targets(&saved.sample), &options()).unwrap();
     assert!(!is_unpinned(&loaded.report));
     tensors.assert_are(&saved.sample);
@@ -315,7 +321,7 @@ fn a_stream_sees_what_is_on_its_way_and_the_host_does_not_wait() {
         let machine = machine();
         let content = noise(1, 100_000);
         let lent = machine.lent(&noise(2, 100_000));
-        machine.lane.fill_after(&lent.foreign()).unwrap();
+        machine.device_streams.fill_after(&lent.foreign()).unwrap();
         machine.theirs.synchronize().unwrap();
         let pool = Pool::pinned(100_000, 100_000, &machine.device);
         let mut buf = pool.take().unwrap();
@@ -324,23 +330,26 @@ fn a_stream_sees_what_is_on_its_way_and_the_host_does_not_wait() {
         let mut fills = DeviceFills::default();
         fills.add(lent.target().into_content(), 0, 0, 0..content.len());
         fills.keep([buf]);
-        let departing = fills.begin().unwrap();
-        machine.lane.hold_for_fills(&lent.foreign()).unwrap();
-        let look = lent.look().unwrap();
-        assert!(!departing.is_done().unwrap());
+        let host_to_device = fills.begin().unwrap();
+        machine
+            .device_streams
+            .hold_for_fills(&lent.foreign())
+            .unwrap();
+        let read_back = lent.read_back().unwrap();
+        assert!(!host_to_device.is_done().unwrap());
         assert!(pool.try_take().unwrap().is_none() && !lent.is_returned());
         // It could continue if it did not have to wait.
         hold.allow(machine.theirs.raw() as u64, 10);
         thread::sleep(Duration::from_millis(20));
         drop(hold);
-        assert!(look.content().unwrap() == content);
-        departing.wait().unwrap();
+        assert!(read_back.content().unwrap() == content);
+        host_to_device.wait().unwrap();
         assert!(pool.try_take().unwrap().is_some() && lent.is_returned());
     });
 }
 
 #[test]
-fn a_buffer_is_not_let_go_of_before_it_is_copied() {
+fn a_buffer_is_not_released_before_it_is_copied() {
     within_a_minute("a buffer that departs", || {
         let machine = machine();
         let lent = machine.lent(&noise(2, 100_000));
@@ -352,9 +361,9 @@ fn a_buffer_is_not_let_go_of_before_it_is_copied() {
         let mut fills = DeviceFills::default();
         fills.add(lent.target().into_content(), 0, 0, 0..100_000);
         fills.keep([buf]);
-        let departing = fills.begin().unwrap();
+        let host_to_device = fills.begin().unwrap();
         thread::scope(|scope| {
-            let dropping = scope.spawn(|| drop(departing));
+            let dropping = scope.spawn(|| drop(host_to_device));
             thread::sleep(Duration::from_millis(20));
             assert!(!dropping.is_finished() && !lent.is_returned());
             assert!(pool.try_take().unwrap().is_none());
@@ -441,14 +450,14 @@ fn what_another_copy_has_reaches_a_device() {
     let machine = machine();
     let saved = saved(Sample::of_sizes(&SIZES));
     let copy = tempfile::tempdir().unwrap();
-    let spare = copy.path().join("copy");
-    fs::create_dir(&spare).unwrap();
+    let replica = copy.path().join("copy");
+    fs::create_dir(&replica).unwrap();
     for name in common::names(&saved.path) {
-        fs::copy(saved.path.join(&name), spare.join(&name)).unwrap();
+        fs::copy(saved.path.join(&name), replica.join(&name)).unwrap();
     }
     damage(&saved, 3, MIB + 5);
     let options = Options {
-        spare: Some(spare),
+        replica: Some(replica),
         ..options()
     };
     let tensors = Tensors::new(&machine, &saved.sample);
@@ -778,7 +787,7 @@ proptest! {
         let saved = saved(array_of(&shape));
         let layout = Layout { is_on_device: true, ..layout };
         let mut memory = layout.memory(&machine, 4, &shape);
-        machine.lane.fill_after(&memory.lent.as_ref().unwrap().foreign()).unwrap();
+        machine.device_streams.fill_after(&memory.lent.as_ref().unwrap().foreign()).unwrap();
         let ArrayMut::Device(array) = memory.array() else { unreachable!() };
         let targets = HashMap::from([(1, array.into())]);
         load(&saved.path, targets, &Options { verify, ..options() }).unwrap();
@@ -801,7 +810,7 @@ proptest! {
             memories.push((start, size, memory));
         }
         for lent in memories.iter().filter_map(|(.., memory)| memory.lent.as_ref()) {
-            machine.lane.fill_after(&lent.foreign()).unwrap();
+            machine.device_streams.fill_after(&lent.foreign()).unwrap();
         }
         let fill = |(start, _, memory): &mut (Vec<usize>, Vec<usize>, Memory)| Fill {
             of: Whole::Entry(1),

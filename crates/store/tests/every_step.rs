@@ -22,7 +22,7 @@ use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Publication, State, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, SaveState, commit, save, write_rank};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
@@ -132,7 +132,13 @@ impl<'a> Program<'a> {
         self.save_state(step, seed, sample(seed).state(), overwrite)
     }
 
-    fn save_state(&mut self, step: u64, seed: u64, state: State, overwrite: bool) -> Result<()> {
+    fn save_state(
+        &mut self,
+        step: u64,
+        seed: u64,
+        state: SaveState,
+        overwrite: bool,
+    ) -> Result<()> {
         (self.note)(Note::Saving(step, vec![seed]));
         let publication = step_publication(&self.store, step, overwrite);
         save(state, &publication, &self.options, &Progress::default())?;
@@ -196,17 +202,17 @@ fn is_tidying(call: Call, operation: &str) -> bool {
 }
 
 #[test]
-fn each_failing_operation_is_told_and_harms_nothing_and_the_call_can_be_made_again() {
+fn each_failing_operation_is_reported_and_harms_nothing_and_the_call_can_be_made_again() {
     for &engine in engines() {
         let operations = operations(engine);
         assert!(operations > 60, "the program does something: {operations}");
-        let mut untold = 0;
+        let mut unreported = 0;
         for nth in 1..=operations {
             for number in [EIO, ENOSPC] {
-                untold += u64::from(!fail_one(engine, nth, number));
+                unreported += u64::from(!fail_one(engine, nth, number));
             }
         }
-        eprintln!("{engine}: {operations} operations failed in turn, {untold} told nobody");
+        eprintln!("{engine}: {operations} operations failed in turn, {unreported} told nobody");
     }
 }
 
@@ -364,7 +370,7 @@ impl Running {
         said.next()
     }
 
-    fn tell(&mut self, line: &str) {
+    fn report(&mut self, line: &str) {
         // The child may be dead by now.
         let _ = writeln!(self.asked, "{line}");
     }
@@ -452,9 +458,9 @@ fn each_operation_is_the_last_of_a_rank() {
                 let start = |rank| Running::start(root.path(), engine, dies_at(rank), Some(rank));
                 let (mut first, mut second) = (start(0), start(1));
                 if let Some(line) = first.next() {
-                    second.tell(line.strip_prefix("attempt ").unwrap());
+                    second.report(line.strip_prefix("attempt ").unwrap());
                     if let Some(vote) = second.next() {
-                        first.tell(&vote);
+                        first.report(&vote);
                         if let Some(line) = first.next() {
                             notes.push(line.parse().unwrap());
                         }

@@ -41,11 +41,11 @@ fn child() {
     let mut saver = Saver::new(&store, Ledger::of(&store), rng, number(FIRST_SEED, 0));
     let mut output = std::io::stdout();
     let error = saver.run(|news| {
-        let told = match news {
+        let reported = match news {
             News::Begun(activity) => writeln!(output, "{BEGUN}{activity}"),
             News::Acknowledged => writeln!(output, "{ACKNOWLEDGED}"),
         };
-        told.unwrap();
+        reported.unwrap();
     });
     panic!("{:?}: {error}", saver.ledger.begun());
 }

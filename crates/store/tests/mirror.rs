@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, beside, engines, faulty, names, number, publication, served};
+use common::{Rng, Sample, engines, faulty, names, number, publication, served, sidecars};
 use penstock_io::buffer::Memory;
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::faulty::{Failure, Faults, Repeat};
@@ -123,7 +123,7 @@ fn save_at(path: &Path, seed: u64) {
     let sample = Sample::seeded_sizes(seed, &[11 * MIB, 7 * MIB + 123, 300, 2 * MIB]);
     let publication = Publication {
         overwrite: true,
-        beside: beside(seed),
+        sidecars: sidecars(seed),
         ..publication(path)
     };
     let options = Options {
@@ -295,7 +295,7 @@ fn one_fault_anywhere_costs_at_most_another_call() {
                 mirror_to(&world.from(), &to, &Progress::default())
                     .unwrap_or_else(|error| panic!("{fault:?} of {nth}: {}", error.full_message()));
             }
-            world.server.settle(&bucket);
+            world.server.apply_late(&bucket);
             assert_eq!(copy(), files(&world.from()), "{fault:?} of {nth}");
             world.server.remove_bucket(&name);
             tried += 1;
@@ -505,7 +505,7 @@ fn two_mirrors_of_one_step_through_a_line_that_lies_make_one_whole_copy() {
                 .map(work)
                 .map(|mirrored| mirrored.join().unwrap())
         });
-        world.server.settle(&bucket);
+        world.server.apply_late(&bucket);
         let manifest = bucket.objects().get("run/step/manifest.json").cloned();
         let what = format!("round {round}, {drawn:?}: {mirrored:?}");
         for (from, mirrored) in from.iter().zip(&mirrored) {
@@ -630,9 +630,9 @@ fn an_upload_that_is_not_ours_is_given_up() {
     let path = world.to().join(shard_of(&world.from()));
     // One upload without a part, and one with a part of other bytes.
     for part in [None, Some(vec![7; 5 * MIB])] {
-        let continued = objects.go_on(&path, |_| false).unwrap();
+        let resumed = objects.resume_upload(&path, |_| false).unwrap();
         if let Some(bytes) = part {
-            put_part(&objects, continued.file, &bytes);
+            put_part(&objects, resumed.file, &bytes);
         }
     }
     assert_eq!(world.bucket.uploads().len(), 1);
@@ -772,7 +772,7 @@ fn a_part_is_sent_once_wherever_a_process_is_killed() {
                     kills += 1;
                 }
             }
-            settle(&world.bucket);
+            apply_late(&world.bucket);
             let has_manifest = world.copy().contains_key(MANIFEST);
             if has_manifest {
                 assert_eq!(
@@ -798,7 +798,7 @@ fn a_part_is_sent_once_wherever_a_process_is_killed() {
 const MOMENT_MAX: Duration = Duration::from_millis(120);
 
 /// Waits for the complete requests of a dead child, which the server still carries out.
-fn settle(bucket: &Bucket) {
+fn apply_late(bucket: &Bucket) {
     let mut before = usize::MAX;
     while bucket.journal().len() != before {
         before = bucket.journal().len();

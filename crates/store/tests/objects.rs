@@ -571,9 +571,9 @@ fn a_sweep_goes_by_the_age_of_the_youngest_file_of_an_attempt() {
     set_age(&server, "run/step-0000000001", DAY + 60);
     set_age(&server, "run/step-0000000002", DAY + 60);
     set_age(&server, "run/step-0000000003", DAY - 60);
-    let told = store.orphans().unwrap();
+    let reported = store.orphans().unwrap();
     let swept = store.sweep().unwrap();
-    assert_eq!(told, swept);
+    assert_eq!(reported, swept);
     let paths: Vec<_> = swept.iter().map(|(path, _)| path.clone()).collect();
     assert_eq!(paths, [store.step_path(1), store.step_path(2)]);
     assert!(swept.iter().all(|(_, bytes)| *bytes > 1 << 20), "{swept:?}");
@@ -865,7 +865,7 @@ fn uploads_of_dead_attempts_go_and_those_of_live_ones_and_of_others_stay() {
 
 /// Sends the first part of a file, and dies.
 fn begin_upload(objects: &Arc<Objects>, path: &Path) {
-    let file = Arc::new(objects.go_on(path, |_| true).unwrap().file);
+    let file = Arc::new(objects.resume_upload(path, |_| true).unwrap().file);
     let mut engine = objects.engine(1).unwrap().engine;
     let kind = OpKind::Write {
         offset: 0,

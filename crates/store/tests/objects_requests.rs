@@ -17,7 +17,7 @@ use penstock_object_server::{Bucket, Call, SECRET, Server};
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Beside, Publication, save};
+use penstock_store::save::{Publication, Sidecars, save};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress};
 
@@ -147,7 +147,7 @@ fn a_small_state_is_saved_replaced_and_deleted() {
 fn a_small_file_goes_with_a_state() {
     let world = World::new();
     let publication = Publication {
-        beside: Beside {
+        sidecars: Sidecars {
             files: vec![("config.json".to_owned(), b"{}".to_vec())],
             group: None,
         },
@@ -178,8 +178,8 @@ fn a_small_state_is_found_loaded_and_verified() {
     });
     // No step makes way for a save there.
     world.assert_counts("", || {
-        let aside = store.give_way(1, &Progress::default());
-        assert_eq!(aside.unwrap(), None);
+        let quarantined = store.make_way(1, &Progress::default());
+        assert_eq!(quarantined.unwrap(), None);
     });
 }
 
@@ -229,7 +229,7 @@ fn shards_are_read_in_requests_of_8_mib_and_no_others() {
 }
 
 #[test]
-fn what_became_of_a_shard_since_it_was_looked_at_is_told_when_it_is_read() {
+fn what_became_of_a_shard_since_it_was_looked_at_is_reported_when_it_is_read() {
     let world = World::new();
     world.save(1, &small(), false);
     let (checkpoint, shard) = (world.open(1), world.shard(1));
@@ -257,8 +257,11 @@ fn what_became_of_a_shard_since_it_was_looked_at_is_told_when_it_is_read() {
     let mut other = bytes.clone();
     *other.last_mut().unwrap() ^= 1;
     world.bucket.put(&shard, other);
-    let told = load();
-    assert!(told.contains("not the one that was written"), "{told}");
+    let reported = load();
+    assert!(
+        reported.contains("not the one that was written"),
+        "{reported}"
+    );
     world.bucket.put(&shard, bytes);
     let loaded = checkpoint.load(None, HashMap::new(), &world.options, &Progress::default());
     assert!(small().is(&loaded.unwrap()));
@@ -280,6 +283,9 @@ fn a_shard_that_another_one_replaces_while_it_is_read_is_not_mixed_with_that() {
         }
     });
     let loaded = checkpoint.load(None, HashMap::new(), &world.options, &Progress::default());
-    let told = loaded.unwrap_err().full_message();
-    assert!(told.contains("another object has its place"), "{told}");
+    let reported = loaded.unwrap_err().full_message();
+    assert!(
+        reported.contains("another object has its place"),
+        "{reported}"
+    );
 }

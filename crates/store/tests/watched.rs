@@ -10,7 +10,7 @@ use common::{bytes_of, load, names, publication};
 use penstock_io::faulty::Lent;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Attempt, Job, Linked, Staging, State, commit};
+use penstock_store::save::{Attempt, Job, Linked, SaveState, Staging, commit};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -25,7 +25,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn state(lent: &[Lent]) -> State {
+fn state(lent: &[Lent]) -> SaveState {
     let spec = |(index, &words): (usize, &usize)| TensorSpec {
         name: format!("t{index}"),
         dtype: "int64".to_owned(),
@@ -34,7 +34,7 @@ fn state(lent: &[Lent]) -> State {
         region: None,
         group: None,
     };
-    State {
+    SaveState {
         tensors: SIZES.iter().enumerate().map(spec).collect(),
         sources: lent.iter().map(|lent| lent.region().into()).collect(),
         linked: Linked::default(),
@@ -47,20 +47,20 @@ fn lent() -> Vec<Lent> {
     SIZES.iter().map(|&words| Lent::new(1, words)).collect()
 }
 
-fn watched(lent: &[Lent], path: &Path, at_once: &[usize]) -> Job {
+fn watched(lent: &[Lent], path: &Path, eager: &[usize]) -> Job {
     let staging = Staging {
         arena: None,
         is_lazy: true,
         is_watched: true,
-        at_once: at_once.to_vec(),
+        eager: eager.to_vec(),
         ..Staging::default()
     };
     Job::new(state(lent), path, &Options::default(), &staging).unwrap()
 }
 
 /// `None`, with a message, if the kernel cannot watch.
-fn lazy(lent: &[Lent], path: &Path, at_once: &[usize]) -> Option<Job> {
-    let job = watched(lent, path, at_once);
+fn lazy(lent: &[Lent], path: &Path, eager: &[usize]) -> Option<Job> {
+    let job = watched(lent, path, eager);
     if !job.is_lazy() {
         eprintln!("skipped: the kernel does not watch memory here");
     }
@@ -101,7 +101,7 @@ fn a_change_before_the_copy_fails_the_write_and_leaves_nothing() {
             assert!(job.is_staged());
         }
         let failed = write(&job, &path).unwrap_err();
-        let Error::Torn { path: named, key } = &failed else {
+        let Error::SourceModified { path: named, key } = &failed else {
             panic!("{failed}");
         };
         assert_eq!((named, key), (&path, &format!("t{changed}")));

@@ -167,6 +167,6 @@ def _bytes_within(path: str) -> int:
     with contextlib.suppress(OSError):
         for name in _native.list_names(path):
             # A running save, or a sweep, may remove a file between the two calls.
-            found = _native.look(os.path.join(path, name))
+            found = _native.stat(os.path.join(path, name))
             total += 0 if found is None else found[1]
     return total

@@ -37,7 +37,7 @@ def check_directory(path: str) -> None:
         CheckpointNotFoundError: It is no directory.
         StorageError: The system denies access.
     """
-    found = _native.look(path)
+    found = _native.stat(path)
     if found is None:
         what = "a link that leads nowhere" if os.path.islink(path) else None
     elif found[0] == "directory":

@@ -25,14 +25,14 @@ def is_there(path: str) -> bool:
 
 def is_directory(path: str) -> bool:
     """Whether a path is a directory."""
-    found = _native.look(path)
+    found = _native.stat(path)
     return found is not None and found[0] == "directory"
 
 
 def has_bytes(path: str, expected: int) -> bool:
     """Whether a path is a file of this many bytes; False if it cannot be examined."""
     try:
-        found = _native.look(path)
+        found = _native.stat(path)
     except StorageError:
         return False
     return found == ("file", expected)

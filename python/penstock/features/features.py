@@ -380,7 +380,7 @@ class Features:
         self._check_open()
         reader = self._reader
         with self._naming(numbers):
-            number = reader.foresee(numbers.array, numbers.is_signed)
+            number = reader.hint(numbers.array, numbers.is_signed)
         return ForeseenRows(
             lambda out, device: self._begun(numbers, out, _wanted(device, out, where), number),
             lambda: None if number is None else reader.forget(number),

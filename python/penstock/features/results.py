@@ -37,7 +37,7 @@ class Results:
     def __init__(self, dtype: str, item_bytes: int) -> None:
         self._dtype = dtype
         self._item_bytes = item_bytes
-        self._stock = _native.Stock(_KEPT_BYTES, False)
+        self._stock = _native.CachingHostAllocator(_KEPT_BYTES, False)
 
     def empty(self, shape: Sequence[int], *, is_torch: bool) -> Any:
         """A tensor or an array with undefined content."""

@@ -182,7 +182,7 @@ def find(
         )
     try:
         if os.path.isdir(wanted.path):
-            if os.path.exists(os.path.join(wanted.path, _native.TABLE_HEAD)):
+            if os.path.exists(os.path.join(wanted.path, _native.TABLE_MANIFEST)):
                 told = f"{wanted.path} {as_table(wanted.path)}"
                 raise CheckpointNotFoundError(told, path=wanted.path)
             if _is_ours(wanted.path):

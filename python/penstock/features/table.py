@@ -49,7 +49,7 @@ _ROWS = Number(1, (1 << 48) - 1, "rows", is_open=False)
 _LOG = Number(64 << 10, 1 << 42, "bytes", is_open=False)
 _FOLD = Number(0, (1 << 63) - 1, "bytes", is_open=False)
 _LOG_BYTES = 256 << 20
-_FRAME_BYTES = 4 << 20
+_RECORD_BYTES = 4 << 20
 """Bytes written at a time: larger requests are not faster."""
 _FOLD_BYTES_MIN = 1 << 30
 _PIECE_BYTES_MIN = 64 << 20
@@ -133,7 +133,7 @@ class Table:
         self._io: TensorIO | None = for_rows(io)
         name = os.path.basename(self.path)
         claim = claim_of(self._io)
-        head = reach(os.path.join(self.path, _native.TABLE_HEAD), "r", claim.direct)
+        head = reach(os.path.join(self.path, _native.TABLE_MANIFEST), "r", claim.direct)
         with claim.workers(head) as (executor, _):
             check_length(name, row_bytes, claim.block_bytes)
             self._native = _native.RowTable(
@@ -145,7 +145,7 @@ class Table:
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(RUN_BYTES_MAX, row_bytes),
                 log_bytes=log_bytes,
-                frame_bytes=_FRAME_BYTES,
+                record_bytes=_RECORD_BYTES,
             )
 
     @classmethod
@@ -368,7 +368,7 @@ class Table:
             CorruptCheckpointError: Bytes are not those that were written.
             ValueError: The table is closed.
         """
-        rows, pieces, nbytes = self._native.freeze().fold()
+        rows, pieces, nbytes = self._native.freeze().compact()
         return FoldReport(rows=rows, pieces=pieces, bytes=nbytes)
 
     def snapshot(
@@ -504,7 +504,7 @@ def _noted(path: str, note: str, value_bytes: int) -> Columns:
         raise CorruptCheckpointError(
             f"{path}: what the table says of its columns makes no sense: restore it from a copy",
             path=path,
-            file=_native.TABLE_HEAD,
+            file=_native.TABLE_MANIFEST,
         )
     return columns
 

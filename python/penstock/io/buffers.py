@@ -47,7 +47,7 @@ class Buffers:
 
     def __init__(self, budget_bytes: int, *, lock: bool = False) -> None:
         _BUDGET.check("budget_bytes", budget_bytes)
-        self._native = _native.Stock(budget_bytes, bool(lock))
+        self._native = _native.CachingHostAllocator(budget_bytes, bool(lock))
 
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Any:
         """Returns a tensor or array with undefined contents.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Rings(Protocol):
     """An operation that ends, such as a transfer or a batch of rows."""
 
-    def ring(self, bell: _native.Bell, key: int) -> None:
+    def ring(self, event_fd: _native.EventFd, key: int) -> None:
         """Signals the bell with this key when the operation ends."""
 
 
@@ -28,7 +28,7 @@ class Bell:
     """Wakes the tasks of one event loop that wait for transfers."""
 
     def __init__(self) -> None:
-        self._native = _native.Bell()
+        self._native = _native.EventFd()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._keys = itertools.count()
 

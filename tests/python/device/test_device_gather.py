@@ -449,7 +449,7 @@ def test_nothing_is_left_behind(gpu, disk_path):
                     table.gather(ids, out=out)
                 gpu.mend()
         gc.collect()
-        penstock._native.Stock(0, False).release()
+        penstock._native.CachingHostAllocator(0, False).release()
         gpu.forget()
         found = gpu.leaks()
         if turn:

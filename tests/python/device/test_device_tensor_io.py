@@ -345,7 +345,7 @@ def test_nothing_is_left_behind(gpu, disk_path):
                     io.wait()
         gc.collect()
         gpu.forget()
-        penstock._native.Stock(0, False).release()
+        penstock._native.CachingHostAllocator(0, False).release()
         found = gpu.leaks()
         if turn:
             left.append({kind: found[kind] for kind in ("registered", "streams", "events")})

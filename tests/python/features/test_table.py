@@ -313,7 +313,7 @@ def test_a_trace_shows_what_was_done(disk_path):
         table.fold()
     events = json.loads((disk_path / "trace.json").read_text())
     names = {event.get("name") for event in events}
-    assert {"look up", "wait for rows", "update", "flush", "fold"} <= names
+    assert {"look up", "wait for rows", "update", "flush", "compact"} <= names
 
 
 def test_a_fold_under_way_keeps_the_table(disk_path):
@@ -330,7 +330,7 @@ def test_a_fold_under_way_keeps_the_table(disk_path):
         with pytest.raises(penstock.StorageError, match="the table is open"):
             Table(disk_path / "t")
         assert closing.is_alive()
-        frozen.fold()
+        frozen.compact()
         closing.join()
         with Table(disk_path / "t") as again:
             assert_holds(again, {1: 3, 2: 3})

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_io::Result;
-use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Moving, Pool};
+use penstock_io::buffer::{Cut, DeviceBlock, DeviceStreams, IoBuf, Moving, Pool};
 use serde::{Deserialize, Serialize};
 
 /// Buffers of a window: one is queued while the other is copied, so that the link is never idle.
@@ -100,16 +100,16 @@ pub struct Link {
 ///
 /// # Panics
 /// If the job does not pass [`LinkJob::check`].
-pub fn link(lane: &Arc<Lane>, job: &LinkJob) -> Result<Link> {
+pub fn link(device_streams: &Arc<DeviceStreams>, job: &LinkJob) -> Result<Link> {
     if let Err(problem) = job.check() {
         panic!("{problem}");
     }
     let half = job.window_bytes / HALVES;
     // Each direction has a window of its own.
-    let pool = Pool::pinned(half, 2 * HALVES * half, lane.device());
+    let pool = Pool::pinned(half, 2 * HALVES * half, device_streams.device());
     let mut sides = [
-        Side::open(lane, &pool, half, Way::ToDevice)?,
-        Side::open(lane, &pool, half, Way::ToHost)?,
+        Side::open(device_streams, &pool, half, Way::ToDevice)?,
+        Side::open(device_streams, &pool, half, Way::ToHost)?,
     ];
     let mut rates = Vec::new();
     for &way in &job.ways {
@@ -155,8 +155,13 @@ struct Side {
 }
 
 impl Side {
-    fn open(lane: &Arc<Lane>, pool: &Pool, half_bytes: usize, way: Way) -> Result<Side> {
-        let block = DeviceBlock::allocate(lane, HALVES * half_bytes)?;
+    fn open(
+        device_streams: &Arc<DeviceStreams>,
+        pool: &Pool,
+        half_bytes: usize,
+        way: Way,
+    ) -> Result<Side> {
+        let block = DeviceBlock::allocate(device_streams, HALVES * half_bytes)?;
         let mut idle = Vec::with_capacity(HALVES);
         for number in 0..HALVES {
             let mut buf = pool.take()?;

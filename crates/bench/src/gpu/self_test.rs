@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use penstock_io::Result;
-use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Pool};
+use penstock_io::buffer::{Cut, DeviceBlock, DeviceStreams, IoBuf, Pool};
 use serde::Serialize;
 
 const BYTES: usize = 4 << 20;
@@ -41,9 +41,9 @@ pub struct Wrong {
 ///
 /// # Errors
 /// [`Error::Cuda`](penstock_io::Error::Cuda).
-pub fn self_test(lane: &Arc<Lane>) -> Result<SelfTest> {
-    let pool = Pool::pinned(BYTES, PINNED_BYTES, lane.device());
-    let block = DeviceBlock::allocate(lane, BYTES)?;
+pub fn self_test(device_streams: &Arc<DeviceStreams>) -> Result<SelfTest> {
+    let pool = Pool::pinned(BYTES, PINNED_BYTES, device_streams.device());
+    let block = DeviceBlock::allocate(device_streams, BYTES)?;
     let (mut there, mut back) = (pool.take()?, pool.take()?);
     let mut tested = SelfTest {
         wrong: None,

@@ -9,7 +9,7 @@ use crate::executor::submit;
 use crate::memory::Range;
 use crate::operation::{Kind, Operation, Work};
 use crate::status::{Answer, Status};
-use crate::transfer::{Piece, Place, Side};
+use crate::transfer::{Place, RowsCopy, Side};
 
 /// The side of the link that memory is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,8 @@ impl Rows {
         source: (End, u64),
         destination: (End, u64),
         context: u64,
-    ) -> Answer<Piece> {
-        Ok(Piece {
+    ) -> Answer<RowsCopy> {
+        Ok(RowsCopy {
             source: self.side(session, source, self.source_pitch, context)?,
             destination: self.side(session, destination, self.destination_pitch, context)?,
             width: self.width,
@@ -127,7 +127,7 @@ pub(super) fn copy(
 pub(super) fn queue(
     session: &mut Session,
     kind: Kind,
-    pieces: Vec<Piece>,
+    pieces: Vec<RowsCopy>,
     id: u64,
     context: u64,
 ) -> Answer {

@@ -58,7 +58,7 @@ fn the_nth_operation_fails_and_its_context_with_it() {
 }
 
 #[test]
-fn what_a_failed_context_made_can_be_let_go_of() {
+fn what_a_failed_context_made_can_be_released() {
     let device = Device::new();
     let (stream, event) = (device.stream(), device.event());
     let (address, pinned) = (device.memory(64, 7), device.pinned(64, 0));
@@ -94,7 +94,7 @@ fn another_context_does_not_fail() {
 }
 
 #[test]
-fn a_failure_is_told_when_no_copy_writes_any_more() {
+fn a_failure_is_reported_when_no_copy_writes_any_more() {
     for seed in 0..20 {
         let device = Device::new();
         device.control.set_seed(seed);

@@ -23,14 +23,14 @@ pub(super) struct Place {
     pub(super) due: u32,
     /// How often the row was used, up to the limit of its queue.
     pub(super) uses: u8,
-    pub(super) state: State,
+    pub(super) state: SlotState,
     /// Whether the row is being read: it cannot be evicted before it has arrived.
     pub(super) comes: bool,
 }
 
 /// The position of a slot's row in the policy's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SlotState {
     /// The slot has no row.
     #[default]
     Free,
@@ -62,7 +62,7 @@ impl Default for Place {
             older: NONE,
             due: NEVER,
             uses: 0,
-            state: State::Free,
+            state: SlotState::Free,
             comes: false,
         }
     }

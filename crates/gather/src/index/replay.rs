@@ -21,7 +21,7 @@ pub fn replay(index: &mut Index, keys: &[u64], batch_keys: usize, window: usize)
             && numbers.len() < window
             && let Some(next) = ahead.next()
         {
-            numbers.push_back(index.foresee(next));
+            numbers.push_back(index.hint(next));
         }
         let number = numbers.pop_front();
         if let Some(number) = number {

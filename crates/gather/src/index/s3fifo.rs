@@ -6,7 +6,7 @@
 //! while it is remembered enters the main queue, which gives used rows another round.
 
 use super::ghost::Ghost;
-use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
+use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, SlotState};
 use super::queue::Queue;
 
 /// The small queue has one of this many rows.
@@ -50,7 +50,7 @@ impl S3Fifo {
             return self.keep(places, slot);
         }
         let place = &mut places[slot as usize];
-        (place.state, place.uses) = (State::Queued, 0);
+        (place.state, place.uses) = (SlotState::Queued, 0);
         self.small.push(places, slot);
     }
 
@@ -62,13 +62,13 @@ impl S3Fifo {
     /// Adds a row to the main queue.
     fn keep(&mut self, places: &mut [Place], slot: Slot) {
         let place = &mut places[slot as usize];
-        (place.state, place.uses) = (State::Main, 0);
+        (place.state, place.uses) = (SlotState::Main, 0);
         self.main.push(places, slot);
     }
 
     pub(super) fn remove(&mut self, places: &mut [Place], slot: Slot) {
         match places[slot as usize].state {
-            State::Main => self.main.remove(places, slot),
+            SlotState::Main => self.main.remove(places, slot),
             _ => self.small.remove(places, slot),
         }
     }
@@ -113,7 +113,7 @@ impl S3Fifo {
             } = places[slot as usize];
             if due != NEVER {
                 self.small.remove(places, slot);
-                places[slot as usize].state = State::Out;
+                places[slot as usize].state = SlotState::Out;
             } else if uses > 1 {
                 self.small.remove(places, slot);
                 self.keep(places, slot);
@@ -143,7 +143,7 @@ impl S3Fifo {
             let newer = places[slot as usize].newer;
             if places[slot as usize].due != NEVER {
                 self.main.remove(places, slot);
-                places[slot as usize].state = State::Out;
+                places[slot as usize].state = SlotState::Out;
                 slot = newer;
                 continue;
             }

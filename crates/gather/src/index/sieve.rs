@@ -3,7 +3,7 @@
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024: a hit marks a row; the hand moves from
 //! the oldest to the newest, clears marks, and evicts the first row without one.
 
-use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
+use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, SlotState};
 use super::queue::Queue;
 
 #[derive(Debug)]
@@ -29,14 +29,14 @@ impl Sieve {
 
     pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
         let place = &mut places[slot as usize];
-        (place.state, place.uses) = (State::Queued, 0);
+        (place.state, place.uses) = (SlotState::Queued, 0);
         self.queue.push(places, slot);
     }
 
     /// Adds back behind the hand a row that the hand took out: its use since then would have made
     /// the hand pass it.
     pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
-        places[slot as usize].state = State::Queued;
+        places[slot as usize].state = SlotState::Queued;
         self.queue.insert_before(places, slot, self.hand);
     }
 
@@ -67,7 +67,7 @@ impl Sieve {
             let place = &mut places[slot as usize];
             self.hand = place.newer;
             if place.due != NEVER {
-                place.state = State::Out;
+                place.state = SlotState::Out;
                 self.queue.remove(places, slot);
             } else if place.uses > 0 {
                 place.uses = 0;

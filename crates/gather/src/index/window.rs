@@ -94,12 +94,7 @@ impl Window {
     ///
     /// # Returns
     /// This use, if it is the first one known of the key.
-    pub(super) fn foresee(
-        &mut self,
-        hash: u64,
-        key: u64,
-        hasher: &DefaultHashBuilder,
-    ) -> Option<u64> {
+    pub(super) fn hint(&mut self, hash: u64, key: u64, hasher: &DefaultHashBuilder) -> Option<u64> {
         if self.keys.len() >= USES_MAX {
             return None;
         }

@@ -17,7 +17,7 @@ fn what_a_cache_has_is_collected_and_what_it_has_not_is_read_beside() {
     let machine = machine();
     for (seed, slots) in [(20, 4000), (21, 700), (22, 1)] {
         let world = world(seed, Some(slots), Faults::new(1));
-        let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+        let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
         let before = machine.control.calls(LAUNCH);
         for turn in 0..4 {
             let ids = ids_of(5000, turn);
@@ -33,7 +33,7 @@ fn what_a_cache_has_is_collected_and_what_it_has_not_is_read_beside() {
     }
     // Without a cache the kernel has nothing to gather.
     let world = world(23, None, Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let before = machine.control.calls(LAUNCH);
     let (ids, memory) = (ids_of(100, 1), lent(&machine, 100));
     let batch = device
@@ -51,7 +51,7 @@ fn rows_stay_where_a_kernel_reads_them() {
     const KEPT: usize = 200;
     let machine = machine();
     let world = world(24, Some(KEPT as u32), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let kept: Vec<u64> = every()[..KEPT].to_vec();
     let first = lent(&machine, KEPT);
     for _ in 0..2 {
@@ -104,7 +104,7 @@ fn rows_stay_where_a_kernel_reads_them() {
 fn rows_of_a_result_may_lie_apart() {
     let machine = machine();
     let world = world(25, Some(4000), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let width = WIDTH as usize;
     for turn in 0..2 {
         let ids = ids_of(300, turn);
@@ -144,7 +144,7 @@ fn rows_of_a_result_may_lie_apart() {
 fn who_closes_a_table_does_not_wait_for_a_device() {
     let machine = machine();
     let world = world(26, Some(4000), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let memory = lent(&machine, 100);
     let before = machine.control.calls(LAUNCH);
     let batch = device
@@ -156,7 +156,10 @@ fn who_closes_a_table_does_not_wait_for_a_device() {
     assert_returned(&memory);
     let held = machine.control.hold();
     // Queues some other work.
-    machine.lane.fill_after(&memory.foreign()).unwrap();
+    machine
+        .device_streams
+        .fill_after(&memory.foreign())
+        .unwrap();
     drop((batch, device, world));
     drop(held);
 }

@@ -140,7 +140,7 @@ fn assert_is_in_none(is_damaged: bool) {
             run_bytes_max: 256 << 10,
         },
     );
-    let device = DeviceReader::new(&reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&reader, &machine.device_streams).unwrap();
     let is_over = AtomicBool::new(false);
     let gathered = |ids: &[u64]| {
         let (handle, out) = Memory::allocate(ids.len() * WIDTH as usize)

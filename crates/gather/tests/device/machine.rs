@@ -4,14 +4,14 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use penstock_cuda::{Device, Driver, Stream};
 use penstock_cuda_fake::Control;
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_io::faulty::LentDevice;
 
 /// The test driver, its device, and a stream as a training would have.
 pub(crate) struct Machine {
     pub(crate) control: Control,
     device: Arc<Device>,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) device_streams: Arc<DeviceStreams>,
     pub(crate) theirs: Arc<Stream>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn machine() -> MutexGuard<'static, Machine> {
         let machine = Machine {
             control,
             device: Arc::clone(&device),
-            lane: Arc::new(Lane::new(&device).unwrap()),
+            device_streams: Arc::new(DeviceStreams::new(&device).unwrap()),
             theirs: Arc::new(Stream::new(&device).unwrap()),
         };
         Mutex::new(machine)
@@ -40,11 +40,11 @@ impl Machine {
     pub(crate) fn draw(&mut self, seed: u64, delay_us_max: u64) {
         self.control.set_seed(seed);
         self.control.set_delay_us_max(delay_us_max);
-        self.lane = Arc::new(Lane::new(&self.device).unwrap());
+        self.device_streams = Arc::new(DeviceStreams::new(&self.device).unwrap());
         self.theirs = Arc::new(Stream::new(&self.device).unwrap());
     }
 
     pub(crate) fn lent(&self, content: &[u8]) -> LentDevice {
-        LentDevice::new(&self.lane, &self.theirs, content).unwrap()
+        LentDevice::new(&self.device_streams, &self.theirs, content).unwrap()
     }
 }

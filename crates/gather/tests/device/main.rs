@@ -16,7 +16,7 @@ use machine::{Machine, machine};
 use penstock_gather::{
     BLOCK_BYTES, Cache, Checks, DeviceReader, Error, Merging, Policy, Reader, Segment, Table,
 };
-use penstock_io::buffer::Collector;
+use penstock_io::buffer::RowGatherKernel;
 use penstock_io::engine::{self, EngineChoice, EngineConfig};
 use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
 use penstock_io::faulty::{Failure, Faults, Faulty, LentDevice, OpClass, Repeat};
@@ -142,7 +142,7 @@ fn rows_are_there_whatever_the_order() {
         let world = world(seed, slots, faults);
         for turn in 0..30 {
             machine.draw(turn, 300 * (turn % 2));
-            let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+            let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
             let counts = [1, 77, 5000, 12_000];
             let batches: Vec<Vec<u64>> = (0..4)
                 .map(|index| {
@@ -178,10 +178,10 @@ fn rows_are_there_whatever_the_order() {
 }
 
 #[test]
-fn nothing_is_let_go_of_before_it_is_copied() {
+fn nothing_is_released_before_it_is_copied() {
     let machine = machine();
     let world = world(3, Some(4000), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     // From the cache, so that the host is faster than the device in any case.
     let every: Vec<u64> = (0..ROWS).collect();
     let first = lent(&machine, every.len());
@@ -220,7 +220,7 @@ fn nothing_is_let_go_of_before_it_is_copied() {
 fn more_than_the_memory_holds_waits_for_the_device() {
     let machine = machine();
     let world = world(4, Some(4000), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let lents: Vec<LentDevice> = (0..5).map(|_| lent(&machine, 10_000)).collect();
     lents.iter().for_each(|lent| drop(lent.content()));
     let held = machine.control.hold();
@@ -255,7 +255,7 @@ fn tables_share_the_memory_and_none_starves() {
     ];
     let devices = worlds
         .each_ref()
-        .map(|world| DeviceReader::new(&world.reader, &machine.lane).unwrap());
+        .map(|world| DeviceReader::new(&world.reader, &machine.device_streams).unwrap());
     let lents: Vec<LentDevice> = (0..6).map(|_| lent(&machine, 10_000)).collect();
     lents.iter().for_each(|lent| drop(lent.content()));
     let held = machine.control.hold();
@@ -284,7 +284,7 @@ fn tables_share_the_memory_and_none_starves() {
 fn a_table_that_is_idle_keeps_nothing() {
     let machine = machine();
     let world = world(13, Some(4000), Faults::new(1));
-    let device = || DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = || DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let (idle, busy) = (device(), device());
     let small = lent(&machine, 10);
     let ids = ids_of(10, 1);
@@ -315,7 +315,7 @@ fn a_table_that_is_idle_keeps_nothing() {
 fn what_is_damaged_is_not_copied() {
     let machine = machine();
     let world = world(5, Some(100), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     spoil(&world.path, 1234);
     let ids = vec![5, 1234, 7];
     let memory = lent(&machine, 3);
@@ -348,7 +348,7 @@ fn spoil(path: &Path, row: u64) {
 }
 
 #[test]
-fn a_read_that_fails_is_told_and_the_rest_goes_on() {
+fn a_read_that_fails_is_reported_and_the_rest_goes_on() {
     let machine = machine();
     let failure = Failure {
         class: Some(OpClass::Read),
@@ -357,7 +357,7 @@ fn a_read_that_fails_is_told_and_the_rest_goes_on() {
         errno: 5,
     };
     let world = world(6, None, Faults::new(1).fail(failure));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let ids = ids_of(200, 1);
     let lents = [lent(&machine, 200), lent(&machine, 200)];
     let begun: Vec<_> = lents
@@ -410,12 +410,12 @@ fn whatever_call_fails_nobody_has_other_rows() {
         "cuEventS",
     ];
     for call in CALLS {
-        let mut told = 0;
+        let mut value = 0;
         for nth in 1..24 {
             let world = &worlds[nth as usize % 2];
             let nth = nth / 2 + 1;
             machine.draw(nth, 50);
-            let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+            let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
             let ids = ids_of(4500, nth);
             let memory = lent(&machine, ids.len());
             drop(memory.content());
@@ -438,7 +438,7 @@ fn whatever_call_fails_nobody_has_other_rows() {
                     assert_has(&memory, 7, &ids);
                 }
                 Err(Error::Io(penstock_io::Error::Cuda(error))) => {
-                    told += 1;
+                    value += 1;
                     assert_eq!(error.code(), Some(999));
                 }
                 Err(other) => panic!("{other:?}"),
@@ -448,7 +448,7 @@ fn whatever_call_fails_nobody_has_other_rows() {
             assert_returned(&memory);
         }
         assert!(
-            told > 0 || dispensable.iter().any(|prefix| call.starts_with(prefix)),
+            value > 0 || dispensable.iter().any(|prefix| call.starts_with(prefix)),
             "{call}"
         );
     }
@@ -460,10 +460,10 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
     let world = world(8, Some(100), Faults::new(1));
     machine.draw(3, 200);
     // The kernel stays loaded as long as the streams exist.
-    Collector::of(&machine.lane).unwrap();
+    RowGatherKernel::of(&machine.device_streams).unwrap();
     let before = machine.control.leaks();
     for seed in 0..5 {
-        let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+        let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
         let memory = lent(&machine, 9000);
         let ids = ids_of(9000, seed);
         drop(
@@ -488,19 +488,19 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
 }
 
 #[test]
-fn parts_of_a_foreseen_batch_are_one_to_the_cache() {
+fn parts_of_a_hinted_batch_are_one_to_the_cache() {
     let machine = machine();
     let world = world(9, Some(2500), Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let batches: Vec<Vec<u64>> = (0..4).map(|seed| ids_of(9000, seed)).collect();
     let known: Vec<_> = batches
         .iter()
-        .map(|ids| world.reader.foresee(ids).unwrap())
+        .map(|ids| world.reader.hint(ids).unwrap())
         .collect();
-    for (ids, foreseen) in batches.iter().zip(known) {
+    for (ids, hinted) in batches.iter().zip(known) {
         let memory = lent(&machine, ids.len());
         let batch = device
-            .gather(ids.clone(), memory.target(), &memory.foreign(), foreseen)
+            .gather(ids.clone(), memory.target(), &memory.foreign(), hinted)
             .unwrap();
         assert!(batch.wait(Some(HANG)).unwrap());
         batch.hold(&memory.foreign()).unwrap();
@@ -515,7 +515,7 @@ fn parts_of_a_foreseen_batch_are_one_to_the_cache() {
 fn ids_and_streams_are_looked_at_before_anything_is_read() {
     let machine = machine();
     let world = world(10, None, Faults::new(1));
-    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let device = DeviceReader::new(&world.reader, &machine.device_streams).unwrap();
     let memory = lent(&machine, 2);
     let refused = device.gather(vec![1, ROWS], memory.target(), &memory.foreign(), None);
     assert!(matches!(

@@ -97,14 +97,14 @@ fn a_key_that_comes_is_a_hit_and_one_that_failed_is_not() {
 fn nothing_is_kept_where_nothing_is_to_be() {
     let mut index = Index::new(8, Policy::None);
     index.pin(&[1]);
-    index.foresee(&[1, 1]);
+    index.hint(&[1, 1]);
     index.reach(0);
     assert_eq!(index.find(1), None);
     assert_eq!(index.admit(1, |_| true), None);
     for policy in [Policy::Sieve, Policy::S3Fifo, Policy::Static] {
         let mut index = Index::new(0, policy);
         assert_eq!(index.pin(&[1]), 0);
-        assert_eq!(index.foresee(&[1]), 0);
+        assert_eq!(index.hint(&[1]), 0);
         assert_eq!(index.admit(1, |_| true), None);
     }
 }
@@ -113,7 +113,7 @@ fn nothing_is_kept_where_nothing_is_to_be() {
 fn a_static_cache_has_what_is_pinned_and_nothing_else() {
     let mut index = Index::new(2, Policy::Static);
     assert_eq!(index.pin(&[3, 4]), 2);
-    index.foresee(&[9]);
+    index.hint(&[9]);
     assert_eq!(index.admit(9, |_| true), None);
     assert!(index.admit(3, |_| true).is_some());
     assert!(index.admit(4, |_| true).is_some());
@@ -163,7 +163,7 @@ fn who_may_not_go_stays_and_few_are_asked() {
             let trace = zipf(4_000, 20_000, 5);
             for batch in trace.chunks(100) {
                 if window > 0 {
-                    let number = index.foresee(batch);
+                    let number = index.hint(batch);
                     index.reach(number);
                 }
                 // All, none, or some of them may not be evicted.

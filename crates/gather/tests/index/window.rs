@@ -97,8 +97,8 @@ impl Watched {
 
     fn step(&mut self, step: Step, known: &mut u64) -> Result<(), TestCaseError> {
         match step {
-            Step::Foresee(keys) => {
-                prop_assert_eq!(self.index.foresee(&keys), *known);
+            Step::Hint(keys) => {
+                prop_assert_eq!(self.index.hint(&keys), *known);
                 self.firsts.push(self.uses);
                 self.counts.push(keys.len());
                 let uses = keys.into_iter().map(|key| {
@@ -163,7 +163,7 @@ impl Watched {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Foresee(Vec<u64>),
+    Hint(Vec<u64>),
     /// The batch this far before the last one.
     Reach(u64),
     Cancel(u64),
@@ -178,7 +178,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let keys = || prop::collection::vec(0..20_u64, 0..6);
     let busy = prop::collection::hash_set(0..8_u32, 0..4);
     let step = prop_oneof![
-        4 => keys().prop_map(Step::Foresee),
+        4 => keys().prop_map(Step::Hint),
         4 => (0..8_u64).prop_map(Step::Reach),
         1 => (0..8_u64).prop_map(Step::Cancel),
         10 => (keys(), busy).prop_map(|(keys, busy)| Step::Get(keys, busy)),

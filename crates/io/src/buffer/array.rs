@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use super::bounds::{Bounds, Tangled, find_overlap};
+use super::bounds::{Bounds, OverlapUndecided, find_overlap};
 use super::region::HostRegionMut;
 use super::strided::{Strided, row_major};
 
@@ -94,11 +94,11 @@ impl HostArrayMut {
     /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where proving that no two boxes overlap would take too long.
+    /// [`OverlapUndecided`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.
-    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<HostArrayMut>, Tangled> {
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<HostArrayMut>, OverlapUndecided> {
         let shape: Vec<u64> = self.shape.iter().map(|&size| size as u64).collect();
         assert!(
             boxes.iter().all(|part| part.fits(&shape)),

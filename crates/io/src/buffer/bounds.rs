@@ -15,7 +15,7 @@ pub struct Bounds {
 /// The boxes are too irregular for an overlap test in bounded time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many boxes, and in no order that would let them be told apart")]
-pub struct Tangled;
+pub struct OverlapUndecided;
 
 /// Steps that a search for overlaps may take: mostly the pairwise comparisons of 16,384 boxes,
 /// about a second.
@@ -88,8 +88,8 @@ impl Bounds {
 /// is cut into single boxes. A cluster that cannot be cut is swept.
 ///
 /// # Errors
-/// [`Tangled`] where the search takes too long; no layout of a training run comes near that.
-pub fn find_overlap(boxes: &[Bounds]) -> Result<Option<(usize, usize)>, Tangled> {
+/// [`OverlapUndecided`] where the search takes too long; no layout of a training run comes near that.
+pub fn find_overlap(boxes: &[Bounds]) -> Result<Option<(usize, usize)>, OverlapUndecided> {
     let filled = (0..boxes.len()).filter(|&index| !boxes[index].is_empty());
     let mut clusters = vec![filled.collect::<Vec<usize>>()];
     let mut steps = STEPS_MAX + STEPS_PER_BOX_MAX * boxes.len() as u64;
@@ -118,8 +118,8 @@ pub fn find_overlap(boxes: &[Bounds]) -> Result<Option<(usize, usize)>, Tangled>
 }
 
 /// Subtracts `spent` from the steps left.
-fn spend(steps: &mut u64, spent: u64) -> Result<(), Tangled> {
-    *steps = steps.checked_sub(spent).ok_or(Tangled)?;
+fn spend(steps: &mut u64, spent: u64) -> Result<(), OverlapUndecided> {
+    *steps = steps.checked_sub(spent).ok_or(OverlapUndecided)?;
     Ok(())
 }
 
@@ -143,7 +143,7 @@ fn sweep(
     boxes: &[Bounds],
     mut cluster: Vec<usize>,
     steps: &mut u64,
-) -> Result<Option<(usize, usize)>, Tangled> {
+) -> Result<Option<(usize, usize)>, OverlapUndecided> {
     let dims = boxes[cluster[0]].start.len();
     let mut distinct = |dim: usize| {
         cluster.sort_unstable_by_key(|&index| boxes[index].start[dim]);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(find_overlap(&rods), Ok(None));
         rods.push(bounds(&[5, 5, 5], &[3, 3, 3]));
         assert!(find_overlap(&rods).unwrap().is_some());
-        assert_eq!(find_overlap(&weave(120)), Err(Tangled));
+        assert_eq!(find_overlap(&weave(120)), Err(OverlapUndecided));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Memory of the host or a device that a caller lends for filling.
 
-use super::{Bounds, DeviceArrayMut, HostArrayMut, HostRegionMut, Tangled};
+use super::{Bounds, DeviceArrayMut, HostArrayMut, HostRegionMut, OverlapUndecided};
 
 /// Borrowed memory to fill with one content.
 #[derive(Debug)]
@@ -88,11 +88,11 @@ impl ArrayMut {
     /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where proving that no two boxes overlap would take too long.
+    /// [`OverlapUndecided`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.
-    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<ArrayMut>, Tangled> {
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<ArrayMut>, OverlapUndecided> {
         Ok(match self {
             ArrayMut::Host(array) => array.split(boxes)?.into_iter().map(Into::into).collect(),
             ArrayMut::Device(array) => array.split(boxes)?.into_iter().map(Into::into).collect(),

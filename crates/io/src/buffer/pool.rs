@@ -25,16 +25,16 @@ use slab::Slab;
 /// Buffers of one size within a byte budget. Clones share the buffers and the budget.
 #[derive(Clone)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
-struct Shared {
+struct PoolShared {
     buffer_bytes: usize,
     /// Distance between buffers of a slab: `buffer_bytes` rounded up to whole pages.
     stride_bytes: usize,
     /// The device that buffers are pinned for, if they are.
     pinned: Option<Pinned>,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     returned: Condvar,
 }
 
@@ -47,7 +47,7 @@ struct Pinned {
     is_kept: bool,
 }
 
-struct State {
+struct PoolState {
     /// The budget in buffers.
     buffers_max: usize,
     slabs: Vec<Slab>,
@@ -113,7 +113,7 @@ impl Pool {
             "buffer_bytes {buffer_bytes} beyond any memory"
         );
         let stride_bytes = buffer_bytes.next_multiple_of(rustix::param::page_size());
-        let state = State {
+        let state = PoolState {
             buffers_max: (budget_bytes / stride_bytes).max(1),
             slabs: Vec::new(),
             unpinned: None,
@@ -123,7 +123,7 @@ impl Pool {
             taken: 0,
             taken_max: 0,
         };
-        let shared = Shared {
+        let shared = PoolShared {
             buffer_bytes,
             stride_bytes,
             pinned,
@@ -171,7 +171,7 @@ impl Pool {
     pub fn take_unless_spent(&self) -> Result<Option<IoBuf>> {
         self.check_process()?;
         let state = self.shared.lock();
-        let is_coming = |state: &mut State| !state.is_spent() && !state.has_room();
+        let is_coming = |state: &mut PoolState| !state.is_spent() && !state.has_room();
         let waited = self.shared.returned.wait_while(state, is_coming);
         let state = waited.unwrap_or_else(PoisonError::into_inner);
         match state.is_spent() {
@@ -268,7 +268,7 @@ impl Pool {
         self.shared.lock().taken_max * self.shared.stride_bytes
     }
 
-    fn take_from<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<IoBuf> {
+    fn take_from<'a>(&'a self, mut state: MutexGuard<'a, PoolState>) -> Result<IoBuf> {
         if state.free.is_empty() {
             state = self.shared.add_slab(state)?;
         }
@@ -287,7 +287,7 @@ impl Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// Whether the memory belongs to another process, of which this one is a fork.
     fn is_foreign(&self) -> bool {
         let pinned = self.pinned.as_ref();
@@ -295,12 +295,15 @@ impl Shared {
     }
 
     /// No panic leaves the state half changed, so a poisoned lock is used as it is.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Maps one more slab and puts its buffers on the free list, the first one on top.
-    fn add_slab<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+    fn add_slab<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, PoolState>,
+    ) -> Result<MutexGuard<'a, PoolState>> {
         let slab_bytes = Slab::suited_bytes(self.pinned.is_some());
         let buffers = (slab_bytes / self.stride_bytes).clamp(1, state.buffers_max - state.buffers);
         state.is_growing = true;
@@ -341,7 +344,7 @@ impl Shared {
 }
 
 /// Allows the next thread to make a slab, even after a panic while making one.
-struct Growing<'a>(&'a Shared);
+struct Growing<'a>(&'a PoolShared);
 
 impl Drop for Growing<'_> {
     fn drop(&mut self) {
@@ -350,7 +353,7 @@ impl Drop for Growing<'_> {
     }
 }
 
-impl Drop for Shared {
+impl Drop for PoolShared {
     fn drop(&mut self) {
         if self.pinned.as_ref().is_some_and(|pinned| pinned.is_kept) {
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -359,7 +362,7 @@ impl Drop for Shared {
     }
 }
 
-impl State {
+impl PoolState {
     /// Whether a buffer is free, or one can be made.
     fn has_room(&self) -> bool {
         let is_waiting = self.free.is_empty() && self.is_growing;
@@ -411,7 +414,7 @@ impl fmt::Debug for Pool {
 
 /// A taken buffer; it returns to the pool when the last window on it is dropped.
 struct Slot {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     address: NonNull<u8>,
 }
 

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_watched_is_told_beforehand_and_also_meanwhile() {
+    fn what_can_be_watched_is_reported_beforehand_and_also_meanwhile() {
         let _alone = alone();
         let mut lent = Lent(vec![0; MIB]);
         let is_refused = Watch::probe().is_err();

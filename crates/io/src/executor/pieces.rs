@@ -35,7 +35,7 @@ enum Left {
 }
 
 /// One operation, and its memory.
-pub(super) struct Piece {
+pub(super) struct RequestPart {
     pub(super) file: Arc<File>,
     /// Offset of the caller's bytes.
     pub(super) offset: u64,
@@ -59,7 +59,7 @@ pub(super) enum Way {
     Sync,
 }
 
-impl Piece {
+impl RequestPart {
     /// The operation as a verb.
     pub(super) fn operation(&self) -> &'static str {
         match self.way {
@@ -147,12 +147,12 @@ impl Rest {
     ///
     /// # Panics
     /// If nothing is left.
-    pub(super) fn take(&mut self, block_bytes: u64) -> Piece {
+    pub(super) fn take(&mut self, block_bytes: u64) -> RequestPart {
         let block_left = block_bytes - self.offset % block_bytes;
         match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::Read(landing) => self.take_read(landing, block_left),
             Left::Write(source, done) => self.take_write(source, done, block_left),
-            Left::Sync(file) => Piece {
+            Left::Sync(file) => RequestPart {
                 file,
                 offset: 0,
                 bytes: 0,
@@ -162,35 +162,35 @@ impl Rest {
         }
     }
 
-    fn take_read(&mut self, mut landing: Landing, block_left: u64) -> Piece {
+    fn take_read(&mut self, mut landing: Landing, block_left: u64) -> RequestPart {
         let len = landing.len();
         let file = Arc::clone(&self.target.file);
-        let straight = straight_read(&landing, self.offset, file.alignment());
+        let direct = direct_read(&landing, self.offset, file.alignment());
         let bytes = match landing.is_whole() {
             true => len,
-            false => straight.bytes(len).min(block_left),
+            false => direct.bytes(len).min(block_left),
         };
         if bytes < len {
             self.left = Left::Read(landing.split_off(bytes));
         }
         let offset = self.offset;
         self.offset += bytes;
-        let way = match (straight, landing) {
-            (Straight::For(_), Landing::Window(buf)) => Way::Read(buf, None),
+        let way = match (direct, landing) {
+            (DirectRun::For(_), Landing::Window(buf)) => Way::Read(buf, None),
             (
-                Straight::For(straight),
+                DirectRun::For(direct),
                 Landing::Visited(Visit {
                     memory: Some(buf),
                     visitor,
                     ..
                 }),
-            ) if straight == len => Way::Read(buf, Some(visitor)),
+            ) if direct == len => Way::Read(buf, Some(visitor)),
             (_, landing) => {
                 let before = offset % file.alignment().offset as u64;
                 Way::ReadStaged { landing, before }
             }
         };
-        Piece {
+        RequestPart {
             file,
             offset,
             bytes,
@@ -198,7 +198,7 @@ impl Rest {
         }
     }
 
-    fn take_write(&mut self, source: Source, done: u64, block_left: u64) -> Piece {
+    fn take_write(&mut self, source: Source, done: u64, block_left: u64) -> RequestPart {
         let len = source.len() - done;
         let file = Arc::clone(&self.target.file);
         let alignment = file.alignment();
@@ -235,7 +235,7 @@ impl Rest {
             Copied::Window(buf) if buf.address() % memory == 0 => Way::Write(buf),
             copied => Way::WriteStaged(copied),
         };
-        Piece {
+        RequestPart {
             file,
             offset,
             bytes,
@@ -245,7 +245,7 @@ impl Rest {
 }
 
 /// How the next bytes of a read move.
-enum Straight {
+enum DirectRun {
     /// This many, directly.
     For(u64),
     /// This many through staging, followed by direct ones.
@@ -254,35 +254,35 @@ enum Straight {
     Never,
 }
 
-impl Straight {
+impl DirectRun {
     fn bytes(&self, len: u64) -> u64 {
         match *self {
-            Straight::For(bytes) | Straight::After(bytes) => bytes,
-            Straight::Never => len,
+            DirectRun::For(bytes) | DirectRun::After(bytes) => bytes,
+            DirectRun::Never => len,
         }
     }
 }
 
-fn straight_read(landing: &Landing, offset: u64, alignment: Alignment) -> Straight {
+fn direct_read(landing: &Landing, offset: u64, alignment: Alignment) -> DirectRun {
     let (Landing::Window(buf)
     | Landing::Visited(Visit {
         memory: Some(buf), ..
     })) = landing
     else {
-        return Straight::Never;
+        return DirectRun::Never;
     };
     let len = buf.len() as u64;
     let (unit, memory) = (alignment.offset as u64, alignment.memory as u64);
     let head = offset.next_multiple_of(unit) - offset;
     if !(buf.address() as u64 + head).is_multiple_of(memory) {
-        return Straight::Never;
+        return DirectRun::Never;
     }
     let is_ragged = head != 0 || !len.is_multiple_of(unit);
     if is_ragged && len <= READ_WHOLE_BYTES_MAX {
-        return Straight::Never;
+        return DirectRun::Never;
     }
     match head {
-        0 => Straight::For(len - len % unit),
-        head => Straight::After(head),
+        0 => DirectRun::For(len - len % unit),
+        head => DirectRun::After(head),
     }
 }

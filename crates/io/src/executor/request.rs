@@ -37,13 +37,13 @@ pub trait Visitor: Send {
 }
 
 /// A computation of a caller, in parts, which idle threads of the executor may help with.
-pub trait Assist: Send + Sync {
+pub trait ParallelWork: Send + Sync {
     /// Does one part, of some dozen microseconds: completed requests wait meanwhile. It must not
     /// block.
     ///
     /// # Returns
     /// Whether there may be more parts.
-    fn assist(&self) -> bool;
+    fn run_part(&self) -> bool;
 }
 
 /// The bytes of a visited request.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::pieces::{Piece, Rest};
-use super::transfer::State;
+use super::pieces::{RequestPart, Rest};
+use super::transfer::TransferState;
 
 /// Bytes that a share of weight 1 moves in a turn.
 const QUANTUM_BYTES: u64 = 1 << 20;
@@ -26,7 +26,7 @@ pub(super) struct Schedule {
 
 struct Queue {
     weight: u64,
-    rests: VecDeque<(Rest, Arc<State>)>,
+    rests: VecDeque<(Rest, Arc<TransferState>)>,
     /// Bytes that it may still move in this turn.
     credit_bytes: u64,
     /// Whether its owner is gone, so that no requests follow.
@@ -36,9 +36,9 @@ struct Queue {
 /// The next step of the schedule.
 pub(super) enum Next {
     /// An operation to start.
-    Piece(Piece, Arc<State>),
+    RequestPart(RequestPart, Arc<TransferState>),
     /// A request to skip, as its transfer is over.
-    Over(Arc<State>),
+    Over(Arc<TransferState>),
 }
 
 impl Schedule {
@@ -78,7 +78,7 @@ impl Schedule {
     }
 
     /// Appends requests to those of the same share.
-    pub(super) fn push(&mut self, share: usize, rests: Vec<Rest>, state: &Arc<State>) {
+    pub(super) fn push(&mut self, share: usize, rests: Vec<Rest>, state: &Arc<TransferState>) {
         let queue = &mut self.shares[share];
         if queue.rests.is_empty() && !rests.is_empty() {
             queue.credit_bytes = 0;
@@ -117,7 +117,7 @@ impl Schedule {
                 self.queued -= 1;
                 self.end_turn_if_empty(share);
             }
-            return Some(Next::Piece(piece, state));
+            return Some(Next::RequestPart(piece, state));
         }
     }
 
@@ -168,7 +168,7 @@ mod tests {
     fn first(schedule: &mut Schedule, of: &[&Transfer], pieces: usize) -> Vec<u64> {
         let mut bytes = vec![0; of.len()];
         for _ in 0..pieces {
-            let Some(Next::Piece(piece, state)) = schedule.take() else {
+            let Some(Next::RequestPart(piece, state)) = schedule.take() else {
                 panic!("there is more to do")
             };
             let whose = of.iter().position(|one| Arc::ptr_eq(&one.state, &state));

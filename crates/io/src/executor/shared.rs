@@ -6,23 +6,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pieces::Rest;
-use super::request::Assist;
+use super::request::ParallelWork;
 use super::schedule::{Next, Schedule};
-use super::transfer::{Failure, Moved, State};
+use super::transfer::{Failure, Moved, TransferState};
 use crate::buffer::Pool;
 use crate::engine::Wake;
 
 /// How long a worker without work spins before it sleeps. Waking it takes as long as a short read;
 /// a caller that reads one by one returns sooner than this.
-const LOOKOUT: Duration = Duration::from_micros(50);
+const SPIN_MAX: Duration = Duration::from_micros(50);
 
 /// The most invitations kept; the callers of dropped ones work without help.
-const INVITATIONS_MAX: usize = 64;
+const OFFERS_MAX: usize = 64;
 
 /// Bytes of small staging buffers, for unaligned reads and edges, which are usually small.
 const SMALL_BYTES: usize = 80 << 10;
 
-pub(super) struct Shared {
+pub(super) struct ExecutorShared {
     queue: Mutex<Queue>,
     /// Signalled for new work, and for the end.
     work: Condvar,
@@ -38,22 +38,22 @@ pub(super) struct Shared {
 struct Queue {
     schedule: Schedule,
     /// Computations that callers have started, for workers without requests.
-    invitations: VecDeque<Arc<dyn Assist>>,
+    offers: VecDeque<Arc<dyn ParallelWork>>,
     /// Workers that sleep.
     idle: usize,
     /// Whether a worker without work is spinning, and will check this queue again.
-    is_looked_out: bool,
+    has_spinner: bool,
     /// Workers that still take work.
     alive: usize,
     is_closing: bool,
 }
 
 /// The result of looking for work.
-pub(super) enum Found {
+pub(super) enum WorkFound {
     /// Pieces were taken, and there may be more.
     Some,
     /// No piece, but a computation to help with.
-    Invitation(Arc<dyn Assist>),
+    Offer(Arc<dyn ParallelWork>),
     /// Nothing; the worker may wait for its operations in flight.
     None,
     /// Nothing, for good: the executor is closing.
@@ -76,7 +76,7 @@ impl Room {
 
     fn without(self, next: &Next) -> Room {
         let bytes = match next {
-            Next::Piece(piece, _) => piece.bytes,
+            Next::RequestPart(piece, _) => piece.bytes,
             Next::Over(_) => 0,
         };
         Room {
@@ -157,14 +157,19 @@ impl Wakers {
     }
 }
 
-impl Shared {
-    pub(super) fn new(schedule: Schedule, workers: usize, staging: Staging, max: usize) -> Shared {
-        Shared {
+impl ExecutorShared {
+    pub(super) fn new(
+        schedule: Schedule,
+        workers: usize,
+        staging: Staging,
+        max: usize,
+    ) -> ExecutorShared {
+        ExecutorShared {
             queue: Mutex::new(Queue {
                 schedule,
-                invitations: VecDeque::new(),
+                offers: VecDeque::new(),
                 idle: 0,
-                is_looked_out: false,
+                has_spinner: false,
                 alive: workers,
                 is_closing: false,
             }),
@@ -186,7 +191,7 @@ impl Shared {
     }
 
     /// Submits requests once there is room; they fail where no worker is left.
-    pub(super) fn push(&self, share: usize, rests: Vec<Rest>, state: &Arc<State>) {
+    pub(super) fn push(&self, share: usize, rests: Vec<Rest>, state: &Arc<TransferState>) {
         let mut queue = self.lock();
         while queue.schedule.queued() >= self.queued_max && queue.alive > 0 {
             let waited = self.room.wait(queue);
@@ -201,7 +206,7 @@ impl Shared {
         mut queue: MutexGuard<'_, Queue>,
         share: usize,
         rests: Vec<Rest>,
-        state: &Arc<State>,
+        state: &Arc<TransferState>,
     ) {
         if queue.alive == 0 {
             drop(queue);
@@ -213,25 +218,25 @@ impl Shared {
         }
         let workers = rests.len();
         queue.schedule.push(share, rests, state);
-        self.rouse(&queue, workers);
+        self.wake_workers(&queue, workers);
     }
 
     /// Asks `workers` workers to help with a computation once they have nothing to begin.
-    pub(super) fn invite(&self, assist: &Arc<dyn Assist>, workers: usize) {
+    pub(super) fn offer(&self, run_part: &Arc<dyn ParallelWork>, workers: usize) {
         let mut queue = self.lock();
         let workers = workers.min(queue.alive);
         // Workers had the time to answer older invitations.
-        let kept = INVITATIONS_MAX.saturating_sub(workers);
-        queue.invitations.truncate(kept);
-        let more = std::iter::repeat_n(assist, workers).cloned();
-        queue.invitations.extend(more);
-        self.rouse(&queue, workers);
+        let kept = OFFERS_MAX.saturating_sub(workers);
+        queue.offers.truncate(kept);
+        let more = std::iter::repeat_n(run_part, workers).cloned();
+        queue.offers.extend(more);
+        self.wake_workers(&queue, workers);
     }
 
     /// Notifies workers of new work, sleeping ones first.
-    fn rouse(&self, queue: &Queue, workers: usize) {
+    fn wake_workers(&self, queue: &Queue, workers: usize) {
         self.more.fetch_add(1, Ordering::Relaxed);
-        let workers = workers - usize::from(queue.is_looked_out).min(workers);
+        let workers = workers - usize::from(queue.has_spinner).min(workers);
         let idle = queue.idle.min(workers);
         match idle {
             0 => {}
@@ -248,9 +253,9 @@ impl Shared {
         mut room: Room,
         is_idle: bool,
         taken: &mut VecDeque<Next>,
-    ) -> Found {
+    ) -> WorkFound {
         let mut queue = self.lock();
-        let mut has_looked_out = false;
+        let mut has_spun = false;
         loop {
             let was_full = queue.schedule.queued() >= self.queued_max;
             while !room.is_over()
@@ -265,25 +270,25 @@ impl Shared {
                 }
                 if !queue.schedule.is_empty() {
                     // One request may be enough work for all workers.
-                    self.rouse(&queue, 1);
+                    self.wake_workers(&queue, 1);
                 }
-                return Found::Some;
+                return WorkFound::Some;
             }
-            if let Some(invitation) = queue.invitations.pop_front() {
-                return Found::Invitation(invitation);
+            if let Some(offer) = queue.offers.pop_front() {
+                return WorkFound::Offer(offer);
             }
             if !is_idle {
                 self.wakers.slots[index]
                     .is_waiting
                     .store(true, Ordering::Release);
-                return Found::None;
+                return WorkFound::None;
             }
             if queue.is_closing {
-                return Found::End;
+                return WorkFound::End;
             }
-            if !has_looked_out && !queue.is_looked_out {
-                has_looked_out = true;
-                queue = self.look_out(queue);
+            if !has_spun && !queue.has_spinner {
+                has_spun = true;
+                queue = self.spin_wait(queue);
                 continue;
             }
             queue.idle += 1;
@@ -296,16 +301,16 @@ impl Shared {
     }
 
     /// Spins for a short time, until work is added.
-    fn look_out<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn spin_wait<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let before = self.more.load(Ordering::Relaxed);
-        queue.is_looked_out = true;
+        queue.has_spinner = true;
         drop(queue);
-        let until = Instant::now() + LOOKOUT;
+        let until = Instant::now() + SPIN_MAX;
         while self.more.load(Ordering::Relaxed) == before && Instant::now() < until {
             std::hint::spin_loop();
         }
         let mut queue = self.lock();
-        queue.is_looked_out = false;
+        queue.has_spinner = false;
         queue
     }
 
@@ -313,7 +318,7 @@ impl Shared {
     /// everything is written.
     pub(super) fn end(
         &self,
-        state: &Arc<State>,
+        state: &Arc<TransferState>,
         result: std::result::Result<Moved, Option<Failure>>,
     ) {
         let syncs = state.end(result);
@@ -354,7 +359,7 @@ impl Shared {
         drop(queue);
         self.room.notify_all();
         for next in left {
-            let (Next::Piece(_, state) | Next::Over(state)) = next;
+            let (Next::RequestPart(_, state) | Next::Over(state)) = next;
             drop(state.end(Err(Some(failure.clone()))));
         }
     }

@@ -17,14 +17,14 @@ use crate::{Error, Result};
 /// Dropping it does not stop it; its memory is released at the end.
 #[derive(Clone)]
 pub struct Transfer {
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<TransferState>,
 }
 
 /// How long a waiting thread spins before it sleeps: a short read takes less than a wake-up.
-const LOOKOUT: Duration = Duration::from_micros(100);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// Whether a thread is spinning: only one may at a time, as it occupies a processor.
-static LOOKS_OUT: AtomicBool = AtomicBool::new(false);
+static IS_SPINNING: AtomicBool = AtomicBool::new(false);
 
 /// Bytes moved, in all and by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Moved {
     pub cached_bytes: u64,
 }
 
-pub(super) struct State {
+pub(super) struct TransferState {
     /// Whether operations that have not begun are to be skipped.
     is_over: AtomicBool,
     /// Whether it is done, readable without the lock.
@@ -138,7 +138,7 @@ impl Transfer {
             watchers: Vec::new(),
         };
         Transfer {
-            state: Arc::new(State {
+            state: Arc::new(TransferState {
                 is_over: AtomicBool::new(false),
                 is_ended: AtomicBool::new(false),
                 progress: Mutex::new(progress),
@@ -162,7 +162,7 @@ impl Transfer {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<Moved>> {
         self.state.check_process()?;
         let deadline = Deadline::after(timeout);
-        self.state.look_out(timeout.unwrap_or(LOOKOUT));
+        self.state.spin_wait(timeout.unwrap_or(SPIN_MAX));
         let mut progress = self.state.lock();
         while !progress.is_done {
             let ended = &self.state.ended;
@@ -223,17 +223,17 @@ impl Transfer {
     }
 }
 
-impl State {
+impl TransferState {
     /// Spins for a short time until the end, unless another thread is spinning.
-    fn look_out(&self, timeout: Duration) {
-        if LOOKS_OUT.swap(true, Ordering::Relaxed) {
+    fn spin_wait(&self, timeout: Duration) {
+        if IS_SPINNING.swap(true, Ordering::Relaxed) {
             return;
         }
-        let until = Instant::now() + timeout.min(LOOKOUT);
+        let until = Instant::now() + timeout.min(SPIN_MAX);
         while !self.is_ended.load(Ordering::Acquire) && Instant::now() < until {
             std::hint::spin_loop();
         }
-        LOOKS_OUT.store(false, Ordering::Relaxed);
+        IS_SPINNING.store(false, Ordering::Relaxed);
     }
 
     /// Whether operations that have not begun are to be skipped.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::pieces::{Piece, Way};
-use super::request::{Arrived, Assist, Landing, Visitor};
+use super::pieces::{RequestPart, Way};
+use super::request::{Arrived, Landing, ParallelWork, Visitor};
 use super::schedule::Next;
-use super::shared::{Found, Room, Shared};
-use super::transfer::{Cause, Failure, Moved, State};
+use super::shared::{ExecutorShared, Room, WorkFound};
+use super::transfer::{Cause, Failure, Moved, TransferState};
 use crate::buffer::IoBuf;
 use crate::engine::{Completion, Engine, Op, OpKind};
 use crate::file::File;
@@ -22,7 +22,7 @@ const TAKEN_MAX: usize = 64;
 
 /// The state of one worker thread.
 pub(super) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     index: usize,
     /// `None` after the engine has failed.
     engine: Option<Box<dyn Engine>>,
@@ -41,7 +41,7 @@ pub(super) struct Worker {
 
 /// A piece in flight.
 struct Flying {
-    state: Arc<State>,
+    state: Arc<TransferState>,
     file: Arc<File>,
     operation: &'static str,
     offset: u64,
@@ -64,7 +64,10 @@ impl Flying {
     }
 
     /// Takes the completion into account.
-    fn end(mut self, completion: Completion) -> (Arc<State>, std::result::Result<Moved, Failure>) {
+    fn end(
+        mut self,
+        completion: Completion,
+    ) -> (Arc<TransferState>, std::result::Result<Moved, Failure>) {
         let result = match completion.result {
             Err(error) => Err(self.failure(self.offset, Cause::of(&error))),
             Ok(moved) => self.land(moved as u64, completion.buf),
@@ -96,7 +99,7 @@ impl Flying {
 
 impl Worker {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ExecutorShared>,
         index: usize,
         in_flight_bytes_max: u64,
         engine: Box<dyn Engine>,
@@ -161,21 +164,21 @@ impl Worker {
             while let Some(next) = self.taken.pop_front() {
                 match next {
                     Next::Over(state) => self.shared.end(&state, Err(None)),
-                    Next::Piece(piece, state) => self.start(piece, state)?,
+                    Next::RequestPart(piece, state) => self.start(piece, state)?,
                 }
             }
             match found {
-                Found::Some => {}
-                Found::Invitation(invitation) => self.assist(&*invitation)?,
-                Found::None => return Ok(true),
-                Found::End => return Ok(false),
+                WorkFound::Some => {}
+                WorkFound::Offer(offer) => self.run_part(&*offer)?,
+                WorkFound::None => return Ok(true),
+                WorkFound::End => return Ok(false),
             }
         }
     }
 
     /// Helps with a caller's computation until there is a request to begin.
-    fn assist(&mut self, invitation: &dyn Assist) -> Result<()> {
-        while invitation.assist() && self.shared.is_empty() {
+    fn run_part(&mut self, offer: &dyn ParallelWork) -> Result<()> {
+        while offer.run_part() && self.shared.is_empty() {
             if self.in_flight() > 0 {
                 self.poll(0, Some(Duration::ZERO))?;
             }
@@ -206,7 +209,7 @@ impl Worker {
         polled
     }
 
-    fn start(&mut self, piece: Piece, state: Arc<State>) -> Result<()> {
+    fn start(&mut self, piece: RequestPart, state: Arc<TransferState>) -> Result<()> {
         let staged_bytes = piece.staged_bytes();
         let staging = match self.staging(staged_bytes) {
             Ok(staging) => staging,
@@ -222,7 +225,7 @@ impl Worker {
             }
         };
         let operation = piece.operation();
-        let Piece {
+        let RequestPart {
             file,
             offset,
             bytes,
@@ -308,9 +311,9 @@ impl Drop for Worker {
         // The engine first: after that nothing touches the callers' memory.
         self.engine = None;
         let flying = std::mem::take(&mut self.flying).into_iter();
-        let mut left: Vec<Arc<State>> = flying.map(|(_, flying)| flying.state).collect();
+        let mut left: Vec<Arc<TransferState>> = flying.map(|(_, flying)| flying.state).collect();
         for next in self.taken.drain(..) {
-            let (Next::Piece(_, state) | Next::Over(state)) = next;
+            let (Next::RequestPart(_, state) | Next::Over(state)) = next;
             left.push(state);
         }
         for state in left {
@@ -321,7 +324,7 @@ impl Drop for Worker {
 }
 
 /// The failure of a piece that no memory could be allocated for; other pieces are unaffected.
-fn without_memory(piece: &Piece, error: &Error) -> Failure {
+fn without_memory(piece: &RequestPart, error: &Error) -> Failure {
     Failure {
         operation: piece.operation(),
         path: piece.file.shared_path(),

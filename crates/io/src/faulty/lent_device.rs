@@ -4,17 +4,17 @@
 
 use std::sync::Arc;
 
-use penstock_cuda::{DeviceMemory, Direction, Foreign, Piece, Stream};
+use penstock_cuda::{DeviceMemory, Direction, Foreign, PitchedCopy, Stream};
 
 use crate::Result;
-use crate::buffer::{DeviceArrayMut, DeviceRegion, IoBuf, Lane, Pool};
+use crate::buffer::{DeviceArrayMut, DeviceRegion, DeviceStreams, IoBuf, Pool};
 use crate::fifo::Fifo;
 
 /// Device memory lent to a save or a load, while its owner changes and reads it on a stream, as a
 /// training loop does with its tensors. The host waits for the stream only where a test asks for
 /// that.
 pub struct LentDevice {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     stream: Arc<Stream>,
     memory: Arc<DeviceMemory>,
     /// Sources of new contents, until the stream has copied them.
@@ -26,10 +26,14 @@ impl LentDevice {
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
-    pub fn new(lane: &Arc<Lane>, stream: &Arc<Stream>, content: &[u8]) -> Result<LentDevice> {
-        let memory = DeviceMemory::allocate(lane.device(), content.len().max(1))?;
+    pub fn new(
+        device_streams: &Arc<DeviceStreams>,
+        stream: &Arc<Stream>,
+        content: &[u8],
+    ) -> Result<LentDevice> {
+        let memory = DeviceMemory::allocate(device_streams.device(), content.len().max(1))?;
         let mut lent = LentDevice {
-            lane: Arc::clone(lane),
+            device_streams: Arc::clone(device_streams),
             stream: Arc::clone(stream),
             memory: Arc::new(memory),
             contents: Vec::new(),
@@ -53,10 +57,10 @@ impl LentDevice {
         if content.is_empty() {
             return Ok(());
         }
-        let pool = Pool::pinned(content.len(), content.len(), self.lane.device());
+        let pool = Pool::pinned(content.len(), content.len(), self.device_streams.device());
         let mut buf = pool.take()?;
         buf.as_mut_slice().copy_from_slice(content);
-        let piece = Piece::run(buf.address(), self.memory.address(), content.len());
+        let piece = PitchedCopy::run(buf.address(), self.memory.address(), content.len());
         // SAFETY: both sides live until the drop synchronizes the stream, and nobody writes to the
         // buffer. The point of a test that reads the memory meanwhile is that this does no harm.
         unsafe { self.stream.copy(Direction::ToDevice, &[piece]) }?;
@@ -72,7 +76,7 @@ impl LentDevice {
     /// The owner's stream, for a save or a load.
     pub fn foreign(&self) -> Foreign {
         // SAFETY: the stream lives as long as this value, and a test drops this value last.
-        unsafe { Foreign::new(self.lane.device(), self.stream.raw()) }
+        unsafe { Foreign::new(self.device_streams.device(), self.stream.raw()) }
     }
 
     /// Gathers rows on the stream to the start of this memory, by the ids in another one.
@@ -122,7 +126,7 @@ impl LentDevice {
         // SAFETY: every item is in the memory (checked above), which lives as long as the owner.
         unsafe {
             DeviceRegion::new(
-                &self.lane,
+                &self.device_streams,
                 address,
                 item_bytes,
                 shape,
@@ -156,8 +160,16 @@ impl LentDevice {
         let (strides, owner) = (Some(strides_bytes), Box::new(Arc::clone(&self.memory)));
         // SAFETY: every item is in the memory (checked above), which lives as long as the owner.
         // The point of a test that uses the memory meanwhile is that this does no harm.
-        let array =
-            unsafe { DeviceArrayMut::new(&self.lane, address, item_bytes, shape, strides, owner) };
+        let array = unsafe {
+            DeviceArrayMut::new(
+                &self.device_streams,
+                address,
+                item_bytes,
+                shape,
+                strides,
+                owner,
+            )
+        };
         array.expect("no two items share memory")
     }
 
@@ -181,11 +193,15 @@ impl LentDevice {
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
-    pub fn look(&self) -> Result<Look> {
-        let pool = Pool::pinned(self.memory.len(), self.memory.len(), self.lane.device());
+    pub fn read_back(&self) -> Result<ReadBack> {
+        let pool = Pool::pinned(
+            self.memory.len(),
+            self.memory.len(),
+            self.device_streams.device(),
+        );
         let buf = pool.take()?;
-        let piece = Piece::run(buf.address(), self.memory.address(), self.memory.len());
-        let look = Look {
+        let piece = PitchedCopy::run(buf.address(), self.memory.address(), self.memory.len());
+        let read_back = ReadBack {
             buf,
             stream: Arc::clone(&self.stream),
             _memory: Arc::clone(&self.memory),
@@ -193,7 +209,7 @@ impl LentDevice {
         // SAFETY: both sides live until the drop synchronizes the stream, and nothing else reaches
         // the buffer.
         unsafe { self.stream.copy(Direction::ToHost, &[piece]) }?;
-        Ok(look)
+        Ok(read_back)
     }
 
     /// Waits for the stream and returns the content.
@@ -201,7 +217,7 @@ impl LentDevice {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn content(&self) -> Result<Vec<u8>> {
-        self.look()?.content()
+        self.read_back()?.content()
     }
 
     /// Whether all its regions are dropped.
@@ -211,13 +227,13 @@ impl LentDevice {
 }
 
 /// A copy of device memory, made in order with its owner's stream.
-pub struct Look {
+pub struct ReadBack {
     buf: IoBuf,
     stream: Arc<Stream>,
     _memory: Arc<DeviceMemory>,
 }
 
-impl Look {
+impl ReadBack {
     /// Waits for the copy and returns it.
     ///
     /// # Errors
@@ -228,14 +244,14 @@ impl Look {
     }
 }
 
-impl Drop for Look {
+impl Drop for ReadBack {
     fn drop(&mut self) {
-        self.stream.settle();
+        self.stream.drain();
     }
 }
 
 impl Drop for LentDevice {
     fn drop(&mut self) {
-        self.stream.settle();
+        self.stream.drain();
     }
 }

@@ -118,7 +118,7 @@ pub(super) type Entries = BTreeMap<OsString, Node>;
 pub(super) type Ticket = usize;
 
 #[derive(Debug, Default)]
-struct State {
+struct LogState {
     clock: usize,
     /// Operations that failed without an effect are removed again.
     records: Vec<Option<Record>>,
@@ -131,15 +131,15 @@ struct State {
 #[derive(Debug)]
 pub struct Log {
     root: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
 }
 
 impl Log {
     /// A log of changes under `root`.
     pub fn new(root: &Path) -> Log {
-        let state = State {
+        let state = LogState {
             directories: vec![Entries::new()],
-            ..State::default()
+            ..LogState::default()
         };
         Log {
             root: root.to_owned(),
@@ -157,7 +157,7 @@ impl Log {
         self.state().records.iter().flatten().cloned().collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock().expect("nothing panics with the lock")
     }
 
@@ -276,7 +276,7 @@ impl Log {
     /// The directory of both names, the names, and the file or directory with the first one.
     fn names(
         &self,
-        state: &State,
+        state: &LogState,
         from: &Path,
         to: &Path,
     ) -> Option<(usize, OsString, OsString, Node)> {
@@ -288,7 +288,7 @@ impl Log {
     }
 }
 
-impl State {
+impl LogState {
     fn begin(&mut self, op: Logged) -> Ticket {
         let record = Record {
             op,

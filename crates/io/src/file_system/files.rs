@@ -29,7 +29,7 @@ pub enum Kind {
 
 /// The metadata of a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FileStat {
     /// Its type.
     pub kind: Kind,
     /// Its length in bytes, if it is a file.
@@ -38,7 +38,7 @@ pub struct Found {
     pub identity: (u64, u64),
 }
 
-impl Found {
+impl FileStat {
     /// Whether it is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind == Kind::Directory
@@ -84,40 +84,40 @@ pub trait Files: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The system's error, for instance [`io::ErrorKind::NotFound`].
-    fn look(&self, path: &Path) -> io::Result<Found>;
+    fn stat(&self, path: &Path) -> io::Result<FileStat>;
 
-    /// As [`look`](Files::look), for a name that no directory has: a storage without directories then
+    /// As [`stat`](Files::stat), for a name that no directory has: a storage without directories then
     /// requests only the file.
     ///
     /// # Errors
-    /// As [`look`](Files::look).
-    fn look_at_file(&self, path: &Path) -> io::Result<Found> {
-        self.look(path)
+    /// As [`stat`](Files::stat).
+    fn stat_file(&self, path: &Path) -> io::Result<FileStat> {
+        self.stat(path)
     }
 
-    /// As [`look_at_file`](Files::look_at_file), again, for a file that is not as it has to be.
+    /// As [`stat_file`](Files::stat_file), again, for a file that is not as it has to be.
     /// Where a look is a request, a single answer may be wrong: "not found" is believed after it
     /// was repeated for a while.
     ///
     /// # Errors
-    /// As [`look`](Files::look).
-    fn look_again(&self, path: &Path) -> io::Result<Found> {
-        self.look_at_file(path)
+    /// As [`stat`](Files::stat).
+    fn stat_again(&self, path: &Path) -> io::Result<FileStat> {
+        self.stat_file(path)
     }
 
     /// As [`follow`](Files::follow), for a name that no file has.
     ///
     /// # Errors
-    /// As [`look`](Files::look).
-    fn look_at_directory(&self, path: &Path) -> io::Result<Found> {
+    /// As [`stat`](Files::stat).
+    fn stat_directory(&self, path: &Path) -> io::Result<FileStat> {
         self.follow(path)
     }
 
     /// The metadata of a name, of a link's target.
     ///
     /// # Errors
-    /// As [`look`](Files::look).
-    fn follow(&self, path: &Path) -> io::Result<Found>;
+    /// As [`stat`](Files::stat).
+    fn follow(&self, path: &Path) -> io::Result<FileStat>;
 
     /// The names in a directory, in any order.
     ///
@@ -161,13 +161,13 @@ pub trait Files: fmt::Debug + Send + Sync {
         self.read_range(path, 0..u64::MAX)
     }
 
-    /// The metadata of a name, as by [`look_at_file`](Files::look_at_file), and its bytes if it is
+    /// The metadata of a name, as by [`stat_file`](Files::stat_file), and its bytes if it is
     /// a regular file of at most `bytes_max`, else none. A single request, where each look is one.
     ///
     /// # Errors
     /// The system's error.
-    fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
-        let found = self.look_at_file(path)?;
+    fn stat_and_read(&self, path: &Path, bytes_max: u64) -> io::Result<(FileStat, Seen)> {
+        let found = self.stat_file(path)?;
         let bytes = match found.kind == Kind::File && found.bytes <= bytes_max {
             true => self.read(path)?,
             false => Vec::new(),
@@ -212,7 +212,7 @@ pub trait Files: fmt::Debug + Send + Sync {
 
     /// Whether a file has this name; a dangling link counts.
     fn is_there(&self, path: &Path) -> bool {
-        self.look_at_file(path).is_ok()
+        self.stat_file(path).is_ok()
     }
 
     /// Whether this name, or the target of a link, exists.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::files::{Entry, Files, Found, Kind};
+use super::files::{Entry, FileStat, Files, Kind};
 use super::{Change, FileSystem};
 use crate::file::{Direct, File, check_readable, may_write};
 use crate::{Error, Result, trace};
@@ -88,11 +88,11 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
 const READ_AT_ONCE_MAX: u64 = 1 << 20;
 
 impl Files for Native {
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn stat(&self, path: &Path) -> io::Result<FileStat> {
         fs::symlink_metadata(path).map(|metadata| found_by(&metadata))
     }
 
-    fn follow(&self, path: &Path) -> io::Result<Found> {
+    fn follow(&self, path: &Path) -> io::Result<FileStat> {
         fs::metadata(path).map(|metadata| found_by(&metadata))
     }
 
@@ -158,12 +158,12 @@ impl Files for Native {
 ///
 /// # Errors
 /// The system's error.
-pub fn found(open: &fs::File) -> io::Result<Found> {
+pub fn found(open: &fs::File) -> io::Result<FileStat> {
     open.metadata().map(|metadata| found_by(&metadata))
 }
 
-fn found_by(metadata: &fs::Metadata) -> Found {
-    Found {
+fn found_by(metadata: &fs::Metadata) -> FileStat {
+    FileStat {
         kind: kind(metadata.file_type()),
         bytes: metadata.len(),
         identity: (metadata.dev(), metadata.ino()),
@@ -189,9 +189,9 @@ mod tests {
         let (file, link) = (root.path().join("file"), root.path().join("link"));
         fs::write(&file, b"seven b").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let found = Native.look(&file).unwrap();
+        let found = Native.stat(&file).unwrap();
         assert_eq!((found.kind, found.bytes), (Kind::File, 7));
-        assert_eq!(Native.look(&link).unwrap().kind, Kind::Link);
+        assert_eq!(Native.stat(&link).unwrap().kind, Kind::Link);
         assert_eq!(Native.follow(&link).unwrap(), found);
         assert!(Native.follow(root.path()).unwrap().is_directory());
         let mut listed = Native.list(root.path()).unwrap();

@@ -174,7 +174,7 @@ pub(super) fn current() -> Row {
 }
 
 /// A row without a thread, where the activity overlaps no other of that row.
-pub(super) fn beside(role: Role, times: &Range<u64>) -> Row {
+pub(super) fn overlapping(role: Role, times: &Range<u64>) -> Row {
     let ends = &mut lock(ROWS.get()).ends[role.place()];
     let index = ends.iter().position(|&end_ns| end_ns <= times.start);
     let index = index.unwrap_or_else(|| {

@@ -223,7 +223,7 @@ impl Output {
 /// `is_shared`, a file with content is left as it is.
 fn open_own(path: &Path, is_shared: bool) -> io::Result<fs::File> {
     for attempt in 0..OPENED_MAX {
-        let file = open(&beside(path, attempt))?;
+        let file = open(&process_path(path, attempt))?;
         if !file.metadata()?.is_file() {
             return Ok(file);
         }
@@ -251,7 +251,7 @@ fn open(path: &Path) -> io::Result<fs::File> {
 
 /// `path` itself at attempt 0, then with the process id in it, and from attempt 2 on with the
 /// attempt as well.
-fn beside(path: &Path, attempt: u32) -> PathBuf {
+fn process_path(path: &Path, attempt: u32) -> PathBuf {
     let process = std::process::id();
     let number = match attempt {
         0 => return path.to_owned(),

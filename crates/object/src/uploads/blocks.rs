@@ -116,8 +116,8 @@ impl Signed {
         let read = |answer: Answer| parse::<ListedBlocks>(&answer.body);
         let listed = match self.ask_for(&ask, read).await {
             Ok(listed) => listed,
-            Err(refusal) if refusal.is_of_nothing() => return Ok(Vec::new()),
-            Err(refusal) => return Err(refusal),
+            Err(request_error) if request_error.is_of_nothing() => return Ok(Vec::new()),
+            Err(request_error) => return Err(request_error),
         };
         let mut uploads: HashMap<String, Vec<Part>> = HashMap::new();
         for block in listed.uncommitted_blocks.block {

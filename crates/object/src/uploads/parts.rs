@@ -18,7 +18,7 @@ use super::{
 };
 use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::signed::Signed;
 
 const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
@@ -45,7 +45,7 @@ impl Signed {
         };
         let checked = match with_checksums && is_of_amazon {
             true => match self.ask_for(&checked, begun).await {
-                Err(refusal) if refusal.is_of_checksums() => None,
+                Err(request_error) if request_error.is_of_checksums() => None,
                 answer => Some(answer?),
             },
             false => None,
@@ -72,28 +72,28 @@ impl Signed {
             true => whole(parts),
             false => None,
         };
-        let told = match whole {
+        let known_crc = match whole {
             Some(Checksum::Crc64Nvme(crc)) => Some(crc),
             _ => None,
         };
-        let body = CompleteMultipartUpload::of(parts, told.is_some());
+        let body = CompleteMultipartUpload::of(parts, known_crc.is_some());
         let body = quick_xml::se::to_string(&body).expect("it is of strings and numbers");
         let mut ask = Ask::new(Method::POST, key)
             .query("uploadId", &upload.id)
             .work(Duration::from_secs(bytes / ASSEMBLED_BYTES_PER_SECOND_MIN))
             .body(body.into());
-        if let Some(crc) = told {
+        if let Some(crc) = known_crc {
             let (name, value_) = Checksum::Crc64Nvme(crc).header(self.provider());
             ask = ask
                 .header(name, value_)
                 .header(CHECKSUM_TYPE, FULL_OBJECT)
                 .header(OBJECT_SIZE, value(&bytes.to_string()));
         }
-        let mut tries = self.tries();
+        let mut retry = self.retry();
         loop {
-            let refusal = match self.ask_once(&ask).await {
-                Ok(answer) => match Refusal::within(self.provider(), &answer.body) {
-                    Some(refusal) => refusal,
+            let request_error = match self.ask_once(&ask).await {
+                Ok(answer) => match RequestError::within(self.provider(), &answer.body) {
+                    Some(request_error) => request_error,
                     None if parse::<CompleteMultipartUploadResult>(&answer.body).is_ok() => {
                         return match whole {
                             // The request did not contain the expected checksum, so the object's
@@ -104,16 +104,16 @@ impl Signed {
                     }
                     None => {
                         let text = "the store does not say that it has all of the object";
-                        Refusal::passing(io::ErrorKind::InvalidData, text)
+                        RequestError::passing(io::ErrorKind::InvalidData, text)
                     }
                 },
-                Err(refusal) => refusal,
+                Err(request_error) => request_error,
             };
             // An earlier request of ours may have completed it, and its response was lost.
-            if refusal.is_of_no_upload() && self.has_made(key, bytes, whole).await? {
+            if request_error.is_of_no_upload() && self.has_made(key, bytes, whole).await? {
                 return Ok(());
             }
-            tries.again(refusal).await?;
+            retry.back_off(request_error).await?;
         }
     }
 
@@ -124,7 +124,7 @@ impl Signed {
         }
         // No one has read it: its name was drawn for this save.
         let _ = self.delete(key).await;
-        Err(Refusal::of_other_bytes())
+        Err(RequestError::of_other_bytes())
     }
 
     /// Whether an object of `bytes` bytes exists with this CRC-64/NVME, if the store reports one.
@@ -136,10 +136,10 @@ impl Signed {
     /// As [`has_whole`](Signed::has_whole). A "no" would discard the upload and may be an
     /// unintelligible response, so it is retried.
     async fn has_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<bool> {
-        let mut tries = self.tries();
+        let mut retry = self.retry();
         while !self.has_whole(key, bytes, whole).await? {
-            let none = Refusal::new(io::ErrorKind::NotFound, "there is no such object");
-            if tries.again_for_known(none).await.is_err() {
+            let none = RequestError::new(io::ErrorKind::NotFound, "there is no such object");
+            if retry.back_off_for_known(none).await.is_err() {
                 return Ok(false);
             }
         }
@@ -153,8 +153,8 @@ impl Signed {
         }
         let answer = match self.ask(&ask).await {
             Ok(answer) => answer,
-            Err(refusal) if refusal.is_of_nothing() => return Ok(false),
-            Err(refusal) => return Err(refusal),
+            Err(request_error) if request_error.is_of_nothing() => return Ok(false),
+            Err(request_error) => return Err(request_error),
         };
         let has_bytes = answer.header(&CONTENT_LENGTH) == Some(&bytes.to_string());
         let is_same = match (whole, Checksum::said(self.provider(), &answer)) {
@@ -171,7 +171,7 @@ impl Signed {
     pub(super) async fn abort_parts(&self, key: &Key, id: &str) -> Result<()> {
         let ask = Ask::new(Method::DELETE, key).query("uploadId", id);
         match self.ask(&ask).await {
-            Err(refusal) if !refusal.is_of_no_upload() => Err(refusal),
+            Err(request_error) if !request_error.is_of_no_upload() => Err(request_error),
             _ => Ok(()),
         }
     }
@@ -237,7 +237,7 @@ impl Signed {
         for OpenUpload { id, .. } in uploads {
             match self.parts(key, &id).await {
                 // The upload was ended since.
-                Err(refusal) if refusal.is_of_no_upload() => {}
+                Err(request_error) if request_error.is_of_no_upload() => {}
                 parts => found.push((id, parts?)),
             }
         }
@@ -328,13 +328,13 @@ struct ListedUpload {
 }
 
 impl TryFrom<ListedUpload> for OpenUpload {
-    type Error = Refusal;
+    type Error = RequestError;
 
     fn try_from(listed: ListedUpload) -> Result<OpenUpload> {
         let initiated: jiff::Timestamp = listed
             .initiated
             .parse()
-            .map_err(|error: jiff::Error| Refusal::nonsense(&error.to_string()))?;
+            .map_err(|error: jiff::Error| RequestError::nonsense(&error.to_string()))?;
         Ok(OpenUpload {
             key: listed.key,
             id: listed.upload_id,
@@ -365,13 +365,13 @@ struct ListedPart {
 }
 
 impl TryFrom<ListedPart> for Part {
-    type Error = Refusal;
+    type Error = RequestError;
 
     fn try_from(listed: ListedPart) -> Result<Part> {
         let crc64nvme = match listed.checksum.as_deref() {
             None | Some("") => None,
             Some(text) => {
-                Some(read_checksum(text).ok_or_else(|| Refusal::nonsense("its checksum"))?)
+                Some(read_checksum(text).ok_or_else(|| RequestError::nonsense("its checksum"))?)
             }
         };
         Ok(Part {

@@ -40,7 +40,7 @@ impl Place {
 
     /// Replaces a text by the same one; returns the version before.
     fn write_again(&self, path: &Path) -> Option<String> {
-        let (_, seen) = self.objects.look_into(path, 100).unwrap();
+        let (_, seen) = self.objects.stat_and_read(path, 100).unwrap();
         let from = self.at("drawn");
         let put = |text: &[u8], seen: &Seen| {
             let file = self.objects.create_temporary(&from).unwrap();
@@ -50,7 +50,7 @@ impl Place {
             self.objects.change(change).unwrap();
         };
         put(b"between", &seen);
-        let (_, between) = self.objects.look_into(path, 100).unwrap();
+        let (_, between) = self.objects.stat_and_read(path, 100).unwrap();
         put(b"second", &between);
         between.version
     }
@@ -61,13 +61,13 @@ impl Place {
         let bytes = bytes(BYTES);
         upload(objects, &path, &bytes).unwrap();
         assert_eq!(download(objects, &path).unwrap(), bytes);
-        let found = objects.look(&self.at("run")).unwrap();
+        let found = objects.stat(&self.at("run")).unwrap();
         assert_eq!(found.kind, Kind::Directory);
-        assert_eq!(objects.look(&path).unwrap().bytes, BYTES as u64);
+        assert_eq!(objects.stat(&path).unwrap().bytes, BYTES as u64);
         let listed = objects.list(&self.at("run")).unwrap();
         assert_eq!((listed.len(), listed[0].bytes), (1, Some(BYTES as u64)));
         objects.change(Change::RemoveFile(&path)).unwrap();
-        let gone = objects.look(&path).unwrap_err();
+        let gone = objects.stat(&path).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::NotFound);
     }
 
@@ -94,22 +94,24 @@ impl Place {
     /// An upload of an earlier process is resumed unless one of its parts is wrong.
     pub(crate) fn goes_on(&self, is_right: impl Fn(&Part) -> bool + Send + 'static) {
         let (objects, path, bytes) = (&self.objects, self.at("object"), bytes(BYTES));
-        let begun = objects.go_on(&path, |_| true).unwrap();
+        let begun = objects.resume_upload(&path, |_| true).unwrap();
         assert_eq!(begun.parts, []);
         send(objects, &Arc::new(begun.file), &bytes, [0, 2]).unwrap();
-        let continued = objects.go_on(&path, is_right).unwrap();
-        let sizes = continued.parts.iter().map(|part| (part.number, part.bytes));
+        let resumed = objects.resume_upload(&path, is_right).unwrap();
+        let sizes = resumed.parts.iter().map(|part| (part.number, part.bytes));
         let (part, last) = (PART_BYTES as u64, (BYTES % PART_BYTES) as u64);
         assert_eq!(sizes.collect::<Vec<_>>(), [(1, part), (3, last)]);
-        let file = Arc::new(continued.file);
+        let file = Arc::new(resumed.file);
         // An upload with a missing part makes no object.
         finish(objects, &file).unwrap_err();
         send(objects, &file, &bytes, [1]).unwrap();
         finish(objects, &file).unwrap();
         assert_eq!(download(objects, &path).unwrap(), bytes);
-        let begun = objects.go_on(&path, |_| true).unwrap();
+        let begun = objects.resume_upload(&path, |_| true).unwrap();
         send(objects, &Arc::new(begun.file), &bytes, [0, 1]).unwrap();
-        let anew = objects.go_on(&path, |part| part.number == 1).unwrap();
+        let anew = objects
+            .resume_upload(&path, |part| part.number == 1)
+            .unwrap();
         assert_eq!(anew.parts, []);
     }
 
@@ -125,7 +127,7 @@ impl Place {
         assert_eq!(stale.unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(objects.read_range(&path, 0..u64::MAX).unwrap(), b"second");
         // The version that a lookup returns is a condition too.
-        let (_, seen) = objects.look_into(&path, 100).unwrap();
+        let (_, seen) = objects.stat_and_read(&path, 100).unwrap();
         assert_eq!(seen.bytes, b"second");
         let stale = Seen {
             version: self.write_again(&path),

@@ -62,7 +62,7 @@ impl Reply {
     }
 
     /// An error response of S3.
-    pub(crate) fn refusal(status: u16, code: &str, message: &str) -> Reply {
+    pub(crate) fn request_error(status: u16, code: &str, message: &str) -> Reply {
         let declaration = r#"<?xml version="1.0" encoding="UTF-8"?>"#;
         let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
         Reply::new(status, format!("{declaration}\n{error}"))

@@ -28,7 +28,7 @@ pub(crate) struct Pace {
     pub(crate) latency: Duration,
 }
 
-struct Shared {
+struct ProxyShared {
     server: String,
     pace: Pace,
     hook: Mutex<Box<Hook>>,
@@ -38,7 +38,7 @@ struct Shared {
 /// A proxy that runs as long as the test.
 pub(crate) struct Proxy {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 impl Proxy {
@@ -49,7 +49,7 @@ impl Proxy {
     ) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyShared {
             server: server.to_owned(),
             pace,
             hook: Mutex::new(Box::new(hook)),
@@ -88,7 +88,7 @@ impl Proxy {
     }
 }
 
-impl Shared {
+impl ProxyShared {
     fn forward(&self, is_up: bool, mut from: TcpStream, mut to: TcpStream) {
         let mut buf = vec![0; 64 << 10];
         let pace = if is_up { self.pace.up } else { self.pace.down };

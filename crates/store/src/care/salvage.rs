@@ -15,11 +15,11 @@ use std::time::Instant;
 use penstock_io::file_system::Files;
 use serde_json::value::RawValue;
 
-use crate::care::beside;
+use crate::care::sidecar;
 use crate::care::survey::{Described, Survey, loss, survey};
 use crate::error::{Error, Result};
 use crate::format::index::INDEX;
-use crate::format::manifest::{BesideEntry, Partial};
+use crate::format::manifest::{Partial, SidecarEntry};
 use crate::format::name::{parse_step, step_directory};
 use crate::format::part::Missing;
 use crate::options::Options;
@@ -90,7 +90,7 @@ pub fn salvage(
     let is_unverified = (unverified && !is_whole) || earlier.is_some_and(|from| from.unverified);
     let mut publication = publication_of(&found, out);
     check_manifest_size(publication.metadata.get().len())?;
-    let listed = manifest.map_or_else(Vec::new, |manifest| manifest.beside.clone());
+    let listed = manifest.map_or_else(Vec::new, |manifest| manifest.sidecars.clone());
     let mut salvage = Salvage::new(path, found, unverified, options);
     let mut attempt = Attempt::begin(out, false, &into.file_system, progress)?;
     let (mut parts, mut bytes) = (Vec::new(), 0);
@@ -106,7 +106,7 @@ pub fn salvage(
         options.file_system.files(),
         &listed,
         &salvage,
-        &mut publication.beside,
+        &mut publication.sidecars,
     )?;
     let is_partial = is_unverified || salvage.lacks_something();
     let partial = is_partial.then(|| Partial {
@@ -136,20 +136,20 @@ pub fn salvage(
 fn take_files(
     path: &Path,
     files: &dyn Files,
-    listed: &[BesideEntry],
+    listed: &[SidecarEntry],
     salvage: &Salvage<'_>,
-    beside: &mut save::Beside,
+    sidecars: &mut save::Sidecars,
 ) -> Result<Vec<(String, String)>> {
     let mut lost = Vec::new();
     for entry in listed {
         let name = entry.name.clone();
         if name != INDEX {
-            match beside::read_either(path, files, entry) {
-                Ok(text) => beside.files.push((name, text)),
+            match sidecar::read_either(path, files, entry) {
+                Ok(text) => sidecars.files.push((name, text)),
                 Err(error) => lost.push((name, loss(error)?)),
             }
         } else if salvage.has_all_of(INDEXED) {
-            beside.group = Some(INDEXED.to_owned());
+            sidecars.group = Some(INDEXED.to_owned());
         } else {
             lost.push((
                 name,
@@ -239,6 +239,6 @@ fn publication_of(found: &Survey, out: &Path) -> save::Publication {
         step: manifest.and_then(|manifest| manifest.step),
         metadata: manifest.map_or_else(nothing, |manifest| manifest.metadata.clone()),
         overwrite: false,
-        beside: save::Beside::default(),
+        sidecars: save::Sidecars::default(),
     }
 }

@@ -144,7 +144,7 @@ impl Survey {
     fn measure(&mut self, path: &Path, files: &dyn Files, number: usize) -> Result<u64> {
         let entry = &self.part.files[number];
         let file = path.join(&entry.name);
-        let (usable_bytes, detail) = match files.look(&file) {
+        let (usable_bytes, detail) = match files.stat(&file) {
             Ok(found) if found.kind != Kind::File => (0, plain::flaw(&found).map(str::to_owned)),
             Ok(found) if found.bytes == entry.bytes => (entry.bytes, None),
             Ok(found) => {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use penstock_io::file_system::Files;
 
-use crate::care::beside;
+use crate::care::sidecar;
 use crate::error::{Error, Result};
 use crate::format::description::{Sizes, read_manifest, read_part};
 use crate::format::header::{self, Header, HeaderTensor};
@@ -82,9 +82,9 @@ fn verify_files(
         }
     }
     // Users may edit the copies of sidecars, so only the originals are checked.
-    for entry in &manifest.beside {
+    for entry in &manifest.sidecars {
         report.files += 1;
-        if or_problem(beside::read(path, files, entry), report)?.is_some() {
+        if or_problem(sidecar::read(path, files, entry), report)?.is_some() {
             report.bytes_checked += entry.bytes;
         }
     }

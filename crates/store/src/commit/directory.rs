@@ -31,7 +31,7 @@ pub(super) fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Resul
                 // A sweep has removed it since, or it is a dangling link, which occupies the name.
                 Err(_)
                     if files
-                        .look(path)
+                        .stat(path)
                         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
                 {
                     make_directory(path, file_system)

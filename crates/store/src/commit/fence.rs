@@ -35,7 +35,7 @@ use super::leftovers::remove_attempt_files_among;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::entries;
-use crate::format::name::{self, attempt_of, is_fence, is_taken_manifest};
+use crate::format::name::{self, attempt_of, is_fence, is_tombstone};
 
 /// Removes the files of an attempt behind a fence, if no manifest names the attempt and its files
 /// still look dead; returns the removed bytes, or `None` if the attempt is not dead. `dead_fences`
@@ -122,7 +122,7 @@ pub(crate) fn flaw_among<'a>(
         .filter_map(|entry| entry.name.to_str())
         .collect();
     let is_raised =
-        |name: &&&str| (is_fence(name) || is_taken_manifest(name)) && attempt_of(name) == Some(id);
+        |name: &&&str| (is_fence(name) || is_tombstone(name)) && attempt_of(name) == Some(id);
     if let Some(fence) = there.iter().find(is_raised) {
         return Some(path.join(fence));
     }

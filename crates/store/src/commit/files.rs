@@ -51,7 +51,7 @@ fn replaces_always(kind: io::ErrorKind) -> bool {
 pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
     let bytes = file_system
         .files()
-        .look_at_file(path)
+        .stat_file(path)
         .map_or(0, |found| found.bytes);
     remove_listed(path, bytes, file_system)
 }

@@ -58,7 +58,7 @@ impl Attempt {
     fn replace(&mut self, from: &Path, to: &Path) -> penstock_io::Result<()> {
         let mut turns = 0;
         loop {
-            let seen = match self.files().look_into(to, u64::MAX) {
+            let seen = match self.files().stat_and_read(to, u64::MAX) {
                 Ok((_, seen)) => Some(seen),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(source) => {
@@ -108,7 +108,7 @@ impl Attempt {
         };
         // A deletion of the step is meant to include the checkpoint that this one replaced.
         let name = missing.file_name().and_then(|name| name.to_str());
-        let is_deleted = name.is_some_and(name::is_taken_manifest);
+        let is_deleted = name.is_some_and(name::is_tombstone);
         let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
             Some(replaced) => self.put_back(manifest, text, replaced),
             None => {

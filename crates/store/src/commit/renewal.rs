@@ -98,9 +98,9 @@ mod tests {
 
     /// A file system on which a file can be created again any number of times, as objects can.
     #[derive(Debug)]
-    struct Told(Mutex<Sender<&'static str>>);
+    struct Reporting(Mutex<Sender<&'static str>>);
 
-    impl FileSystem for Told {
+    impl FileSystem for Reporting {
         fn create(&self, path: &Path, _: Direct) -> penstock_io::Result<File> {
             let _ = std::fs::remove_file(path);
             File::create(path, Direct::Off)
@@ -119,8 +119,8 @@ mod tests {
     }
 
     fn renew(path: &Path, interval: Duration) -> (Renewal, Receiver<&'static str>) {
-        let (told, heard) = channel();
-        let file_system: Arc<dyn FileSystem> = Arc::new(Told(Mutex::new(told)));
+        let (sender, heard) = channel();
+        let file_system: Arc<dyn FileSystem> = Arc::new(Reporting(Mutex::new(sender)));
         let renewal = Renewal::begin(path.to_owned(), &file_system, interval);
         (renewal, heard)
     }

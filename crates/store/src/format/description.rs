@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use penstock_io::file::Direct;
-use penstock_io::file_system::{Files, Found, Kind};
+use penstock_io::file_system::{FileStat, Files, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
@@ -18,21 +18,21 @@ use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
-use crate::format::taken::{misplaced, misplaced_among};
+use crate::format::tombstone::{misplaced, misplaced_among};
 
 /// Limit on the size of a manifest, which names parts and holds the user's metadata: megabytes at
 /// most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
 /// How often a missing manifest is looked for elsewhere.
-const LOOKS_MAX: usize = 2;
+const CHECKS_MAX: usize = 2;
 
 /// Reads and checks the manifest; returns it with its size. A manifest that a deletion has taken by
 /// mistake, and is about to put back, is used as well.
 pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
     let mut found = read_manifest_at(path, &file, files);
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..CHECKS_MAX {
         if !matches!(found, Err(Error::Incomplete { .. })) {
             break;
         }
@@ -59,7 +59,9 @@ fn place_of(manifest: &Path, path: &Path, files: &dyn Files) -> Option<PathBuf> 
 fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let failed = |source| no_manifest(path, file, files, source);
     // Opening a FIFO could block, and reading a device might never end.
-    let (found, seen) = files.look_into(file, MANIFEST_BYTES_MAX).map_err(failed)?;
+    let (found, seen) = files
+        .stat_and_read(file, MANIFEST_BYTES_MAX)
+        .map_err(failed)?;
     if let Some(flaw) = plain::flaw(&found) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
     }
@@ -79,7 +81,7 @@ fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Mani
 
 /// Distinguishes a missing path from a directory without a manifest.
 fn no_manifest(path: &Path, file: &Path, files: &dyn Files, source: io::Error) -> Error {
-    match files.look_at_directory(path) {
+    match files.stat_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
             path: path.to_owned(),
         },
@@ -148,7 +150,7 @@ pub(crate) fn read_checked(
     expected: u64,
 ) -> Result<Vec<u8>> {
     let file = path.join(name);
-    match files.look_into(&file, expected) {
+    match files.stat_and_read(&file, expected) {
         Ok((found, seen)) if is_as_recorded(&found, expected) => Ok(seen.bytes),
         found => {
             if matches!(&found, Ok((_, seen)) if begins_pointer(&seen.bytes)) {
@@ -221,7 +223,7 @@ impl<'a> Sizes<'a> {
 /// by this process: an unreadable checkpoint must not count as one that justifies deleting others.
 pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> Result<()> {
     let file = path.join(&entry.name);
-    let found = files.look_at_file(&file);
+    let found = files.stat_file(&file);
     if matches!(&found, Ok(found) if found.bytes < entry.bytes) && is_pointer(&file, files) {
         return Err(Error::corrupt(path, &entry.name, NOT_FETCHED));
     }
@@ -244,7 +246,7 @@ fn is_pointer(file: &Path, files: &dyn Files) -> bool {
     start.is_ok_and(|start| begins_pointer(&start))
 }
 
-fn is_as_recorded(found: &Found, expected: u64) -> bool {
+fn is_as_recorded(found: &FileStat, expected: u64) -> bool {
     found.kind == Kind::File && found.bytes == expected
 }
 
@@ -254,21 +256,21 @@ fn judge_again(
     files: &dyn Files,
     name: &str,
     expected: u64,
-    found: io::Result<Found>,
+    found: io::Result<FileStat>,
 ) -> Result<()> {
     let is_in_doubt = match &found {
         Ok(found) => !is_as_recorded(found, expected),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     };
     let found = match is_in_doubt {
-        true => files.look_again(&path.join(name)),
+        true => files.stat_again(&path.join(name)),
         false => found,
     };
     judge(path, name, expected, found)
 }
 
 /// Checks that the file found is regular and of the recorded size.
-fn judge(path: &Path, name: &str, expected: u64, found: io::Result<Found>) -> Result<()> {
+fn judge(path: &Path, name: &str, expected: u64, found: io::Result<FileStat>) -> Result<()> {
     match found {
         Ok(found) if found.kind != Kind::File => {
             let flaw = plain::flaw(&found).unwrap_or_default();

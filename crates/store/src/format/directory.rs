@@ -61,8 +61,8 @@ pub(crate) fn attempt_files_among(
         };
         if is_attempt_file(name) && select(name) {
             let file = path.join(name);
-            let look = || files.look_at_file(&file).map_or(0, |found| found.bytes);
-            let bytes = entry.bytes.unwrap_or_else(look);
+            let stat_bytes = || files.stat_file(&file).map_or(0, |found| found.bytes);
+            let bytes = entry.bytes.unwrap_or_else(stat_bytes);
             selected.push((file, bytes));
         }
     }
@@ -73,7 +73,7 @@ pub(crate) fn attempt_files_among(
 pub(crate) fn is_protected_at(path: &Path, files: &dyn Files) -> bool {
     // When in doubt the step counts as protected: if the marker is a dangling link, or cannot be
     // looked up.
-    let found = files.look_at_file(&path.join(PROTECTED));
+    let found = files.stat_file(&path.join(PROTECTED));
     !found
         .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }

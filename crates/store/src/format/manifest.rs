@@ -51,13 +51,13 @@ pub struct Manifest {
     pub partial: Option<Partial>,
     /// Sidecars: small files of the checkpoint that are also copied to fixed names in its
     /// directory.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub beside: Vec<BesideEntry>,
+    #[serde(rename = "beside", default, skip_serializing_if = "Vec::is_empty")]
+    pub sidecars: Vec<SidecarEntry>,
 }
 
 /// A sidecar and its digest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BesideEntry {
+pub struct SidecarEntry {
     /// Name of the copy.
     pub name: String,
     /// Name inside the checkpoint directory.
@@ -149,8 +149,8 @@ impl Manifest {
             }
         }
         let mut seen = HashSet::new();
-        for BesideEntry { name, file, .. } in &self.beside {
-            let is_its = name::is_beside(name) && *file == name::beside_file(&self.id, name);
+        for SidecarEntry { name, file, .. } in &self.sidecars {
+            let is_its = name::is_sidecar(name) && *file == name::sidecar_file(&self.id, name);
             if !is_its || !seen.insert(name) {
                 return Err(format!("{name:?} is no name of a file, or there twice"));
             }
@@ -211,9 +211,9 @@ mod tests {
             }],
             metadata: RawValue::from_string("{\"run\": \"a\"}".into()).unwrap(),
             partial: None,
-            beside: vec![BesideEntry {
+            sidecars: vec![SidecarEntry {
                 name: "config.json".into(),
-                file: name::beside_file(ATTEMPT, "config.json"),
+                file: name::sidecar_file(ATTEMPT, "config.json"),
                 bytes: 2,
                 digest: Digest::of(b"{}"),
             }],
@@ -289,10 +289,10 @@ mod tests {
             |m| m.parts[0].rank = 1,
             |m| m.parts[0].file = "../../etc/passwd".into(),
             |m| m.metadata = RawValue::from_string("[]".into()).unwrap(),
-            |m| m.beside[0].name = "../config.json".into(),
-            |m| m.beside[0].name = "manifest.json".into(),
-            |m| m.beside[0].file = "config.json".into(),
-            |m| m.beside.push(m.beside[0].clone()),
+            |m| m.sidecars[0].name = "../config.json".into(),
+            |m| m.sidecars[0].name = "manifest.json".into(),
+            |m| m.sidecars[0].file = "config.json".into(),
+            |m| m.sidecars.push(m.sidecars[0].clone()),
         ];
         for (index, lie) in lies.iter().enumerate() {
             let mut manifest = sample();

@@ -34,19 +34,19 @@ pub(crate) fn temporary_manifest(attempt: &str) -> String {
 }
 
 /// Name of an attempt's sidecar that is also copied to `name`.
-pub(crate) fn beside_file(attempt: &str, name: &str) -> String {
+pub(crate) fn sidecar_file(attempt: &str, name: &str) -> String {
     format!("beside.{attempt}.{name}")
 }
 
 /// The name of the copy if a file with this name is an attempt's sidecar.
-pub(crate) fn beside_of(name: &str) -> Option<&str> {
+pub(crate) fn sidecar_of(name: &str) -> Option<&str> {
     let (attempt, own) = name.strip_prefix("beside.")?.split_once('.')?;
-    (is_attempt(attempt) && is_beside(own)).then_some(own)
+    (is_attempt(attempt) && is_sidecar(own)).then_some(own)
 }
 
 /// Whether a sidecar may have this name: plain characters, none of our own names, and no name that
 /// readers take for weights.
-pub(crate) fn is_beside(name: &str) -> bool {
+pub(crate) fn is_sidecar(name: &str) -> bool {
     const NAME_BYTES_MAX: usize = 200;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let is_ours = name == MANIFEST || name == PROTECTED || name == MARKS || is_attempt_file(name);
@@ -69,11 +69,11 @@ pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
 
 /// A new name for a manifest that is renamed in order to delete this attempt's checkpoint. It
 /// counts as a file of the attempt.
-pub(crate) fn taken_manifest(attempt: &str) -> String {
+pub(crate) fn tombstone_file(attempt: &str) -> String {
     format!("deleted-{}.{attempt}.json", draw_attempt())
 }
 
-pub(crate) fn is_taken_manifest(name: &str) -> bool {
+pub(crate) fn is_tombstone(name: &str) -> bool {
     name.starts_with("deleted-") && is_attempt_file(name)
 }
 
@@ -115,11 +115,11 @@ pub(crate) fn is_temporary_marks(name: &str) -> bool {
 }
 
 /// A new name in a store for a step that is being quarantined file by file.
-pub(crate) fn unfinished_aside() -> String {
+pub(crate) fn unfinished_quarantine() -> String {
     format!("aside.{}.tmp", draw_attempt())
 }
 
-pub(crate) fn is_unfinished_aside(name: &str) -> bool {
+pub(crate) fn is_unfinished_quarantine(name: &str) -> bool {
     is_temporary_of(name, "aside.")
 }
 
@@ -142,20 +142,20 @@ pub fn parse_step(name: &str) -> Option<u64> {
 }
 
 /// Name of a damaged, quarantined step; later ones have higher numbers.
-pub(crate) fn aside(step: u64, number: u64) -> String {
+pub(crate) fn quarantined(step: u64, number: u64) -> String {
     format!("damaged-{step:010}-{number:04}")
 }
 
 /// The step and number of a quarantined step's name; only the canonical form counts.
-pub(crate) fn parse_aside(name: &str) -> Option<(u64, u64)> {
+pub(crate) fn parse_quarantined(name: &str) -> Option<(u64, u64)> {
     let (step, number) = name.strip_prefix("damaged-")?.split_once('-')?;
     let (step, number) = (step.parse().ok()?, number.parse().ok()?);
-    (aside(step, number) == name).then_some((step, number))
+    (quarantined(step, number) == name).then_some((step, number))
 }
 
 /// The step that a directory of this name holds or held, quarantined ones included.
 pub fn step_of(name: &str) -> Option<u64> {
-    parse_step(name).or_else(|| parse_aside(name).map(|(step, _)| step))
+    parse_step(name).or_else(|| parse_quarantined(name).map(|(step, _)| step))
 }
 
 pub(crate) fn is_step(name: &str) -> bool {
@@ -203,7 +203,7 @@ pub fn rank_of_file(name: &str) -> Option<u32> {
 
 /// The attempt that a file with this name belongs to, if any.
 pub(crate) fn attempt_of(name: &str) -> Option<&str> {
-    if beside_of(name).is_some() {
+    if sidecar_of(name).is_some() {
         return name.split('.').nth(1);
     }
     let mut fields = name.split('.');
@@ -238,12 +238,12 @@ mod tests {
             shard_file(0, 0, &attempt),
             temporary_manifest(&attempt),
             temporary_part(9, &attempt),
-            taken_manifest(&attempt),
+            tombstone_file(&attempt),
             temporary_copy(&attempt),
             lease(&attempt),
             fence(&attempt),
-            beside_file(&attempt, "config.json"),
-            beside_file(&attempt, "model.safetensors.index.json"),
+            sidecar_file(&attempt, "config.json"),
+            sidecar_file(&attempt, "model.safetensors.index.json"),
         ] {
             assert!(is_attempt_file(&name), "{name}");
             assert_eq!(attempt_of(&name), Some(&*attempt));
@@ -252,12 +252,12 @@ mod tests {
         assert!(is_clock(&clock()) && !is_attempt_file(&clock()));
         assert_eq!(rank_of_file(&lease(&attempt)), None);
         assert_eq!(rank_of_file(&fence(&attempt)), None);
-        assert!(is_taken_manifest(&taken_manifest(&attempt)));
-        assert!(!is_taken_manifest(&part_file(0, &attempt)));
-        assert_eq!(rank_of_file(&taken_manifest(&attempt)), None);
-        assert_eq!(rank_of_file(&beside_file(&attempt, "config.json")), None);
+        assert!(is_tombstone(&tombstone_file(&attempt)));
+        assert!(!is_tombstone(&part_file(0, &attempt)));
+        assert_eq!(rank_of_file(&tombstone_file(&attempt)), None);
+        assert_eq!(rank_of_file(&sidecar_file(&attempt, "config.json")), None);
         assert_eq!(
-            beside_of(&beside_file(&attempt, "a_b-1.json")),
+            sidecar_of(&sidecar_file(&attempt, "a_b-1.json")),
             Some("a_b-1.json")
         );
         assert!(is_part_file(&part_file(3, &attempt)));
@@ -265,8 +265,14 @@ mod tests {
         assert!(!is_part_file("part-00003.json"));
         assert_eq!(parse_step(&step_directory(7)), Some(7));
         assert_eq!(parse_step(&step_directory(u64::MAX)), Some(u64::MAX));
-        assert_eq!(parse_aside(&aside(7, 12_345)), Some((7, 12_345)));
-        assert_eq!(parse_aside(&aside(u64::MAX, 1)), Some((u64::MAX, 1)));
+        assert_eq!(
+            parse_quarantined(&quarantined(7, 12_345)),
+            Some((7, 12_345))
+        );
+        assert_eq!(
+            parse_quarantined(&quarantined(u64::MAX, 1)),
+            Some((u64::MAX, 1))
+        );
     }
 
     #[test]
@@ -295,7 +301,7 @@ mod tests {
             assert!(!is_attempt_file(name), "{name}");
         }
         let own = part_file(0, &attempt);
-        let beside = beside_file(&attempt, "config.json");
+        let sidecars = sidecar_file(&attempt, "config.json");
         for name in [
             "",
             ".hidden",
@@ -308,9 +314,9 @@ mod tests {
             "model.safetensors",
             "step-0000000001",
             &own,
-            &beside,
+            &sidecars,
         ] {
-            assert!(!is_beside(name), "{name}");
+            assert!(!is_sidecar(name), "{name}");
         }
         for name in [
             "step-1",
@@ -327,7 +333,7 @@ mod tests {
             "damaged-0000000007-1",
             "x",
         ] {
-            assert_eq!(parse_aside(name), None, "{name}");
+            assert_eq!(parse_quarantined(name), None, "{name}");
         }
     }
 }

@@ -8,10 +8,10 @@
 
 use std::io;
 
-use penstock_io::file_system::{Found, Kind};
+use penstock_io::file_system::{FileStat, Kind};
 
 /// The reason why an entry is not a regular file, if it is not.
-pub(crate) fn flaw(found: &Found) -> Option<&'static str> {
+pub(crate) fn flaw(found: &FileStat) -> Option<&'static str> {
     match found.kind {
         Kind::File => None,
         Kind::Link => Some(

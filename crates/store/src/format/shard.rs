@@ -89,7 +89,7 @@ pub(crate) fn boxes(header: &Header) -> Result<Option<BTreeMap<String, TensorBox
 /// Reads the header of a shard, and the size of the file.
 pub(crate) fn read_header(path: &Path, files: &dyn Files) -> Result<(Header, u64), String> {
     let read = || -> io::Result<(Vec<u8>, u64)> {
-        let bytes = files.look(path)?.bytes;
+        let bytes = files.stat(path)?.bytes;
         let mut start = files.read_range(path, 0..LENGTH_BYTES)?;
         let prefix = start.first_chunk().copied().unwrap_or_default();
         // An invalid length is refused below.
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_are_told_and_read_back() {
+    fn boxes_are_reported_and_read_back() {
         let region = TensorBox {
             tensor: "a \"whole\"\n".into(),
             shape: vec![4, 3],

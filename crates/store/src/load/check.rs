@@ -103,7 +103,7 @@ fn first_wrong(chunks: &[Vec<&[u8]>], digests: &[Digest]) -> Option<(usize, Dige
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(chunks.len() / CHUNKS_MIN).max(1);
     let share = chunks.len().div_ceil(threads).max(1);
-    let look = |begin: usize| {
+    let check_from = |begin: usize| {
         let end = (begin + share).min(chunks.len());
         (begin..end).find_map(|index| {
             let found = digest_of(&chunks[index]);
@@ -111,11 +111,11 @@ fn first_wrong(chunks: &[Vec<&[u8]>], digests: &[Digest]) -> Option<(usize, Dige
         })
     };
     thread::scope(|scope| {
-        let look = &look;
+        let check_from = &check_from;
         let others: Vec<_> = (1..threads)
-            .map(|thread| scope.spawn(move || look((thread * share).min(chunks.len()))))
+            .map(|thread| scope.spawn(move || check_from((thread * share).min(chunks.len()))))
             .collect();
-        let own = look(0);
+        let own = check_from(0);
         let join = |other: thread::ScopedJoinHandle<'_, _>| other.join().expect("it cannot panic");
         let found: Vec<_> = others.into_iter().map(join).collect();
         own.or_else(|| found.into_iter().flatten().next())

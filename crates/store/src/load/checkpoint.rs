@@ -92,7 +92,7 @@ impl Checkpoint {
     pub fn open_on(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
         let _span = trace::span("open");
         let lease = Lease::share_to_read(path, file_system.files());
-        let mut opened = Checkpoint::look(path, file_system)?;
+        let mut opened = Checkpoint::open_unleased(path, file_system)?;
         opened.lease = Mutex::new(lease);
         Ok(opened)
     }
@@ -110,7 +110,10 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint without a lease that keeps others from removing its files.
-    pub(crate) fn look(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
+    pub(crate) fn open_unleased(
+        path: &Path,
+        file_system: &Arc<dyn FileSystem>,
+    ) -> Result<Checkpoint> {
         let files = file_system.files();
         for _ in 0..REPLACED_MAX {
             let (manifest, manifest_bytes) = read_manifest(path, files)?;
@@ -235,12 +238,12 @@ impl Checkpoint {
             .files
             .iter()
             .map(|file| (file.name.as_str(), file.bytes));
-        let beside = self.manifest.beside.iter();
-        let beside = beside.map(|entry| (entry.file.as_str(), entry.bytes));
+        let sidecars = self.manifest.sidecars.iter();
+        let sidecars = sidecars.map(|entry| (entry.file.as_str(), entry.bytes));
         std::iter::once((MANIFEST, self.manifest_bytes))
             .chain(parts)
             .chain(shards)
-            .chain(beside)
+            .chain(sidecars)
             .collect()
     }
 
@@ -324,8 +327,8 @@ impl Checkpoint {
         let item_bytes = |item: &Item| item.range.end - item.range.start;
         progress.expect(plan.items.iter().map(item_bytes).sum());
         let placements = plan.placements.clone();
-        if let Some(lane) = targets.iter().find_map(Target::lane) {
-            settings.pin(lane.device(), plan.items.len());
+        if let Some(device_streams) = targets.iter().find_map(Target::device_streams) {
+            settings.pin(device_streams.device(), plan.items.len());
         }
         drop(span);
 

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use penstock_io::buffer::{ArrayMut, Bounds, Tangled};
+use penstock_io::buffer::{ArrayMut, Bounds, OverlapUndecided};
 
 use crate::error::{Error, Result};
 use crate::load::checkpoint::{Checkpoint, Fetch};
@@ -183,8 +183,8 @@ impl Checkpoint {
             .iter()
             .map(|fragment| fragment.to.clone())
             .collect();
-        let tangled = |error: Tangled| self.incomplete(&of, error.to_string());
-        let arrays = into.split(&boxes).map_err(tangled)?;
+        let undecided = |error: OverlapUndecided| self.incomplete(&of, error.to_string());
+        let arrays = into.split(&boxes).map_err(undecided)?;
         placed.extend(
             fragments
                 .into_iter()

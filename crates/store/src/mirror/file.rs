@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, FileSystem};
-use penstock_object::{Continued, Part, is_of_lost_upload};
+use penstock_object::{Part, ResumedUpload, is_of_lost_upload};
 
 use super::Copy;
 use crate::error::{Error, Result};
@@ -63,8 +63,8 @@ impl Copy<'_> {
                     .crc64nvme
                     .is_none_or(|crc| digest_of(&chunks, &range) == Digest(crc))
         };
-        let continued = self.objects.go_on(&path, is_right);
-        let Continued { file: to, parts } = continued.map_err(Error::storage("send", &path))?;
+        let resumed = self.objects.resume_upload(&path, is_right);
+        let ResumedUpload { file: to, parts } = resumed.map_err(Error::storage("send", &path))?;
         let is_sent = |number: &u64| {
             parts
                 .iter()
@@ -83,13 +83,13 @@ impl Copy<'_> {
             self.reads.direct,
             &mut Run::default(),
         )?;
-        if !self.objects.tells_checksums() {
+        if !self.objects.reports_checksums() {
             let local = self.from.join(&entry.name);
             for part in &parts {
                 let range = range(u64::from(part.number) - 1, bytes);
                 let read = self.source.files().read_range(&local, range);
                 let bytes = read.map_err(Error::storage("read", &local))?;
-                self.objects.vouch(&to, part, &bytes);
+                self.objects.expect_part(&to, part, &bytes);
             }
         }
         let missing_bytes: u64 = missing.iter().map(|range| range.end - range.start).sum();

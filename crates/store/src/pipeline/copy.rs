@@ -129,7 +129,7 @@ impl Worker<'_> {
     fn run(&mut self) -> Result<()> {
         let mut completed = Vec::new();
         let mut has_more = true;
-        while self.halt.go_on()? {
+        while self.halt.check_running()? {
             while has_more && self.engine.in_flight() < self.depth {
                 match self.extents.take() {
                     Some(number) => self.read(number, READ, self.pool.take()?),

@@ -21,7 +21,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{Departing, DeviceFills, IoBuf, Memory, MemoryHandle};
+use penstock_io::buffer::{DeviceFills, HostToDevice, IoBuf, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::trace::{self, Role};
@@ -29,7 +29,7 @@ use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::placed::{PlacedItem, untoken};
-use super::spare;
+use super::replica;
 use super::target::{Region, Rest, Target};
 use super::{Halt, failed, open_engine, run_workers, submit, take_buffer};
 use crate::error::Result;
@@ -48,7 +48,7 @@ const TAKEN_BYTES: usize = 4 << 20;
 const POPULATED_BYTES: usize = 4 << 20;
 
 /// Approximate amount that a device is asked to copy at a time.
-const DEPARTING_BYTES: usize = 4 << 20;
+const TO_DEVICE_BYTES: usize = 4 << 20;
 
 /// A file to read and the digests of its chunks; `None` if its digests are lost.
 pub(crate) struct Source<'a> {
@@ -130,13 +130,13 @@ pub(crate) fn read(
         tally.bytes_read += worker_tally.bytes_read;
         tally.mended.extend(worker_tally.mended);
     }
-    if let Some(path) = &settings.spare {
+    if let Some(path) = &settings.replica {
         let mut mended: BTreeMap<&Path, Vec<u64>> = BTreeMap::new();
         for &(file, offset) in &tally.mended {
             let file = sources[file].file.path();
             mended.entry(file).or_default().push(offset);
         }
-        spare::tell(path, &mended, run);
+        replica::report(path, &mended, run);
     }
     tally
         .damage
@@ -257,7 +257,7 @@ struct Worker<'a> {
     /// Staging buffers ready for device copies.
     leaving: DeviceFills,
     /// Staging buffers that devices copy from, oldest first.
-    departing: VecDeque<Departing>,
+    host_to_device: VecDeque<HostToDevice>,
     /// Number of requests that keep the storage busy, up to the queue depth.
     depth: usize,
     /// Operations waiting for room in the queue.
@@ -288,7 +288,7 @@ impl<'a> Worker<'a> {
             slots: Vec::new(),
             arrived: VecDeque::new(),
             leaving: DeviceFills::default(),
-            departing: VecDeque::new(),
+            host_to_device: VecDeque::new(),
             depth: settings.queue_depth,
             waiting: VecDeque::new(),
             lost: None,
@@ -297,7 +297,7 @@ impl<'a> Worker<'a> {
     }
 
     fn run(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
-        while self.halt.go_on()? {
+        while self.halt.check_running()? {
             let is_behind = self.arrived.len() >= self.depth;
             let is_asked = !is_behind && self.fill_queue(queue)?;
             let is_answered = self.collect(0)?;
@@ -325,9 +325,9 @@ impl<'a> Worker<'a> {
                 self.collect(1)?;
                 continue;
             }
-            if let Some(departing) = self.departing.pop_front() {
+            if let Some(host_to_device) = self.host_to_device.pop_front() {
                 let _span = trace::span("wait for device");
-                departing.wait()?;
+                host_to_device.wait()?;
                 continue;
             }
             let is_left = !self.taken.is_empty() || !self.waiting.is_empty();
@@ -343,19 +343,19 @@ impl<'a> Worker<'a> {
     /// Queues device copies of all staging buffers that are ready.
     fn depart(&mut self) -> Result<()> {
         if !self.leaving.is_empty() {
-            let departing = std::mem::take(&mut self.leaving).begin()?;
-            self.tally.device_bytes += departing.bytes();
-            self.departing.push_back(departing);
+            let host_to_device = std::mem::take(&mut self.leaving).begin()?;
+            self.tally.device_bytes += host_to_device.bytes();
+            self.host_to_device.push_back(host_to_device);
         }
         Ok(())
     }
 
     /// Takes back staging buffers that devices have finished copying from.
     fn take_back(&mut self) -> Result<()> {
-        while let Some(departing) = self.departing.front()
-            && departing.is_done()?
+        while let Some(host_to_device) = self.host_to_device.front()
+            && host_to_device.is_done()?
         {
-            self.departing.pop_front();
+            self.host_to_device.pop_front();
         }
         Ok(())
     }
@@ -392,8 +392,9 @@ impl<'a> Worker<'a> {
             return Ok(Some(buf));
         }
         self.depart()?;
-        let has_own =
-            self.engine.in_flight() > 0 || !self.arrived.is_empty() || !self.departing.is_empty();
+        let has_own = self.engine.in_flight() > 0
+            || !self.arrived.is_empty()
+            || !self.host_to_device.is_empty();
         take_buffer(&self.settings.pool, has_own)
     }
 
@@ -470,7 +471,7 @@ impl<'a> Worker<'a> {
     /// Whether an unreadable sector counts as damage, or may be read from the replica.
     fn has_way(&self) -> bool {
         match self.on_damage {
-            OnDamage::Stop => self.settings.spare.is_some(),
+            OnDamage::Stop => self.settings.replica.is_some(),
             OnDamage::List => false,
             OnDamage::Survey => true,
         }
@@ -478,7 +479,7 @@ impl<'a> Worker<'a> {
 
     /// Reads damaged chunks from the replica; keeps those that it does not have either.
     fn mend(&mut self, item: &mut PlacedItem, damaged: &mut Vec<Damage>) {
-        let Some(path) = &self.settings.spare else {
+        let Some(path) = &self.settings.replica else {
             return;
         };
         let _span = trace::span("mend");
@@ -486,7 +487,7 @@ impl<'a> Worker<'a> {
         damaged.retain(|damage| {
             let number = (damage.range.start / CHUNK_BYTES) as usize;
             let digest = source.chunks.map(|chunks| chunks[number]);
-            let read = |digest| spare::chunk(path, source.file.path(), &damage.range, digest);
+            let read = |digest| replica::chunk(path, source.file.path(), &damage.range, digest);
             let Some(bytes) = digest.and_then(read) else {
                 return true;
             };
@@ -526,7 +527,7 @@ impl<'a> Worker<'a> {
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {
             let _span = trace::span("copy");
             self.tally.bounced_bytes += item.unstage(&mut self.leaving);
-            if self.leaving.bytes() >= DEPARTING_BYTES {
+            if self.leaving.bytes() >= TO_DEVICE_BYTES {
                 self.depart()?;
             }
         }

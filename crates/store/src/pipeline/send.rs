@@ -83,7 +83,7 @@ struct Sender<'a> {
 impl Sender<'_> {
     fn run(&mut self) -> Result<Option<Damage>> {
         for range in &self.sending.parts {
-            if !self.halt.go_on()? {
+            if !self.halt.check_running()? {
                 break;
             }
             while self.target.in_flight() == self.sends.queue_depth {
@@ -167,7 +167,7 @@ impl Sender<'_> {
 
     /// Waits for a response, checking for cancellation meanwhile.
     fn wait(&mut self) -> Result<()> {
-        self.halt.go_on()?;
+        self.halt.check_running()?;
         self.collect(1, Some(PAUSE_MAX))
     }
 

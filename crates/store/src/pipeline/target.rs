@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_io::buffer::{
-    DeviceFills, DeviceScatter, HostRegionMut, IoBuf, Lane, RegionMut, Scatter,
+    DeviceFills, DeviceScatter, DeviceStreams, HostRegionMut, IoBuf, RegionMut, Scatter,
 };
 
 /// The memory that a request fills.
@@ -32,13 +32,13 @@ impl Target {
     }
 
     /// The device stream of the memory, if some of it is on a device.
-    pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
+    pub(crate) fn device_streams(&self) -> Option<&Arc<DeviceStreams>> {
         let Target::Scattered(sinks) = self else {
             return None;
         };
         sinks.iter().find_map(|sink| match &sink.places {
             Places::Host(_) => None,
-            Places::Device(scatter) => Some(scatter.lane()),
+            Places::Device(scatter) => Some(scatter.device_streams()),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
-//! The copy into the buffer is the only one (see `super::feed`). The worker that writes the buffer
+//! The copy into the buffer is the only one (see `super::staging_queue`). The worker that writes the buffer
 //! digests it there. While the queue is full, the worker fills some more extents, so that a device
 //! that completes many requests at once receives the next ones immediately. Few of them, since
 //! recently used staging memory is still in a cache. Device copies run in the background, so more
@@ -15,7 +15,7 @@ use penstock_io::file::File;
 use penstock_io::priority;
 use penstock_io::trace::{self, Role};
 
-use super::feed::{Feed, Filled, Next};
+use super::staging_queue::{Filled, Next, StagingQueue};
 use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
@@ -26,7 +26,7 @@ use crate::report::Run;
 
 /// Minimum number of extents that a device copies for a worker at once: with only one, the worker
 /// would wait.
-const ARRIVING_MIN: usize = 8;
+const FROM_DEVICE_MIN: usize = 8;
 
 /// The extents that one worker digested, by number, with the digests of their chunks.
 type Digested = Vec<(u64, Vec<Digest>)>;
@@ -36,7 +36,7 @@ type Digested = Vec<(u64, Vec<Digest>)>;
 /// Direct files are written up to a multiple of a page; the caller truncates them.
 pub(crate) fn write(
     plan: &WritePlan,
-    feed: &Feed,
+    staging_queue: &StagingQueue,
     files: &[Arc<File>],
     settings: &Settings,
     progress: &Progress,
@@ -51,13 +51,13 @@ pub(crate) fn write(
         let mut run = Run::default();
         let mut worker = Worker {
             plan,
-            feed,
+            staging_queue,
             files,
             settings,
             halt,
             engine: open_engine(settings, &mut run)?,
             completed: Vec::new(),
-            arriving: VecDeque::new(),
+            device_to_host: VecDeque::new(),
             filled: VecDeque::new(),
             digested: Vec::new(),
         };
@@ -85,14 +85,14 @@ pub(crate) fn write(
 
 struct Worker<'a> {
     plan: &'a WritePlan,
-    feed: &'a Feed,
+    staging_queue: &'a StagingQueue,
     files: &'a [Arc<File>],
     settings: &'a Settings,
     halt: &'a Halt<'a>,
     engine: penstock_io::transfer::WholeTransfers,
     completed: Vec<Completion>,
     /// Extents that may still be arriving from a device.
-    arriving: VecDeque<Filled>,
+    device_to_host: VecDeque<Filled>,
     /// Extents waiting for room in the queue.
     filled: VecDeque<(u64, IoBuf)>,
     digested: Digested,
@@ -101,23 +101,23 @@ struct Worker<'a> {
 impl Worker<'_> {
     fn run(&mut self) -> Result<()> {
         let mut has_more = true;
-        let ahead_max = match self.feed.is_on_device() {
-            true => self.settings.filled_ahead_max().max(ARRIVING_MIN),
+        let ahead_max = match self.staging_queue.is_on_device() {
+            true => self.settings.filled_ahead_max().max(FROM_DEVICE_MIN),
             false => self.settings.filled_ahead_max(),
         };
-        while self.halt.go_on()? {
-            self.feed.check()?;
+        while self.halt.check_running()? {
+            self.staging_queue.check()?;
             self.take_in()?;
             self.submit_filled();
             if self.collect(0)? {
                 continue;
             }
-            let has_none = self.engine.in_flight() == 0 && self.arriving.is_empty();
+            let has_none = self.engine.in_flight() == 0 && self.device_to_host.is_empty();
             // The device's queue is full: time to fill the next extents.
-            if has_more && self.arriving.len() + self.filled.len() < ahead_max {
-                match self.feed.next(has_none, self.halt)? {
+            if has_more && self.device_to_host.len() + self.filled.len() < ahead_max {
+                match self.staging_queue.next(has_none, self.halt)? {
                     Next::Filled(filled) => {
-                        self.arriving.push_back(filled);
+                        self.device_to_host.push_back(filled);
                         continue;
                     }
                     Next::Later => {}
@@ -140,8 +140,8 @@ impl Worker<'_> {
 
     /// Digests the extents that have arrived, in order.
     fn take_in(&mut self) -> Result<()> {
-        while let Some(filled) = self.arriving.front()
-            && filled.buf.is_here()?
+        while let Some(filled) = self.device_to_host.front()
+            && filled.buf.is_done()?
         {
             self.digest_next()?;
         }
@@ -150,7 +150,7 @@ impl Worker<'_> {
 
     /// Waits for the next extent, and digests it.
     fn digest_next(&mut self) -> Result<()> {
-        if let Some(Filled { number, buf }) = self.arriving.pop_front() {
+        if let Some(Filled { number, buf }) = self.device_to_host.pop_front() {
             self.digest(number, buf.wait()?);
         }
         Ok(())

@@ -12,7 +12,7 @@ use std::ops::Range;
 use crate::format::shard::PAGE_BYTES;
 pub(crate) use items::floor;
 use items::{Area, cut_items};
-pub use items::{Destination, FileFacts, Goal, Item, Owner, Piece, Request};
+pub use items::{Destination, FileFacts, FileRange, Goal, Item, Owner, Request};
 
 /// Adjacent tensors share memory up to this size. A tensor that outlives the others keeps at most
 /// this much additional memory alive.
@@ -229,7 +229,7 @@ mod tests {
         let plan = plan(&[file], &requests, true, 8 << 20);
         assert_eq!(plan.items.len(), 5);
         for item in &plan.items {
-            let is_read_alone = |piece: &Piece| matches!(piece.to, Destination::Direct(_));
+            let is_read_alone = |piece: &FileRange| matches!(piece.to, Destination::Direct(_));
             let alone = item.pieces.iter().filter(|piece| is_read_alone(piece));
             // No piece, or the only one.
             let is_one_request = alone.count() == 0 || item.pieces.len() == 1;

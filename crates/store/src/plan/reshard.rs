@@ -145,7 +145,7 @@ impl GlobalTensor {
                 let detail = format!("the box {other} overlaps the box {one}");
                 Err(conflict(first, second, detail))
             }
-            Err(tangled) => Err(conflict(0, self.boxes.len() - 1, tangled.to_string())),
+            Err(undecided) => Err(conflict(0, self.boxes.len() - 1, undecided.to_string())),
         }
     }
 

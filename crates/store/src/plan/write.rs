@@ -126,7 +126,7 @@ impl Extent {
 
 /// The source of a piece of an extent.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Piece<'a> {
+pub enum ExtentPart<'a> {
     /// Bytes of the header.
     Header(&'a [u8]),
     /// `bytes` of the tensor with this index, from its byte `start` on.
@@ -307,13 +307,13 @@ impl WritePlan {
     }
 
     /// Calls `fill` with the pieces of an extent, in order and without gaps.
-    pub fn pieces<'a>(&'a self, extent: &Extent, mut fill: impl FnMut(Piece<'a>)) {
+    pub fn pieces<'a>(&'a self, extent: &Extent, mut fill: impl FnMut(ExtentPart<'a>)) {
         let shard = &self.shards[extent.shard];
         let header_bytes = shard.header.len() as u64;
         let mut at = extent.range.start;
         if at < header_bytes {
             let end = extent.range.end.min(header_bytes);
-            fill(Piece::Header(&shard.header[at as usize..end as usize]));
+            fill(ExtentPart::Header(&shard.header[at as usize..end as usize]));
             at = end;
         }
         // The last tensor that starts at or before `at`; empty ones are skipped.
@@ -327,7 +327,7 @@ impl WritePlan {
             if end > at {
                 let start = at - shard.starts[member];
                 let tensor = shard.tensors[member] as usize;
-                fill(Piece::Tensor {
+                fill(ExtentPart::Tensor {
                     tensor,
                     start,
                     bytes: end - at,
@@ -448,8 +448,8 @@ mod tests {
                 files[extent.shard] = extent.range.end;
                 let mut filled = 0;
                 plan.pieces(&extent, |piece| match piece {
-                    Piece::Header(bytes) => filled += bytes.len() as u64,
-                    Piece::Tensor { tensor, start, bytes } => {
+                    ExtentPart::Header(bytes) => filled += bytes.len() as u64,
+                    ExtentPart::Tensor { tensor, start, bytes } => {
                         assert_eq!(start, copied[tensor], "a tensor is copied in order");
                         copied[tensor] += bytes;
                         filled += bytes;

@@ -21,10 +21,10 @@ use penstock_io::trace::{self, Role};
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
-use super::at_once::{bytes_of, device, hold, replace_by_copies, replace_by_snapshots, small};
+use super::eager_copy::{bytes_of, device, hold, replace_by_copies, replace_by_snapshots, small};
 use super::linked::Links;
 use super::planned::PlannedWrite;
-use super::state::State;
+use super::state::SaveState;
 use super::written::{Stopwatch, Written};
 use crate::commit::Attempt;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use crate::format::digest::Digest;
 use crate::format::part::Missing;
 use crate::options::{Options, STAGING_BYTES};
 use crate::pipeline;
-use crate::pipeline::feed::Feed;
+use crate::pipeline::staging_queue::StagingQueue;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, Run};
 
@@ -56,7 +56,7 @@ pub struct Staging {
     pub is_watched: bool,
     /// Indices of further tensors that a lazy job copies eagerly, whatever their size. With more
     /// than 64 MiB of them the job is eager, and also if one of them is on a device.
-    pub at_once: Vec<usize>,
+    pub eager: Vec<usize>,
     /// Streams that work on device tensors, and wait for their eager copies.
     pub streams: Vec<Foreign>,
 }
@@ -64,7 +64,7 @@ pub struct Staging {
 /// A rank's write in two halves. Every method may be called from any thread.
 pub struct Job {
     planned: Arc<PlannedWrite>,
-    feed: Feed,
+    staging_queue: StagingQueue,
     plan_seconds: f64,
     is_lazy: bool,
     /// Why a job that was to be lazy is eager.
@@ -82,12 +82,12 @@ impl Job {
     /// Plans the write of a state to the device behind `path`. A lazy job eagerly copies small
     /// tensors, up to 64 KiB each and 64 MiB in all, the smallest first.
     ///
-    /// A watched job fails with [`Error::Torn`] if anybody writes to the other tensors before they
+    /// A watched job fails with [`Error::SourceModified`] if anybody writes to the other tensors before they
     /// are copied. If changes cannot be detected, [`Job::is_lazy`] is false.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a tensor that the format does not support.
-    pub fn new(state: State, path: &Path, options: &Options, staging: &Staging) -> Result<Job> {
+    pub fn new(state: SaveState, path: &Path, options: &Options, staging: &Staging) -> Result<Job> {
         let begun = Instant::now();
         let mut options = options.clone();
         if let Some(budget_bytes) = staging.arena.as_ref().and_then(Arena::budget_bytes) {
@@ -103,7 +103,7 @@ impl Job {
         let mut snapshots = Vec::new();
         if is_lazy {
             copied = small(&sources, |source| source.host().is_some());
-            let mut asked = staging.at_once.clone();
+            let mut asked = staging.eager.clone();
             asked.retain(|&index| {
                 sources[index].host().is_some() && copied.binary_search(&index).is_err()
             });
@@ -117,7 +117,7 @@ impl Job {
             replace_by_copies(&mut sources, &copied)?;
             snapshots = replace_by_snapshots(&mut sources, &staging.streams)?;
             let is_device = |&index: &usize| sources[index].device().is_some();
-            if staging.at_once.iter().any(is_device) {
+            if staging.eager.iter().any(is_device) {
                 is_lazy = false;
                 eager_because = Some(UNCOUNTED.to_owned());
             }
@@ -161,7 +161,7 @@ impl Job {
 
     /// The job of a sync save of a state, with the list of its missing tensors.
     pub(crate) fn sync(
-        state: State,
+        state: SaveState,
         missing: Vec<Missing>,
         path: &Path,
         options: &Options,
@@ -185,10 +185,10 @@ impl Job {
     ) -> Job {
         let plan = Arc::clone(&planned.plan);
         let pool = planned.settings.pool.clone();
-        let feed = Feed::new(plan, sources, watch, pool, is_lazy);
+        let staging_queue = StagingQueue::new(plan, sources, watch, pool, is_lazy);
         Job {
             planned: Arc::new(planned),
-            feed,
+            staging_queue,
             plan_seconds: begun.elapsed().as_secs_f64(),
             is_lazy,
             eager_because: None,
@@ -229,7 +229,7 @@ impl Job {
         });
         // A write that ends before this returns must still report a staging phase.
         self.lock_stage_seconds().get_or_insert(0.0);
-        let staged = self.feed.stage(threads);
+        let staged = self.staging_queue.stage(threads);
         let mut seconds = self.lock_stage_seconds();
         *seconds = Some(seconds.unwrap_or(0.0) + begun.elapsed().as_secs_f64());
         staged
@@ -244,8 +244,8 @@ impl Job {
     /// As [`Job::stage`], and those of devices. The job has failed then.
     pub fn hold(&self, streams: &[Foreign]) -> Result<()> {
         let _span = trace::span("hold");
-        self.feed.queue()?;
-        hold(streams, self.feed.lanes().iter()).inspect_err(|_| self.cancel())
+        self.staging_queue.queue()?;
+        hold(streams, self.staging_queue.all_streams().iter()).inspect_err(|_| self.cancel())
     }
 
     /// Indices of device tensors that a lazy job has copied eagerly: streams that work on them wait
@@ -256,23 +256,23 @@ impl Job {
 
     /// Whether part of the state is on a device and may not be copied yet.
     pub fn is_on_device(&self) -> bool {
-        !self.feed.lanes().is_empty()
+        !self.staging_queue.all_streams().is_empty()
     }
 
     /// Waits, without copying, until the state may be changed; returns whether that is so. It is
     /// also so once the job has failed.
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
-        self.feed.wait(timeout)
+        self.staging_queue.wait(timeout)
     }
 
     /// Whether the state may be changed.
     pub fn is_staged(&self) -> bool {
-        self.feed.wait(Some(Duration::ZERO))
+        self.staging_queue.wait(Some(Duration::ZERO))
     }
 
     /// Stops the job: staging ends, and a write returns [`Error::Interrupted`] soon.
     pub fn cancel(&self) {
-        self.feed.end();
+        self.staging_queue.end();
         // A write in progress owns its holders; a later one links nothing.
         drop(self.planned.take_holders());
     }
@@ -320,7 +320,7 @@ impl Job {
         let is_begun = self.is_begun.swap(true, Ordering::Relaxed);
         assert!(!is_begun, "a job is written once");
         // A panic ends the staging queue too, so that nobody waits for this write.
-        let end_on_failure = EndOnDrop(&self.feed);
+        let end_on_failure = EndOnDrop(&self.staging_queue);
         progress.expect(self.bytes());
         let mut shards = Shards {
             planned: Arc::clone(&self.planned),
@@ -336,8 +336,8 @@ impl Job {
         let written = self.fill_shards(&mut shards, attempt, progress);
         drop(holders);
         written.map_err(|error| {
-            let torn = self.torn(attempt.path());
-            torn.unwrap_or_else(|| shards.with_room(error))
+            let source_modified = self.source_modified(attempt.path());
+            source_modified.unwrap_or_else(|| shards.with_room(error))
         })?;
         std::mem::forget(end_on_failure);
         shards.watch.insert("stage", *self.lock_stage_seconds());
@@ -357,21 +357,21 @@ impl Job {
             let reason = format!("copied at the call, as without lazy=True: {reason}");
             run.note(FallbackKind::Eager, reason);
         }
-        self.feed.check()?;
+        self.staging_queue.check()?;
         let shard_files = self.planned.shard_files();
         let names = self.planned.linked_names(shards.rank, attempt.id());
         let linked = &self.planned.linked;
         shards.links = linked.link(&names, attempt, &shard_files, run)?;
         let files = self.planned.create_shards(attempt, shards.rank, run)?;
-        shards.chunks = self.beside_copies(|| {
-            pipeline::write::write(plan, &self.feed, &files, settings, progress, run)
+        shards.chunks = self.while_copying_ahead(|| {
+            pipeline::write::write(plan, &self.staging_queue, &files, settings, progress, run)
         })?;
         // The thread that copied last may still be checking for changes.
-        self.feed.wait(None);
+        self.staging_queue.wait(None);
         if let Some(reason) = settings.pool.unpinned() {
             run.note(FallbackKind::Unpinned, reason);
         }
-        self.feed.check()?;
+        self.staging_queue.check()?;
         let links = &shards.links;
         if let Some(damage) = pipeline::copy::copy(&links.copies, settings, progress, run)? {
             return Err(linked.damaged(links, &damage));
@@ -382,7 +382,7 @@ impl Job {
             shard_files.finish(file, *bytes)?;
         }
         progress.check()?;
-        self.feed.check()?;
+        self.staging_queue.check()?;
         shards.watch.lap("sync");
         let made = links.made.iter().map(|(file, _)| file);
         run.is_direct = files.iter().chain(made).all(|file| file.is_direct());
@@ -395,8 +395,8 @@ impl Job {
 
     /// Runs `work` while another thread queues the device copies that it needs, as far as buffers
     /// allow.
-    fn beside_copies<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.copies_ahead || self.feed.lanes().is_empty() {
+    fn while_copying_ahead<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.copies_ahead || self.staging_queue.all_streams().is_empty() {
             return work();
         }
         thread::scope(|scope| {
@@ -404,10 +404,10 @@ impl Job {
             let copying = thread::Builder::new().spawn_scoped(scope, || {
                 let _row = trace::enter(Role::Stager);
                 let _span = trace::span("copy ahead");
-                self.feed.copy_runs()
+                self.staging_queue.copy_runs()
             });
             // The other thread waits for memory while somebody may return some.
-            let end_on_failure = EndOnDrop(&self.feed);
+            let end_on_failure = EndOnDrop(&self.staging_queue);
             let done = work();
             if done.is_ok() {
                 std::mem::forget(end_on_failure);
@@ -427,9 +427,9 @@ impl Job {
     }
 
     /// The error of a write whose sources changed before they were copied.
-    fn torn(&self, path: &Path) -> Option<Error> {
-        let tensor = self.feed.torn()?;
-        Some(Error::Torn {
+    fn source_modified(&self, path: &Path) -> Option<Error> {
+        let tensor = self.staging_queue.source_modified()?;
+        Some(Error::SourceModified {
             path: path.to_owned(),
             key: self.planned.name(tensor).to_owned(),
         })
@@ -451,7 +451,7 @@ impl std::fmt::Debug for Job {
 }
 
 /// Ends a staging queue when dropped.
-struct EndOnDrop<'a>(&'a Feed);
+struct EndOnDrop<'a>(&'a StagingQueue);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_io::file::File;
-use penstock_io::file_system::Found;
+use penstock_io::file_system::FileStat;
 
 use super::shard_files::ShardFiles;
 use crate::commit::Attempt;
@@ -126,7 +126,7 @@ impl Linked {
         for (index, (file, name)) in self.files.iter().zip(names).enumerate() {
             match attempt.link(&file.path, name) {
                 Ok(path) => {
-                    let found = attempt.files().look(&path);
+                    let found = attempt.files().stat(&path);
                     file.check(&found.map_err(Error::storage("stat", &path))?)?;
                     links.linked_bytes += file.bytes;
                 }
@@ -198,7 +198,7 @@ impl LinkedFile {
         copies: &mut Vec<Copy>,
     ) -> Result<bool> {
         let files = shards.file_system.files();
-        let found = files.look(&self.path);
+        let found = files.stat(&self.path);
         self.check(&found.map_err(Error::storage("stat", &self.path))?)?;
         let from = Arc::new(files.open(&self.path, shards.direct)?);
         let why = refusal.source_text();
@@ -220,7 +220,7 @@ impl LinkedFile {
     }
 
     /// Checks that it is a regular file of the recorded size.
-    fn check(&self, found: &Found) -> Result<()> {
+    fn check(&self, found: &FileStat) -> Result<()> {
         if let Some(flaw) = plain::flaw(found) {
             return Err(self.corrupt(flaw));
         }

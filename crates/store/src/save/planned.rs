@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::linked::{Holder, Linked, Links};
 use super::shard_files::ShardFiles;
-use super::state::State;
+use super::state::SaveState;
 use super::written::Written;
 use crate::FORMAT_VERSION;
 use crate::commit::Attempt;
@@ -43,7 +43,7 @@ impl PlannedWrite {
     /// Plans the write of a state to the device behind `path`, with the list of its missing
     /// tensors; returns the sources with the plan.
     pub(super) fn new(
-        mut state: State,
+        mut state: SaveState,
         missing: Vec<Missing>,
         path: &Path,
         options: &Options,
@@ -215,7 +215,7 @@ impl PlannedWrite {
 }
 
 /// Checks names: users select tensors by name later, so each must be unambiguous.
-fn check_names(state: &State) -> Result<()> {
+fn check_names(state: &SaveState) -> Result<()> {
     assert_eq!(
         state.tensors.len(),
         state.sources.len(),

@@ -8,7 +8,7 @@ use crate::format::part::Alias;
 use crate::plan::write::TensorSpec;
 
 /// The state to be saved.
-pub struct State {
+pub struct SaveState {
     /// The tensors in memory: names, types and shapes.
     pub tensors: Vec<TensorSpec>,
     /// The bytes of `tensors`, in the same order.

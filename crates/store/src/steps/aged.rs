@@ -32,20 +32,19 @@ use crate::format::description::MANIFEST_BYTES_MAX;
 use crate::format::directory::{entries, has};
 use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{
-    MANIFEST, PROTECTED, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest,
-    parse_step,
+    MANIFEST, PROTECTED, attempt_of, clock, is_clock, is_fence, is_lease, is_tombstone, parse_step,
 };
-use crate::format::taken::has_unknown;
+use crate::format::tombstone::has_unknown;
 use crate::steps::store::{StepState, Store};
 
 /// The files and uploads of one attempt.
 #[derive(Default)]
-struct Found {
+struct AttemptFiles {
     files: Vec<Entry>,
     uploads: Vec<OpenUpload>,
 }
 
-impl Found {
+impl AttemptFiles {
     fn is_older_than(&self, limit: SystemTime) -> bool {
         self.uploads.iter().all(|upload| upload.begun < limit) && are_older(&self.files, limit)
     }
@@ -135,7 +134,7 @@ impl Store {
         if sweep.removes {
             freed_bytes += self.resume_listed(&path, &listed)?;
         }
-        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(is_taken_manifest);
+        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(is_tombstone);
         if listed.iter().any(is_taken) && has_unknown(&path, self.files()) {
             return Ok(None);
         }
@@ -152,11 +151,11 @@ impl Store {
         // Listed again now that the manifest was read: the earlier list may show the age of another
         // manifest, and the checkpoint that this one replaced may yet be put back.
         let listed = entries(&path, self.files())?;
-        let is_settled = committed.is_none() || is_old_manifest(&listed, sweep);
+        let is_decided = committed.is_none() || is_old_manifest(&listed, sweep);
         for (id, found) in attempts(listed, uploads) {
             let freed = match committed.as_ref() == Some(&id) {
                 true => self.sweep_committed(&path, &found, sweep)?,
-                false if !is_settled || !found.is_older_than(sweep.limit) => None,
+                false if !is_decided || !found.is_older_than(sweep.limit) => None,
                 false => self.sweep_dead(&path, &id, &found, sweep)?,
             };
             is_any |= freed.is_some();
@@ -170,7 +169,7 @@ impl Store {
     /// deleted.
     fn sweep_empty(&self, path: &Path, sweep: &Aged) -> Result<Option<u64>> {
         let manifest = path.join(MANIFEST);
-        let Ok((_, seen)) = self.files().look_into(&manifest, MANIFEST_BYTES_MAX) else {
+        let Ok((_, seen)) = self.files().stat_and_read(&manifest, MANIFEST_BYTES_MAX) else {
             return Ok(None);
         };
         let Ok(Manifest { id, parts, .. }) = Manifest::parse(&seen.bytes, path) else {
@@ -204,7 +203,7 @@ impl Store {
         &self,
         path: &Path,
         id: &str,
-        found: &Found,
+        found: &AttemptFiles,
         sweep: &Aged,
     ) -> Result<Option<u64>> {
         if !sweep.removes {
@@ -228,11 +227,16 @@ impl Store {
     /// Removes the files that a committed save should have removed, and copies of the manifest left
     /// by unfinished deletions. Its fences stay, since their creators may be about to continue. Its
     /// open uploads were begun twice, because a response was lost.
-    fn sweep_committed(&self, path: &Path, found: &Found, sweep: &Aged) -> Result<Option<u64>> {
+    fn sweep_committed(
+        &self,
+        path: &Path,
+        found: &AttemptFiles,
+        sweep: &Aged,
+    ) -> Result<Option<u64>> {
         let is_left = |file: &&Entry| {
             let name = file.name.to_str().unwrap_or_default();
             let is_old = file.modified.is_some_and(|modified| modified < sweep.limit);
-            is_old && (is_lease(name) || is_taken_manifest(name))
+            is_old && (is_lease(name) || is_tombstone(name))
         };
         let left: Vec<&Entry> = found.files.iter().filter(is_left).collect();
         let bytes = left.iter().filter_map(|file| file.bytes).sum();
@@ -271,8 +275,8 @@ fn is_old_manifest(listed: &[Entry], sweep: &Aged) -> bool {
 }
 
 /// Groups files and uploads by attempt id.
-fn attempts(listed: Vec<Entry>, uploads: Vec<OpenUpload>) -> BTreeMap<String, Found> {
-    let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
+fn attempts(listed: Vec<Entry>, uploads: Vec<OpenUpload>) -> BTreeMap<String, AttemptFiles> {
+    let mut attempts: BTreeMap<String, AttemptFiles> = BTreeMap::new();
     let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);
     for entry in listed {
         if let Some(id) = id(entry.name.to_str()) {

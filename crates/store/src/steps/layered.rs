@@ -15,7 +15,7 @@ use penstock_io::file_system::{Change, Kind};
 use crate::commit::files::has_no_links;
 use crate::error::{Error, Result};
 use crate::format::directory::{entries, names};
-use crate::format::name::{is_unfinished_aside, unfinished_aside};
+use crate::format::name::{is_unfinished_quarantine, unfinished_quarantine};
 use crate::lease::{Exclusive, Lease};
 use crate::progress::Progress;
 use crate::steps::store::Store;
@@ -23,15 +23,15 @@ use crate::steps::store::Store;
 impl Store {
     /// Quarantines a step by linking its files into a new directory, which `rename` then names. The
     /// caller holds the lease of the step.
-    pub(super) fn link_aside(
+    pub(super) fn link_quarantined(
         &self,
         step: &Path,
         rename: impl Fn(&Path) -> Result<PathBuf>,
     ) -> Result<PathBuf> {
         let (filling, _lease) = self.begin_filling()?;
         let filled = self.fill(step, &filling).and_then(|()| rename(&filling));
-        let aside = match filled {
-            Ok(aside) => aside,
+        let quarantined = match filled {
+            Ok(quarantined) => quarantined,
             Err(error) => {
                 // Best effort: a sweep removes what stays behind.
                 let _ = self.remove_whole(&filling);
@@ -45,13 +45,13 @@ impl Store {
         };
         self.sync(self.root())?;
         self.remove_whole(step)?;
-        Ok(aside)
+        Ok(quarantined)
     }
 
     /// Creates a new directory, and takes its lease.
     fn begin_filling(&self) -> Result<(PathBuf, Lease)> {
         loop {
-            let path = self.root().join(unfinished_aside());
+            let path = self.root().join(unfinished_quarantine());
             self.file_system().change(Change::CreateDirectory(&path))?;
             // A sweep may have removed it before the lease was taken.
             if let Some(lease) = Lease::share(&path, self.file_system(), &Progress::default())? {
@@ -75,12 +75,13 @@ impl Store {
     }
 
     /// Removes directories left incomplete by processes that died; returns them with their sizes.
-    pub(crate) fn sweep_unfinished_asides(&self) -> Result<Vec<(PathBuf, u64)>> {
+    pub(crate) fn sweep_unfinished_quarantines(&self) -> Result<Vec<(PathBuf, u64)>> {
         let mut swept = Vec::new();
         for name in names(self.root(), self.files()).unwrap_or_default() {
             let path = self.root().join(&name);
-            if is_unfinished_aside(&name)
-                && let Exclusive::Taken(_lease) = Lease::try_exclusive(&path, self.file_system())?
+            if is_unfinished_quarantine(&name)
+                && let Exclusive::Tombstone(_lease) =
+                    Lease::try_exclusive(&path, self.file_system())?
             {
                 let bytes = self.remove_whole(&path)?;
                 swept.push((path, bytes));

@@ -215,7 +215,7 @@ impl Store {
         let begun = Instant::now();
         loop {
             match Lease::try_exclusive(self.root(), self.file_system())? {
-                Exclusive::Taken(lease) => return Ok(Some(Some(lease))),
+                Exclusive::Tombstone(lease) => return Ok(Some(Some(lease))),
                 Exclusive::NoLocks => return Ok(Some(None)),
                 Exclusive::Gone => return Ok(None),
                 Exclusive::Live if begun.elapsed() < WAIT_MAX => std::thread::sleep(WAIT_PAUSE),
@@ -252,7 +252,7 @@ impl Store {
     /// Removes temporary files of writers that died; returns the bytes freed. Only the lock's
     /// holder knows that they are dead.
     pub(crate) fn sweep_marks(&self) -> Result<u64> {
-        let Ok(Exclusive::Taken(_lock)) = Lease::try_exclusive(self.root(), self.file_system())
+        let Ok(Exclusive::Tombstone(_lock)) = Lease::try_exclusive(self.root(), self.file_system())
         else {
             return Ok(0);
         };
@@ -274,7 +274,7 @@ impl Store {
         let path = self.root().join(MARKS);
         // A transfer can fail although the stored bytes are right.
         for _ in 0..2 {
-            let seen = match self.files().look_into(&path, u64::MAX) {
+            let seen = match self.files().stat_and_read(&path, u64::MAX) {
                 Ok((found, seen)) => match plain::flaw(&found) {
                     Some(flaw) => return Err(Error::corrupt(self.root(), MARKS, flaw)),
                     None => seen,

@@ -14,7 +14,7 @@ use penstock_io::file_system::{Entry, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::directory::{entries, has, is_protected_at};
-use crate::format::name::{MANIFEST, is_attempt_file, is_taken_manifest};
+use crate::format::name::{MANIFEST, is_attempt_file, is_tombstone};
 use crate::lease::Lease;
 use crate::steps::store::Store;
 
@@ -72,7 +72,7 @@ impl Store {
             return Err(Error::Protected { path });
         }
         if lease.is_none() && is_checkpoint {
-            let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(is_taken_manifest);
+            let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(is_tombstone);
             self.committed(&path, has(listed, MANIFEST) || listed.iter().any(is_taken))?;
         }
         Ok(Nested {
@@ -105,7 +105,7 @@ impl Store {
         match entry.kind {
             Some(kind) => Ok(kind),
             None => {
-                let found = self.files().look(path);
+                let found = self.files().stat(path);
                 found
                     .map(|found| found.kind)
                     .map_err(Error::storage("look at", path))

@@ -8,7 +8,7 @@
 //!    (`deleted-….ATTEMPT.json`). Of several hosts, one succeeds.
 //! 2. Only then the renamed manifest is read. If another save has published its own in between,
 //!    that one is put back by a link, which replaces nothing; until then readers use it under its
-//!    present name ([`crate::format::taken::misplaced`]), so a process that dies here destroys
+//!    present name ([`crate::format::tombstone::misplaced`]), so a process that dies here destroys
 //!    nothing. A manifest whose step is protected by now is put back too, since the protection may
 //!    have been acknowledged before.
 //!
@@ -36,7 +36,7 @@ use crate::format::description::read_manifest;
 use crate::format::directory::{attempt_files, entries, has, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, PROTECTED, attempt_of};
-use crate::format::taken::{Taken, has_unknown, id_of, taken_among};
+use crate::format::tombstone::{Tombstone, has_unknown, id_of, tombstones_among};
 use crate::steps::store::Store;
 
 /// How often others may delete the same checkpoint first.
@@ -61,7 +61,7 @@ impl Store {
         }
         // Whether there was a checkpoint at first, or an unfinished deletion of one: if it is gone
         // later, the deletion is done.
-        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(name::is_taken_manifest);
+        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(name::is_tombstone);
         let mut was_there = has(&listed, MANIFEST) || listed.iter().any(is_taken);
         let mut freed_bytes = self.resume_listed(path, &listed)?;
         for _ in 0..TURNS_MAX {
@@ -83,21 +83,21 @@ impl Store {
             }
             // The removal of a protection must be durable before that of the manifest.
             self.sync(path)?;
-            let Some(taken) = self.take_manifest(path, id)? else {
+            let Some(tombstone) = self.take_manifest(path, id)? else {
                 was_there = true;
                 freed_bytes += self.resume_removals(path)?;
                 continue;
             };
             let is_protected = is_protected_at(path, self.files());
-            if is_protected || !taken.is_meant() {
-                self.put_back(path, &taken)?;
+            if is_protected || !tombstone.is_meant() {
+                self.put_back(path, &tombstone)?;
                 return match (is_protected, expected) {
                     (true, _) => Err(Error::Protected { path: owned() }),
                     (false, Some(_)) => Ok(None),
                     (false, None) => Err(busy(owned())),
                 };
             }
-            freed_bytes += self.finish(path, &taken)?;
+            freed_bytes += self.finish(path, &tombstone)?;
             if !self.files().has_directories() {
                 // Copies left by slower deletions, or by ones that died.
                 freed_bytes += self.resume_removals(path)?;
@@ -117,7 +117,7 @@ impl Store {
     /// Resumes deletions as [`Self::resume_removals`] does, from a list.
     pub(crate) fn resume_listed(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
         let mut freed_bytes = 0;
-        for taken in taken_among(path, self.files(), listed)? {
+        for tombstone in tombstones_among(path, self.files(), listed)? {
             // The deletion may have died before its second check of the protection.
             let manifest = path.join(MANIFEST);
             let there = id_of(&manifest, path, self.files())?;
@@ -128,13 +128,13 @@ impl Store {
                 // the replaced checkpoint, by the next deletion, or by its age.
                 continue;
             }
-            let is_gone = there.as_ref() != Some(&taken.meant);
+            let is_gone = there.as_ref() != Some(&tombstone.meant);
             let is_protected = has(listed, PROTECTED) || is_protected_at(path, self.files());
-            if taken.is_meant() && is_gone && !is_protected {
+            if tombstone.is_meant() && is_gone && !is_protected {
                 // The rename may not be durable yet.
-                freed_bytes += self.finish(path, &taken)?;
-            } else if taken.found.is_some() {
-                self.put_back(path, &taken)?;
+                freed_bytes += self.finish(path, &tombstone)?;
+            } else if tombstone.found.is_some() {
+                self.put_back(path, &tombstone)?;
             }
         }
         Ok(freed_bytes)
@@ -171,14 +171,14 @@ impl Store {
     }
 
     /// Takes the manifest; `None` if somebody else has.
-    fn take_manifest(&self, path: &Path, id: String) -> Result<Option<Taken>> {
-        let file = path.join(name::taken_manifest(&id));
+    fn take_manifest(&self, path: &Path, id: String) -> Result<Option<Tombstone>> {
+        let file = path.join(name::tombstone_file(&id));
         let (from, to) = (&*path.join(MANIFEST), file.as_path());
-        let taken = match self.files().has_directories() {
+        let tombstone = match self.files().has_directories() {
             true => self.file_system().change(Change::Rename { from, to }),
             false => self.take_seen(path, &id, to),
         };
-        match taken {
+        match tombstone {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
             Ok(()) => {
@@ -188,7 +188,7 @@ impl Store {
                     // It was read before it was taken.
                     false => Some(id.clone()),
                 };
-                Ok(Some(Taken {
+                Ok(Some(Tombstone {
                     file,
                     meant: id,
                     found,
@@ -207,7 +207,7 @@ impl Store {
         };
         let (_, seen) = self
             .files()
-            .look_into(&manifest, u64::MAX)
+            .stat_and_read(&manifest, u64::MAX)
             .map_err(|source| penstock_io::Error::Storage {
                 operation: "read",
                 path: manifest.clone(),
@@ -237,8 +237,8 @@ impl Store {
     }
 
     /// Puts back a manifest taken by mistake, unless a newer one has its place.
-    fn put_back(&self, path: &Path, taken: &Taken) -> Result<()> {
-        match link_new(self.file_system(), &taken.file, &path.join(MANIFEST)) {
+    fn put_back(&self, path: &Path, tombstone: &Tombstone) -> Result<()> {
+        match link_new(self.file_system(), &tombstone.file, &path.join(MANIFEST)) {
             Ok(()) => self.sync(path)?,
             Err(error) => match error.kind() {
                 // Somebody else has put it back.
@@ -247,18 +247,18 @@ impl Store {
                 _ => return Err(error),
             },
         }
-        discard(&taken.file, self.file_system())
+        discard(&tombstone.file, self.file_system())
     }
 
     /// Removes the files of a checkpoint whose manifest was taken, and the taken manifest last.
-    fn finish(&self, path: &Path, taken: &Taken) -> Result<u64> {
+    fn finish(&self, path: &Path, tombstone: &Tombstone) -> Result<u64> {
         self.sync(path)?;
         let is_of_it =
-            |name: &str| attempt_of(name) == Some(&*taken.meant) && !name::is_taken_manifest(name);
+            |name: &str| attempt_of(name) == Some(&*tombstone.meant) && !name::is_tombstone(name);
         let mut freed_bytes = remove_attempt_files(path, self.file_system(), is_of_it)?;
         // Without the taken manifest, nothing would show that files restored by a crash are dead.
         self.sync(path)?;
-        freed_bytes += remove_file(&taken.file, self.file_system())?;
+        freed_bytes += remove_file(&tombstone.file, self.file_system())?;
         Ok(freed_bytes)
     }
 }

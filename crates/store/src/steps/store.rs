@@ -97,8 +97,8 @@ impl Store {
     }
 
     /// Opens the checkpoint at a path without a lease that keeps others from removing its files.
-    pub(crate) fn look(&self, path: &Path) -> Result<Checkpoint> {
-        Checkpoint::look(path, &self.file_system)
+    pub(crate) fn open_unleased(&self, path: &Path) -> Result<Checkpoint> {
+        Checkpoint::open_unleased(path, &self.file_system)
     }
 
     pub(crate) fn sync(&self, path: &Path) -> Result<()> {
@@ -107,7 +107,7 @@ impl Store {
 
     pub(crate) fn is_directory(&self, path: &Path) -> bool {
         self.files()
-            .look_at_directory(path)
+            .stat_directory(path)
             .is_ok_and(|found| found.is_directory())
     }
 
@@ -157,7 +157,7 @@ impl Store {
     /// [`Error::NotFound`] for a step without a directory, and errors for exhausted limits of this
     /// process.
     pub fn state(&self, step: u64) -> Result<StepState> {
-        let found = self.look(&self.step_path(step));
+        let found = self.open_unleased(&self.step_path(step));
         Ok(match self.judge(step, found, Checkpoint::manifest)? {
             StepState::Complete(checkpoint) => match checkpoint.unknown_tag() {
                 Some(error) => StepState::Newer(error),
@@ -353,7 +353,7 @@ impl Store {
             path,
             source: kind.into(),
         };
-        match self.files().look(&path) {
+        match self.files().stat(&path) {
             Ok(found) if found.is_directory() => {}
             Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
             Err(source) if source.kind() == io::ErrorKind::NotFound => {
@@ -367,7 +367,7 @@ impl Store {
             Err(source) => return Err(Error::storage(operation, path)(source)),
         }
         match Lease::try_exclusive(&path, self.file_system())? {
-            Exclusive::Taken(lease) => Ok((path, Some(lease))),
+            Exclusive::Tombstone(lease) => Ok((path, Some(lease))),
             Exclusive::NoLocks => Ok((path, None)),
             Exclusive::Live => Err(refused(io::ErrorKind::ResourceBusy, path)),
             Exclusive::Gone => Err(Error::NotFound { path }),
@@ -413,7 +413,7 @@ impl Store {
     pub fn is_left_behind(&self, step: u64) -> Result<Option<bool>> {
         let path = self.step_path(step);
         let is_certain = match Lease::try_exclusive(&path, self.file_system())? {
-            Exclusive::Taken(_) => true,
+            Exclusive::Tombstone(_) => true,
             Exclusive::NoLocks => false,
             Exclusive::Live | Exclusive::Gone => return Ok(Some(false)),
         };

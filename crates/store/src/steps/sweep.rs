@@ -12,7 +12,7 @@ use crate::commit::leftovers::remove_attempt_files;
 use crate::commit::renewal::AGE_MIN;
 use crate::error::{Error, Result};
 use crate::format::directory::attempt_files;
-use crate::format::taken::has_unknown;
+use crate::format::tombstone::has_unknown;
 use crate::lease::{Exclusive, Lease};
 use crate::steps::store::{StepState, Store};
 
@@ -73,7 +73,7 @@ impl Store {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        swept.extend(self.sweep_unfinished_asides()?);
+        swept.extend(self.sweep_unfinished_quarantines()?);
         match self.sweep_marks()? {
             0 => {}
             freed_bytes => swept.push((self.root().to_owned(), freed_bytes)),
@@ -109,7 +109,7 @@ impl Store {
     fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
         let path = self.step_path(step);
         let _lease = match Lease::try_exclusive(&path, self.file_system()) {
-            Ok(Exclusive::Taken(lease)) => lease,
+            Ok(Exclusive::Tombstone(lease)) => lease,
             Err(error) if error.is_of_process() => return Err(error),
             // A directory that cannot be read leaves nothing to remove.
             Ok(_) | Err(_) => return Ok(None),

@@ -153,13 +153,13 @@ impl Store {
 
     fn remove_tree(&self, path: &Path, entry: &Entry) -> Result<u64> {
         if self.kind_of(path, entry)? != Kind::Directory {
-            let look = || {
-                let found = self.files().look(path);
+            let stat_path = || {
+                let found = self.files().stat(path);
                 found.map_err(Error::storage("look at", path))
             };
             let bytes = entry
                 .bytes
-                .map_or_else(|| look().map(|found| found.bytes), Ok)?;
+                .map_or_else(|| stat_path().map(|found| found.bytes), Ok)?;
             return remove_listed(path, bytes, self.file_system());
         }
         let mut freed_bytes = 0;

@@ -13,7 +13,7 @@ use penstock_store::care::verify::verify;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::Beside;
+use penstock_store::save::Sidecars;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 use serde_json::value::RawValue;
@@ -353,7 +353,7 @@ fn a_group_stays_one_and_a_name_that_it_has_twice_counts_once() {
     let path = |name: &str| root.path().join(name);
     let sample = Sample::of_sizes(&[4096, 64, 3]).grouped();
     let publication = penstock_store::save::Publication {
-        beside: Beside {
+        sidecars: Sidecars {
             files: vec![("config.json".to_owned(), b"{}".to_vec())],
             group: Some(String::new()),
         },

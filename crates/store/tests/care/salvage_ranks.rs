@@ -18,7 +18,7 @@ use penstock_store::format::part::{Alias, MissingKind, TensorBox};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Attempt, Linked, State, commit, write_rank};
+use penstock_store::save::{Attempt, Linked, SaveState, commit, write_rank};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -50,7 +50,7 @@ fn reference(name: &str) -> serde_json::Value {
     json!({"$": "tensor", "g": name, "dtype": "uint8", "shape": [8, ROW_BYTES]})
 }
 
-fn state_of(rank: u32) -> State {
+fn state_of(rank: u32) -> SaveState {
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for number in 0..2 {
         let bytes = own_content(rank, number);
@@ -91,7 +91,7 @@ fn state_of(rank: u32) -> State {
         json!({"$": "tensor", "i": 1}),
     ];
     let tree = json!({"shared": shared, "own": own, "tied": {"$": "tensor", "a": 0}, "rank": rank});
-    State {
+    SaveState {
         tensors,
         sources,
         linked: Linked::default(),
@@ -553,13 +553,13 @@ fn a_piece_never_passes_for_the_whole() {
     let report = check(&path, true, &expected, "old shard");
     assert!(report.missing.iter().any(|lost| lost.1.name == "rows"));
     let found = survey(&path, &Options::default(), &Progress::default()).unwrap();
-    let told = |detail: &str| {
+    let reported = |detail: &str| {
         found
             .problems
             .iter()
             .any(|problem| problem.detail.contains(detail))
     };
-    assert!(told("pieces of larger ones"), "{:?}", found.problems);
+    assert!(reported("pieces of larger ones"), "{:?}", found.problems);
 }
 
 /// No digest covers a header's list of boxes: a false list must not affect tensors with recorded

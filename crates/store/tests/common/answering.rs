@@ -13,7 +13,7 @@ use penstock_store::options::Options;
 /// for.
 struct Storage {
     inner: Box<dyn Engine>,
-    at_once: usize,
+    eager: usize,
     asked: usize,
     /// Number of requests in flight at each poll.
     seen: Arc<Mutex<Vec<usize>>>,
@@ -35,7 +35,7 @@ impl Engine for Storage {
         if in_flight > 0 {
             self.seen.lock().unwrap().push(in_flight);
         }
-        match (self.asked <= self.at_once, min) {
+        match (self.asked <= self.eager, min) {
             (true, _) => self.inner.poll(in_flight, timeout, completed),
             (false, 0) => Ok(()),
             (false, _) => self.inner.poll(min, timeout, completed),
@@ -51,9 +51,9 @@ impl Engine for Storage {
     }
 }
 
-/// Options with storage that completes the first `at_once` requests of a worker during submission;
+/// Options with storage that completes the first `eager` requests of a worker during submission;
 /// returned with the number of requests in flight at each poll.
-pub fn answering(options: Options, at_once: usize) -> (Options, Arc<Mutex<Vec<usize>>>) {
+pub fn answering(options: Options, eager: usize) -> (Options, Arc<Mutex<Vec<usize>>>) {
     let seen: Arc<Mutex<Vec<usize>>> = Arc::default();
     let shared = Arc::clone(&seen);
     let factory = move |queue_depth| {
@@ -64,7 +64,7 @@ pub fn answering(options: Options, at_once: usize) -> (Options, Arc<Mutex<Vec<us
         Ok(Opened {
             engine: Box::new(Storage {
                 inner: opened.engine,
-                at_once,
+                eager,
                 asked: 0,
                 seen: Arc::clone(&shared),
             }),

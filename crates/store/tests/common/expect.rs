@@ -9,7 +9,7 @@ use penstock_store::options::Options;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, Progress};
 
-use super::{Sample, check_beside};
+use super::{Sample, check_sidecars};
 
 /// A program's report of an operation that it begins or has finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub enum Note {
     /// The change of protection was acknowledged.
     Protected(u64, bool),
     /// A step that is marked as damaged is about to be quarantined.
-    SettingAside(u64),
+    Quarantining(u64),
     /// The quarantine was acknowledged.
-    SetAside(u64),
+    Quarantined(u64),
 }
 
 impl fmt::Display for Note {
@@ -102,7 +102,7 @@ pub struct Expected {
     pub marks: BTreeMap<u64, BTreeSet<Option<bool>>>,
     pub protections: BTreeMap<u64, BTreeSet<bool>>,
     /// States that must be at a step or quarantined, and whether they must be quarantined.
-    pub aside: BTreeMap<u64, (BTreeSet<Vec<u64>>, bool)>,
+    pub quarantined: BTreeMap<u64, (BTreeSet<Vec<u64>>, bool)>,
     /// Whether a complete checkpoint must exist: one was acknowledged, and nobody requested its
     /// deletion.
     pub needs_one: bool,
@@ -116,8 +116,8 @@ impl Expected {
             if let Note::Saving(step, _) | Note::Deleting(step) = note {
                 // A damaged step that is not quarantined yet is replaced or deleted in place.
                 expected
-                    .aside
-                    .retain(|at, (_, is_settled)| at != step || *is_settled);
+                    .quarantined
+                    .retain(|at, (_, is_decided)| at != step || *is_decided);
             }
             match note {
                 Note::Saving(step, state) => {
@@ -165,14 +165,14 @@ impl Expected {
                     let allowed = expected.steps.entry(*step).or_default();
                     allowed.may_be_absent = true;
                 }
-                note => expected.add_beside(note),
+                note => expected.add_sidecars(note),
             }
         }
         expected
     }
 
     /// Adds promises about a step other than its state: damage, marks, protection, quarantine.
-    fn add_beside(&mut self, note: &Note) {
+    fn add_sidecars(&mut self, note: &Note) {
         match note {
             Note::Damaged(step) => {
                 self.steps.entry(*step).or_default().is_damaged = true;
@@ -191,14 +191,14 @@ impl Expected {
                 let found = self.protections.entry(*step).or_insert_with(before);
                 found.insert(*on);
             }
-            Note::SettingAside(step) => {
+            Note::Quarantining(step) => {
                 let allowed = self.steps.entry(*step).or_default();
                 allowed.may_be_absent = true;
                 let moved = (allowed.states.clone(), false);
-                self.aside.insert(*step, moved);
+                self.quarantined.insert(*step, moved);
             }
-            Note::SetAside(step) => {
-                self.aside.entry(*step).or_default().1 = true;
+            Note::Quarantined(step) => {
+                self.quarantined.entry(*step).or_default().1 = true;
                 let gone = Allowed {
                     may_be_absent: true,
                     must_be_gone: true,
@@ -234,7 +234,7 @@ impl Expected {
                     found.extend(allowed.states.first().map(|state| (step, state.clone())));
                 }
                 Ok(StepState::Complete(checkpoint)) => {
-                    check_beside(&store.step_path(step), &checkpoint)
+                    check_sidecars(&store.step_path(step), &checkpoint)
                         .map_err(|why| format!("step {step}: {why}"))?;
                     let state = identify(&checkpoint, &allowed.states, samples, options);
                     found.insert(step, state.map_err(|why| format!("step {step}: {why}"))?);
@@ -254,7 +254,7 @@ impl Expected {
                 }
             }
         }
-        self.check_aside(store, &found, samples, options)?;
+        self.check_quarantined(store, &found, samples, options)?;
         let is_good = |step: &u64| !self.steps[step].is_damaged;
         if self.needs_one && !found.keys().any(is_good) {
             return Err("nothing is left".to_owned());
@@ -264,22 +264,22 @@ impl Expected {
     }
 
     /// A quarantined state must exist whole, under its old name or the new one.
-    fn check_aside(
+    fn check_quarantined(
         &self,
         store: &Store,
         found: &BTreeMap<u64, Vec<u64>>,
         samples: &HashMap<u64, Sample>,
         options: &Options,
     ) -> Result<(), String> {
-        let there = store.aside().map_err(|error| error.full_message())?;
-        for (step, (states, is_settled)) in &self.aside {
-            let is_here = !is_settled && found.get(step).is_some_and(|at| states.contains(at));
-            let mut there = there.iter().filter(|aside| aside.step == *step);
-            let is_aside = there.any(|aside| {
-                let checkpoint = Checkpoint::open(&aside.path);
+        let there = store.quarantined().map_err(|error| error.full_message())?;
+        for (step, (states, is_decided)) in &self.quarantined {
+            let is_here = !is_decided && found.get(step).is_some_and(|at| states.contains(at));
+            let mut there = there.iter().filter(|quarantined| quarantined.step == *step);
+            let is_quarantined = there.any(|quarantined| {
+                let checkpoint = Checkpoint::open(&quarantined.path);
                 checkpoint.is_ok_and(|one| identify(&one, states, samples, options).is_ok())
             });
-            if !is_here && !is_aside {
+            if !is_here && !is_quarantined {
                 return Err(format!("step {step} was being set aside and is lost"));
             }
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use penstock_store::format::digest::{CHUNK_BYTES, Digest};
 use penstock_store::format::header::HeaderTensor;
 use penstock_store::format::shard::encode_header;
-use penstock_store::save::{Linked, LinkedFile, LinkedTensor, State};
+use penstock_store::save::{Linked, LinkedFile, LinkedTensor, SaveState};
 
 use super::{Sample, noise};
 
@@ -51,7 +51,7 @@ pub fn file_of(sample: &Sample, count: usize) -> (Vec<u8>, Vec<u64>) {
 }
 
 /// A state whose last `count` tensors are in the file at `path`.
-pub fn state(sample: &Sample, count: usize, path: &Path) -> State {
+pub fn state(sample: &Sample, count: usize, path: &Path) -> SaveState {
     let (file, starts) = file_of(sample, count);
     let first = sample.specs.len() - count;
     let tensors = starts
@@ -79,7 +79,7 @@ pub fn state(sample: &Sample, count: usize, path: &Path) -> State {
 }
 
 /// Writes the file, and returns the state.
-pub fn write(sample: &Sample, count: usize, path: &Path) -> State {
+pub fn write(sample: &Sample, count: usize, path: &Path) -> SaveState {
     fs::write(path, file_of(sample, count).0).unwrap();
     state(sample, count, path)
 }
@@ -92,7 +92,7 @@ struct Hold(Arc<AtomicUsize>);
 
 impl Holds {
     /// Makes a state hold its files.
-    pub fn hold(&self, state: &mut State) {
+    pub fn hold(&self, state: &mut SaveState) {
         self.0.fetch_add(1, Ordering::Relaxed);
         state
             .linked

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use penstock_cuda::{Device, Driver, Stream};
 use penstock_cuda_fake::Control;
-use penstock_io::buffer::Lane;
+use penstock_io::buffer::DeviceStreams;
 use penstock_io::faulty::LentDevice;
 
 /// The test driver, its two devices, and a stream of a training on the first.
@@ -12,7 +12,7 @@ pub struct Machine {
     pub control: Control,
     pub device: Arc<Device>,
     pub second: Arc<Device>,
-    pub lane: Arc<Lane>,
+    pub device_streams: Arc<DeviceStreams>,
     pub theirs: Arc<Stream>,
 }
 
@@ -27,7 +27,7 @@ pub fn machine() -> MutexGuard<'static, Machine> {
             control,
             device: Arc::clone(&device),
             second: driver.device(1).unwrap(),
-            lane: Arc::new(Lane::new(&device).unwrap()),
+            device_streams: Arc::new(DeviceStreams::new(&device).unwrap()),
             theirs: Arc::new(Stream::new(&device).unwrap()),
         };
         Mutex::new(machine)
@@ -43,11 +43,11 @@ impl Machine {
     pub fn draw(&mut self, seed: u64, delay_us_max: u64) {
         self.control.set_seed(seed);
         self.control.set_delay_us_max(delay_us_max);
-        self.lane = Arc::new(Lane::new(&self.device).unwrap());
+        self.device_streams = Arc::new(DeviceStreams::new(&self.device).unwrap());
         self.theirs = Arc::new(Stream::new(&self.device).unwrap());
     }
 
     pub fn lent(&self, content: &[u8]) -> LentDevice {
-        LentDevice::new(&self.lane, &self.theirs, content).unwrap()
+        LentDevice::new(&self.device_streams, &self.theirs, content).unwrap()
     }
 }

@@ -39,7 +39,7 @@ use penstock_store::options::Options;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::{Grouped, TensorSpec};
 use penstock_store::report::{Problem, SaveReport};
-use penstock_store::save::{Beside, Linked, Publication, State, save};
+use penstock_store::save::{Linked, Publication, SaveState, Sidecars, save};
 use penstock_store::{Error, Progress, Result};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -138,10 +138,10 @@ impl Sample {
         ])
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SaveState {
         let region = |bytes: Vec<u8>| HostRegion::from(bytes).into();
         let sources = self.bytes.iter().cloned().map(region).collect();
-        State {
+        SaveState {
             tensors: self.specs.clone(),
             sources,
             linked: Linked::default(),
@@ -219,8 +219,8 @@ pub fn only_winner(results: &[Result<SaveReport>]) -> usize {
         .filter(|&index| results[index].is_ok())
         .collect();
     assert_eq!(winners.len(), 1, "{results:?}");
-    let is_told = |result: &Result<_>| matches!(result, Ok(_) | Err(Error::Exists { .. }));
-    assert!(results.iter().all(is_told), "{results:?}");
+    let is_reported = |result: &Result<_>| matches!(result, Ok(_) | Err(Error::Exists { .. }));
+    assert!(results.iter().all(is_reported), "{results:?}");
     winners[0]
 }
 
@@ -230,22 +230,22 @@ pub fn publication(path: &Path) -> Publication {
         step: None,
         metadata: RawValue::from_string("{}".into()).unwrap(),
         overwrite: false,
-        beside: Beside::default(),
+        sidecars: Sidecars::default(),
     }
 }
 
 /// The sidecars of a state that is a model.
-pub fn beside(seed: u64) -> Beside {
-    Beside {
+pub fn sidecars(seed: u64) -> Sidecars {
+    Sidecars {
         files: vec![("config.json".to_owned(), format!("{{{seed}}}").into_bytes())],
         group: Some(String::new()),
     }
 }
 
 /// Checks the copies of sidecars: an index whose files exist, and a configuration of the same save.
-pub fn check_beside(path: &Path, checkpoint: &Checkpoint) -> std::result::Result<(), String> {
-    let beside = &checkpoint.manifest().beside;
-    if beside.is_empty() {
+pub fn check_sidecars(path: &Path, checkpoint: &Checkpoint) -> std::result::Result<(), String> {
+    let sidecars = &checkpoint.manifest().sidecars;
+    if sidecars.is_empty() {
         return Ok(());
     }
     let read = |name: &str| fs::read(path.join(name)).map_err(|error| format!("{name}: {error}"));
@@ -258,7 +258,7 @@ pub fn check_beside(path: &Path, checkpoint: &Checkpoint) -> std::result::Result
     for file in files.values() {
         read(file.as_str().unwrap_or_default())?;
     }
-    for entry in beside {
+    for entry in sidecars {
         read(&entry.file)?;
     }
     Ok(())

@@ -52,10 +52,10 @@ impl Saver {
     }
 
     /// Works until something fails.
-    pub fn run(&mut self, mut tell: impl FnMut(News)) -> Error {
+    pub fn run(&mut self, mut report: impl FnMut(News)) -> Error {
         loop {
             let activity = self.choose();
-            if let Err(error) = self.perform(activity, &mut tell) {
+            if let Err(error) = self.perform(activity, &mut report) {
                 return error;
             }
         }
@@ -67,9 +67,9 @@ impl Saver {
         self.perform(Activity::Save { step, seed }, &mut |_| {})
     }
 
-    fn perform(&mut self, activity: Activity, tell: &mut impl FnMut(News)) -> Result<()> {
+    fn perform(&mut self, activity: Activity, report: &mut impl FnMut(News)) -> Result<()> {
         self.ledger.begin(activity);
-        tell(News::Begun(activity));
+        report(News::Begun(activity));
         match activity {
             Activity::Save { step, seed } => self.save(step, seed, false)?,
             Activity::Overwrite { step, seed } => self.save(step, seed, true)?,
@@ -90,7 +90,7 @@ impl Saver {
             }
         }
         self.ledger.acknowledge();
-        tell(News::Acknowledged);
+        report(News::Acknowledged);
         Ok(())
     }
 

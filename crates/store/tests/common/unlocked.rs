@@ -16,7 +16,7 @@ const EIO: i32 = 5;
 type Call = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct UnlockedState {
     seen: usize,
     /// Another host's action right before the change with this number, counted from 1.
     meanwhile: Option<(usize, Call)>,
@@ -27,7 +27,7 @@ struct State {
 /// One host's view of it.
 #[derive(Default)]
 pub struct Unlocked {
-    state: Mutex<State>,
+    state: Mutex<UnlockedState>,
 }
 
 impl Unlocked {

@@ -32,7 +32,7 @@ pub(crate) struct Limits {
 
 /// The result of an exploration.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct Exploration {
     pub(crate) moments: usize,
     pub(crate) states: u64,
     /// States that differ in the stored data or in the promises.
@@ -44,15 +44,15 @@ pub(crate) struct Found {
 const VIOLATIONS_MAX: usize = 5;
 
 /// Checks every state that a power cut at any moment of the scenario could leave.
-pub(crate) fn explore(world: &World, limits: Limits) -> Found {
+pub(crate) fn explore(world: &World, limits: Limits) -> Exploration {
     let mut explorer = Explorer::new(world);
-    let mut found = Found::default();
+    let mut found = Exploration::default();
     let notes = world.notes();
     for position in world.begun..=world.log.position() {
         let made = notes.iter().filter(|(at, _)| *at <= position);
         let expected = Expected::after(made.map(|(_, note)| note));
         let mut visit = |image: &Image| {
-            if let Err(violation) = explorer.look_at(image, &expected) {
+            if let Err(violation) = explorer.check_image(image, &expected) {
                 let root = explorer.directory.path().to_string_lossy();
                 let violation = violation.replace(&*root, "");
                 found
@@ -142,7 +142,7 @@ impl Explorer {
         }
     }
 
-    fn look_at(&mut self, image: &Image, expected: &Expected) -> Result<(), String> {
+    fn check_image(&mut self, image: &Image, expected: &Expected) -> Result<(), String> {
         if !self.seen.insert(hash((image, expected))) {
             return Ok(());
         }
@@ -193,7 +193,7 @@ impl Explorer {
             let ranks = held.get(&step).map_or(0, Vec::len);
             let referenced = match Checkpoint::open(&path) {
                 // Sidecars exist twice, as a file of the attempt and as a copy.
-                Ok(checkpoint) => checkpoint.files().len() + checkpoint.manifest().beside.len(),
+                Ok(checkpoint) => checkpoint.files().len() + checkpoint.manifest().sidecars.len(),
                 Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
             };
             let left = files(&path);

@@ -108,7 +108,7 @@ fn no_cut_of_a_sample_breaks_a_large_scenario() {
         world.save(1, 3, true).unwrap();
         world.hold(6).unwrap();
         world.save_held(4, 6, false).unwrap();
-        world.let_go(6).unwrap();
+        world.release_file(6).unwrap();
         world.retain(1, 2).unwrap();
         world.save_ranks(3, &[4, 5], false).unwrap();
         world.delete(2).unwrap();

@@ -70,7 +70,7 @@ enum Held {
 type Call = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct MutantState {
     mutation: Option<Mutation>,
     /// A step that fails with this error, in a scenario or in addition to the mutation.
     failing: Option<(Step, i32)>,
@@ -84,7 +84,7 @@ struct State {
 /// Breaks the protocol once it is armed.
 #[derive(Default)]
 pub(crate) struct Mutant {
-    state: Mutex<State>,
+    state: Mutex<MutantState>,
     /// Whether locks are not visible to everybody, as on a network file system.
     is_unlocked: AtomicBool,
 }
@@ -98,9 +98,9 @@ impl fmt::Debug for Mutant {
 impl Mutant {
     /// Applies a mutation to the changes from now on.
     pub(crate) fn arm(&self, mutation: Mutation) {
-        *self.state.lock().unwrap() = State {
+        *self.state.lock().unwrap() = MutantState {
             mutation: Some(mutation),
-            ..State::default()
+            ..MutantState::default()
         };
     }
 
@@ -145,7 +145,7 @@ impl Mutant {
 
     /// Removes the mutation.
     pub(crate) fn revive(&self) {
-        *self.state.lock().unwrap() = State::default();
+        *self.state.lock().unwrap() = MutantState::default();
     }
 
     /// Counts a change; returns an error once the process is dead.
@@ -214,7 +214,7 @@ impl Mutated {
             Some("manifest") => kinds[2],
             _ => kinds[3],
         };
-        if let Some(kind) = Mutated::kind_beside(change, &name) {
+        if let Some(kind) = Mutated::kind_of_sidecar(change, &name) {
             return kind;
         }
         match change {
@@ -244,7 +244,7 @@ impl Mutated {
     }
 
     /// The role of a change to sidecars and their copies.
-    fn kind_beside(change: &Change<'_>, name: &str) -> Option<&'static str> {
+    fn kind_of_sidecar(change: &Change<'_>, name: &str) -> Option<&'static str> {
         match change {
             Change::Write(..) if name.starts_with("beside.") => Some("write beside"),
             Change::SyncData(_) if name.starts_with("beside.") => Some("sync beside"),

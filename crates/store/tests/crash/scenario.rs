@@ -10,13 +10,13 @@ use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Publication, State, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, SaveState, commit, save, write_rank};
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Rng, Sample, beside, draw, forge, held, publication};
+use crate::common::{Rng, Sample, draw, forge, held, publication, sidecars};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -322,7 +322,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "set aside",
         states: States::Every,
         set_up: set_up_damage,
-        run: |world| world.set_aside(2),
+        run: |world| world.quarantine(2),
     },
     Scenario {
         name: "save over a damaged one",
@@ -337,7 +337,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         set_up: |world| {
             set_up_damage(world)?;
             world.mutant.fail(("sync store", 1));
-            world.set_aside(2).expect_err("its sync failed");
+            world.quarantine(2).expect_err("its sync failed");
             world.mutant.revive();
             Ok(())
         },
@@ -349,7 +349,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         set_up: |world| world.hold(1),
         run: |world| {
             world.save_held(1, 1, false)?;
-            world.let_go(1)
+            world.release_file(1)
         },
     },
     Scenario {
@@ -378,7 +378,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         },
         run: |world| {
             world.save_held(1, 2, true)?;
-            world.let_go(2)
+            world.release_file(2)
         },
     },
     Scenario {
@@ -596,7 +596,7 @@ impl World {
     }
 
     /// Removes the owner's name of the file.
-    pub(crate) fn let_go(&mut self, seed: u64) -> Result<()> {
+    pub(crate) fn release_file(&mut self, seed: u64) -> Result<()> {
         let file_system = &self.options.file_system;
         Ok(file_system.change(Change::RemoveFile(&self.held(seed)))?)
     }
@@ -620,7 +620,7 @@ impl World {
     /// Saves a model with its sidecars.
     pub(crate) fn save_model(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         let publication = Publication {
-            beside: beside(seed),
+            sidecars: sidecars(seed),
             ..self.publication(step, overwrite)
         };
         let state = self.sample(seed).grouped().state();
@@ -634,7 +634,7 @@ impl World {
         &self,
         step: u64,
         seed: u64,
-        state: State,
+        state: SaveState,
         overwrite: bool,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
         let (log, notes) = (Arc::clone(&self.log), Arc::clone(&self.notes));
@@ -771,23 +771,28 @@ impl World {
     }
 
     /// Quarantines a step, if it was found damaged.
-    pub(crate) fn set_aside(&mut self, step: u64) -> Result<()> {
+    pub(crate) fn quarantine(&mut self, step: u64) -> Result<()> {
         let mut marks = self.store.marks()?.into_iter();
         if marks.any(|mark| mark.step == step && mark.is_damaged) {
-            self.note(Note::SettingAside(step));
+            self.note(Note::Quarantining(step));
         }
-        self.store.give_way(step, &Progress::default())?;
+        self.store.make_way(step, &Progress::default())?;
         // Perhaps by an earlier process: the caller relies on the quarantine, so it must be
         // durable.
-        if self.store.aside()?.iter().any(|aside| aside.step == step) {
-            self.note(Note::SetAside(step));
+        if self
+            .store
+            .quarantined()?
+            .iter()
+            .any(|quarantined| quarantined.step == step)
+        {
+            self.note(Note::Quarantined(step));
         }
         Ok(())
     }
 
     /// Saves as `CheckpointStore.save` does.
     pub(crate) fn save_over(&mut self, step: u64, seed: u64) -> Result<()> {
-        self.set_aside(step)?;
+        self.quarantine(step)?;
         self.save(step, seed, false)
     }
 

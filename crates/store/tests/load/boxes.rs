@@ -17,7 +17,7 @@ use penstock_store::load::fill::{Fill, Whole};
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::LoadReport;
-use penstock_store::save::{Attempt, Linked, State, commit, write_rank};
+use penstock_store::save::{Attempt, Linked, SaveState, commit, write_rank};
 use penstock_store::{Error, Progress, Result};
 use proptest::prelude::*;
 use serde_json::json;
@@ -138,7 +138,7 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
             tensors.push(global.spec(&format!("{}.{number}", global.name), part));
             sources.push(HostRegion::from(global.content(part)).into());
         }
-        let state = State {
+        let state = SaveState {
             tensors,
             sources,
             linked: Linked::default(),
@@ -687,7 +687,7 @@ fn boxes_that_share_items_are_not_saved() {
     let root = tempfile::tempdir().unwrap();
     let global = Global::new("w", ("float32", 4), &[10, 20]);
     let (one, other) = (bounds(&[0, 0], &[6, 20]), bounds(&[5, 19], &[1, 1]));
-    let state = State {
+    let state = SaveState {
         tensors: vec![global.spec("one", &one), global.spec("other", &other)],
         sources: [&one, &other]
             .map(|part| HostRegion::from(global.content(part)).into())

@@ -9,7 +9,7 @@ const MIB: usize = 1 << 20;
 const DEPTH: usize = 8;
 
 /// Number of requests in flight at each poll, while one worker loaded tensors of these sizes.
-fn looks(sizes: &[usize], at_once: usize) -> Vec<usize> {
+fn looks(sizes: &[usize], eager: usize) -> Vec<usize> {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");
     let sample = Sample::of_sizes(sizes);
@@ -20,7 +20,7 @@ fn looks(sizes: &[usize], at_once: usize) -> Vec<usize> {
         queue_depth: Some(DEPTH),
         ..Options::default()
     };
-    let (options, seen) = answering(options, at_once);
+    let (options, seen) = answering(options, eager);
     let loaded = load(&path, &options).unwrap();
     assert!(sample.is(&loaded));
     seen.lock().unwrap().clone()
@@ -49,7 +49,7 @@ fn whatever_is_under_way_everything_is_read() {
     let sizes: Vec<usize> = (1..60)
         .map(|number| number * 70_001 % 2_345_678 + number)
         .collect();
-    for at_once in [0, 1, 7, 30, usize::MAX] {
-        looks(&sizes, at_once);
+    for eager in [0, 1, 7, 30, usize::MAX] {
+        looks(&sizes, eager);
     }
 }

@@ -8,6 +8,6 @@ mod damage;
 mod depth;
 mod hostile;
 mod links;
+mod replica;
 mod reread;
 mod round_trip;
-mod spare;

@@ -207,14 +207,14 @@ fn what_cannot_be_read_right_is_read_from_another_copy() {
                 let (options, _) = flaky(engine, direct, fault);
                 let refused = common::load(&path, &options);
                 let with_copy = Options {
-                    spare: Some(copy.clone()),
+                    replica: Some(copy.clone()),
                     ..options.clone()
                 };
                 let loaded = common::load(&path, &with_copy).unwrap();
                 assert!(sample.is(&loaded), "{engine:?} {direct:?}");
                 // Without a replica, or with one that lacks the bytes too, the error is the same.
                 let without = Options {
-                    spare: Some(root.path().join("nothing")),
+                    replica: Some(root.path().join("nothing")),
                     ..options
                 };
                 let again = common::load(&path, &without);

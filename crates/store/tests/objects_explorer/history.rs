@@ -51,7 +51,7 @@ pub(crate) enum Outcome {
     /// Unknown.
     Open,
     /// The state found by a load.
-    Found(Option<u64>),
+    FileStat(Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,12 +72,12 @@ enum Status {
     Done,
     Refused,
     /// A deletion has taken this state, and puts it back if it cannot continue.
-    Taken(u64),
+    Tombstone(u64),
     /// A save that will be revoked has replaced this state.
     Replaced(Option<u64>),
     /// It can no longer take effect.
     Closed,
-    Found(Option<u64>),
+    FileStat(Option<u64>),
 }
 
 /// Faults of requests that put manifests.
@@ -178,7 +178,7 @@ impl History {
                         (*before, Status::Closed)
                     }
                     (Status::Pending, value) => effect(self.ops[index], value),
-                    (Status::Taken(value), None) => (Some(*value), Status::Pending),
+                    (Status::Tombstone(value), None) => (Some(*value), Status::Pending),
                     (Status::Done, value)
                         if matches!(self.ops[index], Op::Overwrite(_)) && is_repeated(index) =>
                     {
@@ -241,7 +241,7 @@ impl History {
             Outcome::Failed if status != Status::Done => one.statuses[index] = Status::Closed,
             // The step is empty: it does not matter whether through this request or somebody
             // else's.
-            Outcome::Done | Outcome::Refused if matches!(status, Status::Taken(_)) => {
+            Outcome::Done | Outcome::Refused if matches!(status, Status::Tombstone(_)) => {
                 one.statuses[index] = Status::Done;
             }
             Outcome::Done if status == Status::Done => {
@@ -257,7 +257,7 @@ impl History {
                 }
             }
             Outcome::Done if status == Status::Refused && self.ops[index] == Op::Delete => {}
-            Outcome::Found(value) if status == Status::Found(value) => {}
+            Outcome::FileStat(value) if status == Status::FileStat(value) => {}
             _ => return None,
         }
         Some(one)
@@ -274,7 +274,7 @@ impl History {
             }
         }
         for other in ended {
-            if matches!(one.statuses[other], Status::Pending | Status::Taken(_)) {
+            if matches!(one.statuses[other], Status::Pending | Status::Tombstone(_)) {
                 one.statuses[other] = Status::Closed;
             }
         }
@@ -286,10 +286,10 @@ fn effect(op: Op, value: Option<u64>) -> (Option<u64>, Status) {
     match (op, value) {
         (Op::Create(seed), None) | (Op::Overwrite(seed), _) => (Some(seed), Status::Done),
         (Op::Create(_), Some(_)) | (Op::Delete, None) => (value, Status::Refused),
-        (Op::Delete, Some(seed)) => (None, Status::Taken(seed)),
-        (Op::Retire(meant), Some(seed)) if meant == seed => (None, Status::Taken(seed)),
+        (Op::Delete, Some(seed)) => (None, Status::Tombstone(seed)),
+        (Op::Retire(meant), Some(seed)) if meant == seed => (None, Status::Tombstone(seed)),
         (Op::Retire(_), _) => (value, Status::Refused),
-        (Op::Load, _) => (value, Status::Found(value)),
+        (Op::Load, _) => (value, Status::FileStat(value)),
     }
 }
 

@@ -14,7 +14,7 @@ use object_store::{
     ClientOptions, Error as Refused, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
 };
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind, OpenUpload};
+use penstock_io::file_system::{Change, Entry, FileStat, FileSystem, Files, Kind, OpenUpload};
 use penstock_io::{Error, Result};
 use penstock_object_server::{Bucket, SECRET};
 use tokio::runtime::Runtime;
@@ -328,11 +328,11 @@ impl FileSystem for Mutated {
 }
 
 impl Files for Mutated {
-    fn look(&self, path: &Path) -> io::Result<Found> {
-        self.inner.files().look(path)
+    fn stat(&self, path: &Path) -> io::Result<FileStat> {
+        self.inner.files().stat(path)
     }
 
-    fn follow(&self, path: &Path) -> io::Result<Found> {
+    fn follow(&self, path: &Path) -> io::Result<FileStat> {
         // A delayed part must look as if it existed.
         let held = self.held.lock().unwrap();
         let held = held.iter().find(|(_, to)| to == path).map(|(from, _)| from);

@@ -381,8 +381,8 @@ pub(crate) fn run(job: &Job) -> Ran {
     let journal = world.bucket.journal();
     let mut violations = world.end();
     if job.faults.is_empty() {
-        let told = |error: &String| format!("nothing went wrong, and it was told: {error}");
-        violations.extend(errors.iter().map(told));
+        let reported = |error: &String| format!("nothing went wrong, and it was told: {error}");
+        violations.extend(errors.iter().map(reported));
     }
     Ran {
         violations,

@@ -129,7 +129,7 @@ impl World {
                     true => DEAD,
                     false => REQUEST,
                 });
-                world.look();
+                world.inspect();
             }
         });
         world
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// Reads every step that was used, unless nothing has changed.
-    pub(crate) fn look(&self) {
+    pub(crate) fn inspect(&self) {
         let changes = self.bucket.changes();
         let last = std::mem::replace(&mut *self.seen.lock().unwrap(), changes);
         if last == changes {
@@ -221,9 +221,9 @@ impl World {
 
     /// Waits until all requests have arrived, and sweeps dead attempts; returns all violations.
     pub(crate) fn end(&self) -> Vec<String> {
-        self.look();
-        SERVER.settle(&self.bucket);
-        self.look();
+        self.inspect();
+        SERVER.apply_late(&self.bucket);
+        self.inspect();
         match self.observer.marks() {
             Ok(marks) => {
                 let is_there = |step: &u64| marks.iter().any(|mark| mark.step == *step);
@@ -236,7 +236,7 @@ impl World {
         }
         self.bucket.pass(DEAD);
         match self.observer.sweep() {
-            Ok(_) => self.look(),
+            Ok(_) => self.inspect(),
             Err(error) => self.violate(format!("the last sweep: {}", error.full_message())),
         }
         if let Err(why) = self.check_left() {
@@ -391,9 +391,10 @@ impl Client {
     /// Whether a save returned that it was taken for dead, where that can happen, or that it was
     /// deleted while it ran.
     fn is_taken_back(&self, error: &Error) -> bool {
-        let told = error.full_message();
-        let is_swept = told.contains("took this save for dead") || told.contains("upload is gone");
-        is_swept && (self.world.may_sweep || told.contains("/deleted-"))
+        let reported = error.full_message();
+        let is_swept =
+            reported.contains("took this save for dead") || reported.contains("upload is gone");
+        is_swept && (self.world.may_sweep || reported.contains("/deleted-"))
     }
 
     pub(crate) fn save(&self, step: u64, seed: u64) -> Result<()> {
@@ -476,8 +477,8 @@ impl Client {
             Ok(identify(&checkpoint, &self.options))
         };
         let result = self.note(step, Op::Load, work, |result| match result {
-            Ok(Ok(seed)) => Outcome::Found(Some(*seed)),
-            Err(Error::NotFound { .. } | Error::Incomplete { .. }) => Outcome::Found(None),
+            Ok(Ok(seed)) => Outcome::FileStat(Some(*seed)),
+            Err(Error::NotFound { .. } | Error::Incomplete { .. }) => Outcome::FileStat(None),
             _ => Outcome::Open,
         });
         // Files removed by a deletion during a load are missing; the load never returns another

@@ -15,7 +15,7 @@ use penstock_io::faulty::{Failure, Faults, Lent, OpClass, Repeat};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Arena, Attempt, Job, Linked, Staging, State, Written, commit};
+use penstock_store::save::{Arena, Attempt, Job, Linked, SaveState, Staging, Written, commit};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -33,7 +33,7 @@ impl Tensors {
         Tensors(lent, words.to_vec())
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> SaveState {
         let spec = |(index, &words): (usize, &usize)| TensorSpec {
             name: format!("t{index}"),
             dtype: "int64".to_owned(),
@@ -42,7 +42,7 @@ impl Tensors {
             region: None,
             group: None,
         };
-        State {
+        SaveState {
             tensors: self.1.iter().enumerate().map(spec).collect(),
             sources: self.0.iter().map(|lent| lent.region().into()).collect(),
             linked: Linked::default(),

@@ -15,7 +15,7 @@ use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::report::{Fallback, FallbackKind, SaveReport};
-use penstock_store::save::{Attempt, Job, Publication, Staging, State, commit, save};
+use penstock_store::save::{Attempt, Job, Publication, SaveState, Staging, commit, save};
 use penstock_store::steps::scrub::{Outcome, Scrub};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
@@ -97,7 +97,7 @@ impl World {
         self.root.path().join("ckpt")
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> SaveState {
         held::write(&self.sample, IN_FILE, &self.held())
     }
 
@@ -183,7 +183,7 @@ fn names_of_its_own_and_tensors_of_nobody_are_no_damage() {
 }
 
 #[test]
-fn what_a_header_does_not_have_is_told() {
+fn what_a_header_does_not_have_is_reported() {
     let world = World::new();
     let mut state = world.state();
     state.linked.tensors[0].stored_name = "elsewhere".to_owned();
@@ -337,11 +337,11 @@ fn a_damaged_file_is_not_copied() {
 }
 
 #[test]
-fn what_is_no_file_of_its_size_is_told() {
+fn what_is_no_file_of_its_size_is_reported() {
     let world = World::new();
     for clones in [None, Some(true), Some(false)] {
         let options = clones.map_or_else(Options::default, |clones| unlinkable(EXDEV, clones));
-        let refuse = |state: State| {
+        let refuse = |state: SaveState| {
             save(
                 state,
                 &publication(&world.path()),
@@ -375,7 +375,7 @@ fn what_is_no_file_of_its_size_is_told() {
 #[test]
 fn numbers_that_cannot_be_are_refused_before_anything_is_written() {
     let world = World::new();
-    let spoil: [fn(&mut State); 3] = [
+    let spoil: [fn(&mut SaveState); 3] = [
         |state| state.linked.files[0].chunks.truncate(1),
         |state| state.linked.tensors[2].start += 1,
         |state| state.linked.tensors[0].spec.name = "t0".to_owned(),

@@ -203,19 +203,23 @@ fn on_layers(store: &Store, dies: usize) -> (Store, Arc<Lacking>) {
 }
 
 #[test]
-fn a_damaged_step_of_a_lower_layer_is_set_aside_whole_whenever_that_dies() {
+fn a_damaged_step_of_a_lower_layer_is_quarantined_whole_whenever_that_dies() {
     for is_protected in [false, true] {
         for dies in 1..=CHANGES_MAX {
             let root = tempfile::tempdir().unwrap();
             let store = damaged(root.path(), is_protected);
             let before = contents(&store.step_path(2));
             let (layered, lacking) = on_layers(&store, dies);
-            let result = layered.give_way(2, &Progress::default());
+            let result = layered.make_way(2, &Progress::default());
             let has_ended = !lacking.has_died();
             // The whole step exists under at least one name.
-            let aside = store.aside().unwrap();
+            let quarantined = store.quarantined().unwrap();
             let mut places = vec![store.step_path(2)];
-            places.extend(aside.iter().map(|aside| aside.path.clone()));
+            places.extend(
+                quarantined
+                    .iter()
+                    .map(|quarantined| quarantined.path.clone()),
+            );
             let is_whole = |path: &std::path::PathBuf| path.exists() && contents(path) == before;
             assert!(places.iter().any(is_whole), "died at change {dies}");
             if has_ended {
@@ -224,7 +228,7 @@ fn a_damaged_step_of_a_lower_layer_is_set_aside_whole_whenever_that_dies() {
             }
             // The next process saves the step, and a sweep removes an incomplete directory.
             let (next, _) = on_layers(&store, usize::MAX);
-            next.give_way(2, &Progress::default()).unwrap();
+            next.make_way(2, &Progress::default()).unwrap();
             let sample = Sample::of_sizes(&[1000]);
             sample
                 .save_step(&store.step_path(2), Some(2), false)
@@ -233,8 +237,12 @@ fn a_damaged_step_of_a_lower_layer_is_set_aside_whole_whenever_that_dies() {
             next.sweep().unwrap();
             let left = names(store.root());
             assert!(!left.iter().any(|name| name.ends_with(".tmp")), "{left:?}");
-            let places = store.aside().unwrap();
-            assert!(places.iter().any(|aside| contents(&aside.path) == before));
+            let places = store.quarantined().unwrap();
+            assert!(
+                places
+                    .iter()
+                    .any(|quarantined| contents(&quarantined.path) == before)
+            );
             if has_ended {
                 break;
             }
@@ -254,7 +262,7 @@ fn a_step_that_can_be_neither_renamed_nor_linked_says_how_it_is_replaced() {
         ..Lacking::nothing()
     });
     let layered = Store::new(root.path()).with_file_system(file_system);
-    let error = layered.give_way(2, &Progress::default()).unwrap_err();
+    let error = layered.make_way(2, &Progress::default()).unwrap_err();
     assert!(error.remedy().contains("overwrite=True"), "{error}");
     assert_eq!(contents(&store.step_path(2)), before);
     assert_eq!(names(root.path()).len(), 2);

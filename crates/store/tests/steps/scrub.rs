@@ -85,7 +85,7 @@ fn order_of_reading(store: &Store, plan: &Scrub) -> Vec<u64> {
 }
 
 #[test]
-fn every_step_is_told_with_what_came_of_it() {
+fn every_step_is_reported_with_what_came_of_it() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3, 4, 5]);
     flip_last_byte(&forge::shard_path(&store.step_path(2)));

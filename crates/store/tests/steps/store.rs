@@ -87,7 +87,7 @@ fn what_only_looks_like_a_step_is_left_alone() {
 }
 
 #[test]
-fn the_state_of_each_step_is_told() {
+fn the_state_of_each_step_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3, 4]);
     fs::remove_file(store.step_path(2).join(MANIFEST)).unwrap();
@@ -339,7 +339,7 @@ fn one_odd_step_does_not_stop_the_others() {
 
 /// On a bad sector, or owned by another user: the state of the step is unknown.
 #[test]
-fn a_step_that_cannot_be_read_is_told_kept_and_in_nobodys_way() {
+fn a_step_that_cannot_be_read_is_reported_kept_and_in_nobodys_way() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3]);
     let path = store.step_path(1);

@@ -16,19 +16,19 @@ use penstock_store::{Error, MANIFEST, Progress, Result};
 const CHANGES_MAX: usize = 30;
 
 /// A step of another host, and this host's view of it.
-struct Shared {
+struct SharedStore {
     root: tempfile::TempDir,
     here: Arc<Unlocked>,
     store: Store,
 }
 
-impl Shared {
-    fn new() -> Shared {
+impl SharedStore {
+    fn new() -> SharedStore {
         let root = tempfile::tempdir().unwrap();
         let here = Unlocked::host();
         let store = Store::new(root.path()).with_file_system(here.clone());
         save_elsewhere(root.path(), 1, 1, false).unwrap();
-        Shared { root, here, store }
+        SharedStore { root, here, store }
     }
 
     fn id(&self) -> String {
@@ -122,7 +122,7 @@ fn what_a_manifest_does_not_tell_stays() {
         },
     ];
     for harm in harms {
-        let shared = Shared::new();
+        let shared = SharedStore::new();
         let commit = written(shared.root.path(), true);
         harm(&shared.store.step_path(1).join(MANIFEST));
         let before = names(&shared.store.step_path(1));
@@ -136,7 +136,7 @@ fn what_a_manifest_does_not_tell_stays() {
 /// Another process deleted it first: retention continues with the next step.
 #[test]
 fn a_doomed_checkpoint_that_is_gone_is_passed_over() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     let doomed = [(1, shared.id())];
     save_elsewhere(shared.root.path(), 2, 9, false).unwrap();
     let commit = written(shared.root.path(), true);
@@ -150,7 +150,7 @@ fn a_doomed_checkpoint_that_is_gone_is_passed_over() {
 
 #[test]
 fn a_deletion_removes_its_checkpoint_and_nothing_else() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     let commit = written(shared.root.path(), true);
     let id = shared.id();
     let path = shared.store.step_path(1);
@@ -170,7 +170,7 @@ fn a_deletion_removes_its_checkpoint_and_nothing_else() {
 /// If another host's save is acknowledged during a deletion, its checkpoint exists.
 #[test]
 fn a_save_that_is_acknowledged_meanwhile_stays() {
-    type Delete = fn(&Shared) -> Result<()>;
+    type Delete = fn(&SharedStore) -> Result<()>;
     let deletes: [Delete; 3] = [
         |shared| shared.store.delete(1).map(drop),
         |shared| shared.store.delete_protected(1).map(drop),
@@ -185,7 +185,7 @@ fn a_save_that_is_acknowledged_meanwhile_stays() {
         for overwrite in [true, false] {
             let mut runs = 0;
             for nth in 1..CHANGES_MAX {
-                let shared = Shared::new();
+                let shared = SharedStore::new();
                 let root = shared.root.path().to_owned();
                 let (sender, saved) = std::sync::mpsc::channel();
                 shared.here.meanwhile(nth, move || {
@@ -216,7 +216,7 @@ fn a_save_that_is_acknowledged_meanwhile_stays() {
 #[test]
 fn a_deletion_that_died_is_finished_by_the_next() {
     for nth in 1..CHANGES_MAX {
-        let shared = Shared::new();
+        let shared = SharedStore::new();
         shared.here.die(nth);
         let result = shared.store.delete(1);
         if !shared.here.is_done() {
@@ -242,7 +242,7 @@ fn what_a_dead_deletion_took_by_mistake_is_there_all_the_same() {
     let mut mistakes = 0;
     for taken in 1..CHANGES_MAX {
         for nth in taken..CHANGES_MAX {
-            let shared = Shared::new();
+            let shared = SharedStore::new();
             let root = shared.root.path().to_owned();
             shared.here.meanwhile(taken, move || {
                 save_elsewhere(&root, 1, 2, true).unwrap();
@@ -271,7 +271,7 @@ fn what_a_dead_deletion_took_by_mistake_is_there_all_the_same() {
 fn a_protection_that_comes_meanwhile_holds() {
     let mut kept = 0;
     for nth in 1..CHANGES_MAX {
-        let shared = Shared::new();
+        let shared = SharedStore::new();
         let elsewhere = shared.elsewhere();
         let (sender, protected) = std::sync::mpsc::channel();
         shared.here.meanwhile(nth, move || {
@@ -300,7 +300,7 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
     let mut taken = 0;
     for nth in 1..CHANGES_MAX {
         for dies in nth..CHANGES_MAX {
-            let shared = Shared::new();
+            let shared = SharedStore::new();
             let elsewhere = shared.elsewhere();
             let (sender, protected) = std::sync::mpsc::channel();
             shared.here.meanwhile(nth, move || {
@@ -316,7 +316,7 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
             }
             taken += usize::from(!shared.store.step_path(1).join(MANIFEST).exists());
             shared.assert_holds(1);
-            assert_eq!(shared.elsewhere().set_aside(1).ok().flatten(), None);
+            assert_eq!(shared.elsewhere().quarantine(1).ok().flatten(), None);
             let again = save_elsewhere(shared.root.path(), 1, 3, false);
             assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
             let deleted = match dies % 2 {
@@ -340,7 +340,7 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
 /// A manifest that is unreadable here may be put back by another host.
 #[test]
 fn what_was_copied_and_not_taken_away_keeps_its_files() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     let (path, id) = (shared.store.step_path(1), shared.id());
     let before = names(&path);
     // Where taking is a copy and a removal, its process died between the two.
@@ -356,7 +356,7 @@ fn what_was_copied_and_not_taken_away_keeps_its_files() {
 
 #[test]
 fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     let (path, id) = (shared.store.step_path(1), shared.id());
     let taken = path.join(format!("deleted-{}.{id}.json", "ab".repeat(16)));
     let text = fs::read(path.join(MANIFEST)).unwrap();
@@ -386,7 +386,7 @@ fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
 fn a_step_that_another_host_deletes_meanwhile_is_gone() {
     let mut runs = 0;
     for nth in 1..CHANGES_MAX {
-        let shared = Shared::new();
+        let shared = SharedStore::new();
         let elsewhere = shared.elsewhere();
         let (sender, deleted) = std::sync::mpsc::channel();
         shared.here.meanwhile(nth, move || {
@@ -411,10 +411,10 @@ fn a_step_that_another_host_deletes_meanwhile_is_gone() {
 /// A process that quarantines a step may rename a checkpoint that another host has just saved
 /// there, and die.
 #[test]
-fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
+fn what_is_saved_while_a_step_is_to_be_quarantined_is_there() {
     for nth in 1..CHANGES_MAX {
         for dies in [None, Some(nth + 1)] {
-            let shared = Shared::new();
+            let shared = SharedStore::new();
             let root = shared.root.path().to_owned();
             shared.store.mark_damaged(1, &shared.id()).unwrap();
             shared.here.meanwhile(nth, move || {
@@ -423,7 +423,7 @@ fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
             if let Some(nth) = dies {
                 shared.here.die(nth);
             }
-            let way = shared.store.give_way(1, &Progress::default());
+            let way = shared.store.make_way(1, &Progress::default());
             if !shared.here.is_done() && nth > 1 {
                 return;
             }
@@ -439,17 +439,17 @@ fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
 /// Nothing is lost and nothing is silent: the error names the remedy.
 #[test]
 fn a_damaged_step_stays_there_until_it_is_overwritten() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     shared.store.mark_damaged(1, &shared.id()).unwrap();
-    let refused = shared.store.set_aside(1).unwrap_err();
+    let refused = shared.store.quarantine(1).unwrap_err();
     assert!(refused.remedy().contains("overwrite=True"), "{refused}");
-    let way = shared.store.give_way(1, &Progress::default());
+    let way = shared.store.make_way(1, &Progress::default());
     assert_eq!(way.unwrap(), None);
     let again = save_elsewhere(shared.root.path(), 1, 2, false).unwrap_err();
     assert!(again.remedy().contains("overwrite=True"), "{again}");
     save_elsewhere(shared.root.path(), 1, 2, true).unwrap();
     shared.assert_holds(2);
-    assert_eq!(shared.store.set_aside(1).unwrap(), None);
+    assert_eq!(shared.store.quarantine(1).unwrap(), None);
 }
 
 /// An empty directory holds nobody's data; a save that created it creates it again.
@@ -492,7 +492,7 @@ fn a_save_survives_the_removal_of_its_empty_directory() {
 
 #[test]
 fn a_sweep_removes_nothing_there() {
-    let shared = Shared::new();
+    let shared = SharedStore::new();
     let commit = written(shared.root.path(), true);
     let before = names(&shared.store.step_path(1));
     assert_eq!(shared.store.sweep().unwrap(), Vec::new());

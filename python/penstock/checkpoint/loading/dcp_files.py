@@ -145,7 +145,7 @@ def check_pieces(
 
 
 def _bytes_of(file: str) -> int:
-    found = _native.look(file)
+    found = _native.stat(file)
     return -1 if found is None else found[1]
 
 

@@ -50,7 +50,7 @@ def telling(path: str) -> Iterator[None]:
 def describe(path: str) -> str | None:
     """Describes the contents of a path and the remedy; None if they are unknown."""
     try:
-        found = _native.look(path)
+        found = _native.stat(path)
         if found is not None and found[0] == "file":
             return _file(path)
         return _directory(path, set(_native.list_names(path)))
@@ -89,9 +89,9 @@ def check_no_store(path: str) -> None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return
         # The directory may be accessible but not listable.
-        head = os.path.join(path, _native.TABLE_HEAD)
-        names = [_native.TABLE_HEAD] if is_there(head) else []
-    if _native.TABLE_HEAD in names:
+        head = os.path.join(path, _native.TABLE_MANIFEST)
+        names = [_native.TABLE_MANIFEST] if is_there(head) else []
+    if _native.TABLE_MANIFEST in names:
         raise CheckpointExistsError(
             f"{path} is a table (penstock.features.Table): save to a directory of its own",
             path=path,
@@ -163,7 +163,7 @@ def _directory(path: str, names: set[str]) -> str | None:
     if _native.MANIFEST in names or any(map(_is_step, names)):
         # A Penstock checkpoint or a store of them, whose own error says more.
         return None
-    if _native.TABLE_HEAD in names:
+    if _native.TABLE_MANIFEST in names:
         return as_table(path)
     if METADATA in names and is_marked(path):
         return (

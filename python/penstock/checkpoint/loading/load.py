@@ -189,7 +189,7 @@ class _Reading:
         self._opened = opened
         self._wanted = wanted
         self._patterns = wanted.keys
-        self._options = to_native(options) | {"spare": wanted.spare}
+        self._options = to_native(options) | {"replica": wanted.spare}
         self._device = check_device(wanted.device)
         self._warnings: list[str] = []
         self._into = wanted.into

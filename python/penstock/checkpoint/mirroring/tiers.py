@@ -105,13 +105,13 @@ class Tiers:
         """Records that the local copy was found damaged."""
         self.local.mark_damaged(step, checkpoint_id)
 
-    def set_aside(self, step: int) -> str | None:
+    def quarantine(self, step: int) -> str | None:
         """Sets the local copy of a damaged step aside."""
-        return self.local.set_aside(step)
+        return self.local.quarantine(step)
 
-    def aside(self) -> list[tuple[int, str]]:
+    def quarantined(self) -> list[tuple[int, str]]:
         """Returns the local steps that were set aside."""
-        return self.local.aside()
+        return self.local.quarantined()
 
     def _ask(self, ask: Callable[[], _T], otherwise: _T) -> _T:
         """Returns the mirror's answer; an unreachable mirror is asked only once."""

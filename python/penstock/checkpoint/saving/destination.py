@@ -68,7 +68,7 @@ class Destination:
         if self.store is None or self.step is None:
             return
         try:
-            aside = self.store.give_way(self.step)
+            aside = self.store.make_way(self.step)
         except StorageError as error:
             if not self.overwrite:
                 raise

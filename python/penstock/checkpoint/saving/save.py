@@ -113,7 +113,7 @@ class Save:
                 lazy=lazy,
                 nice=None,
                 watched=is_watched,
-                at_once=tensors.at_once,
+                eager=tensors.at_once,
             )
             self.is_lazy = self.job.is_lazy
             if self.is_lazy:

@@ -61,7 +61,7 @@ class Descent:
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
         # Not "not found", on any rank: callers take that error as a reason to start from scratch.
-        aside = reader.native.aside()
+        aside = reader.native.quarantined()
         is_nothing = not (self._damaged or self._refused or aside)
         is_nothing_for_all = reader.is_true_for_all(is_nothing)
         reader.is_awaited = False
@@ -135,7 +135,7 @@ class Descent:
             if reader.is_unreadable(step):
                 continue
             try:
-                aside = reader.native.set_aside(step)
+                aside = reader.native.quarantine(step)
             except CheckpointNotFoundError:
                 continue
             except StorageError as error:

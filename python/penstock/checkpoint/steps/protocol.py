@@ -41,8 +41,8 @@ class Steps(Protocol):
     def mark_damaged(self, step: int, checkpoint_id: str) -> None:
         """Records that a checkpoint was found damaged."""
 
-    def set_aside(self, step: int) -> str | None:
+    def quarantine(self, step: int) -> str | None:
         """Sets a damaged step aside; returns its new path."""
 
-    def aside(self) -> list[tuple[int, str]]:
+    def quarantined(self) -> list[tuple[int, str]]:
         """Returns the steps that were set aside."""

@@ -104,7 +104,7 @@ class StoredSteps:
             >>> store.aside() == [(20, path)], store.load()["w"]
             (True, array([10, 10, 10]))
         """
-        aside = self._native.set_aside(check_step(step))
+        aside = self._native.quarantine(check_step(step))
         if aside is None:
             raise PenstockError(
                 f"{self.path(step)} is not known to be damaged and stays: store.verify({step}) "
@@ -118,7 +118,7 @@ class StoredSteps:
         Raises:
             StorageError: The operating system failed an operation.
         """
-        return [SetAside(*entry) for entry in self._native.aside()]
+        return [SetAside(*entry) for entry in self._native.quarantined()]
 
     def marks(self) -> dict[int, Mark]:
         """Returns the recorded outcomes of `load`, `verify` and `scrub` for each step read whole.
@@ -271,7 +271,7 @@ class StoredSteps:
             return
         try:
             self._retention.apply(self._native, step, dry_run=False)
-            self._native.retire_aside()
+            self._native.retire_quarantined()
         except PenstockError as error:
             message = f"step {step} is saved, but older steps could not be deleted: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)

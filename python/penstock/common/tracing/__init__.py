@@ -122,7 +122,7 @@ class _Span:
         with contextlib.suppress(Exception):
             _native.trace_span(self._name, self._began_ns, detail)
             if self._role is not None:
-                _native.trace_beside(self._role, self._name, self._began_ns, detail)
+                _native.trace_overlapping(self._role, self._name, self._began_ns, detail)
 
 
 class _Nothing:
@@ -192,7 +192,7 @@ def past(
         if role is None:
             _native.trace_span(name, begun_ns, detail, ended_ns)
         else:
-            _native.trace_beside(role, name, begun_ns, detail, ended_ns)
+            _native.trace_overlapping(role, name, begun_ns, detail, ended_ns)
 
 
 def _file(path: str | os.PathLike[str]) -> str:

@@ -132,7 +132,7 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
     store.verify(30)
 
     class Refusing:
-        def give_way(self, step):
+        def make_way(self, step):
             raise penstock.StorageError("busy", path=store.path(step), errno=errno.EBUSY)
 
     targets = [

@@ -6,17 +6,17 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_cuda::Piece;
+use penstock_cuda::PitchedCopy;
 
-use super::Lane;
+use super::DeviceStreams;
 use crate::buffer::array::is_apart;
-use crate::buffer::bounds::{Bounds, Tangled, find_overlap};
+use crate::buffer::bounds::{Bounds, OverlapUndecided, find_overlap};
 use crate::buffer::strided::{Rows, Strided, row_major};
 
 /// A borrowed array of a device to fill; its items share no memory. Only copies that have begun get
 /// its address, and they hold its owner until they are done.
 pub struct DeviceArrayMut {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     address: u64,
     item_bytes: usize,
     shape: Vec<usize>,
@@ -31,13 +31,13 @@ impl DeviceArrayMut {
     /// transposes of plain arrays are accepted.
     ///
     /// # Safety
-    /// Every item is memory of `lane`'s device and stays so while `owner` lives. Until this array
+    /// Every item is memory of `device_streams`'s device and stays so while `owner` lives. Until this array
     /// and everything made from it are dropped, all other reads and writes of the items are ordered
-    /// before or after the copies: by [`Lane::fill_after`] and [`Lane::hold_for_fills`], or by a
+    /// before or after the copies: by [`DeviceStreams::fill_after`] and [`DeviceStreams::hold_for_fills`], or by a
     /// thread that waits for the copies.
     #[expect(unsafe_code, reason = "the memory is somebody else's")]
     pub unsafe fn new(
-        lane: &Arc<Lane>,
+        device_streams: &Arc<DeviceStreams>,
         address: u64,
         item_bytes: usize,
         shape: &[usize],
@@ -49,7 +49,7 @@ impl DeviceArrayMut {
             None => row_major(item_bytes, shape),
         };
         is_apart(item_bytes, shape, &strides).then(|| DeviceArrayMut {
-            lane: Arc::clone(lane),
+            device_streams: Arc::clone(device_streams),
             address,
             item_bytes,
             shape: shape.to_vec(),
@@ -59,8 +59,8 @@ impl DeviceArrayMut {
     }
 
     /// The streams of the array's device.
-    pub fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub fn device_streams(&self) -> &Arc<DeviceStreams> {
+        &self.device_streams
     }
 
     /// Bytes of an item.
@@ -91,11 +91,11 @@ impl DeviceArrayMut {
     /// Splits the array into the given boxes; items in no box stay untouched.
     ///
     /// # Errors
-    /// [`Tangled`] where proving that no two boxes overlap would take too long.
+    /// [`OverlapUndecided`] where proving that no two boxes overlap would take too long.
     ///
     /// # Panics
     /// If a box reaches beyond the array or overlaps another.
-    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<DeviceArrayMut>, Tangled> {
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<DeviceArrayMut>, OverlapUndecided> {
         let shape: Vec<u64> = self.shape.iter().map(|&size| size as u64).collect();
         assert!(
             boxes.iter().all(|part| part.fits(&shape)),
@@ -109,7 +109,7 @@ impl DeviceArrayMut {
                 address.wrapping_add_signed((start as i64).wrapping_mul(stride as i64))
             });
             DeviceArrayMut {
-                lane: Arc::clone(&self.lane),
+                device_streams: Arc::clone(&self.device_streams),
                 address,
                 item_bytes: self.item_bytes,
                 shape: part.shape.iter().map(|&size| size as usize).collect(),
@@ -138,7 +138,7 @@ impl DeviceArrayMut {
         DeviceScatter {
             range: 0..(last + self.item_bytes) as u64,
             to: Arc::new(Destination {
-                lane: self.lane,
+                device_streams: self.device_streams,
                 address: self.address,
                 strided,
                 _owner: self.owner,
@@ -160,7 +160,7 @@ impl DeviceArrayMut {
 impl fmt::Debug for DeviceArrayMut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceArrayMut")
-            .field("device", &self.lane.device())
+            .field("device", &self.device_streams.device())
             .field("address", &self.address)
             .field("item_bytes", &self.item_bytes)
             .field("shape", &self.shape)
@@ -170,7 +170,7 @@ impl fmt::Debug for DeviceArrayMut {
 }
 
 struct Destination {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     address: u64,
     strided: Strided,
     /// Dropped last.
@@ -192,8 +192,8 @@ impl DeviceScatter {
     }
 
     /// The streams of the array's device.
-    pub fn lane(&self) -> &Arc<Lane> {
-        &self.to.lane
+    pub fn device_streams(&self) -> &Arc<DeviceStreams> {
+        &self.to.device_streams
     }
 
     /// Cuts it in two: `self` takes the bytes of the run before `at`, the result those from `at`
@@ -217,7 +217,13 @@ impl DeviceScatter {
 
     /// Adds to `found` the copies that bring the items in `bytes` bytes at `host`, the run's bytes
     /// from `at` on, to their places; returns how many bytes these copies have.
-    pub(super) fn pieces(&self, at: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) -> u64 {
+    pub(super) fn pieces(
+        &self,
+        at: u64,
+        host: usize,
+        bytes: usize,
+        found: &mut Vec<PitchedCopy>,
+    ) -> u64 {
         let end = at + bytes as u64;
         assert!(
             self.range.start <= at && end <= self.range.end,
@@ -237,7 +243,7 @@ impl DeviceScatter {
                 .ok()
                 .zip(usize::try_from(rows.dst_stride).ok());
             if let Some((host_pitch, device_pitch)) = pitches {
-                found.push(Piece {
+                found.push(PitchedCopy {
                     host,
                     device,
                     row_bytes: rows.row_bytes,
@@ -253,7 +259,7 @@ impl DeviceScatter {
             for row in (0..rows.count).map(usize::cast_signed) {
                 let host = host.wrapping_add_signed(rows.src_stride * row);
                 let device = device.wrapping_add_signed((rows.dst_stride * row) as i64);
-                found.push(Piece::run(host, device, rows.row_bytes));
+                found.push(PitchedCopy::run(host, device, rows.row_bytes));
             }
         });
         copied
@@ -264,7 +270,7 @@ impl fmt::Debug for DeviceScatter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceScatter")
             .field("range", &self.range)
-            .field("device", &self.to.lane.device())
+            .field("device", &self.to.device_streams.device())
             .field("address", &self.to.address)
             .finish_non_exhaustive()
     }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use penstock_cuda::{DeviceMemory, Direction, Event, Piece, Stream};
+use penstock_cuda::{DeviceMemory, Direction, Event, PitchedCopy, Stream};
 
-use super::Lane;
+use super::DeviceStreams;
 use crate::Result;
 use crate::buffer::IoBuf;
 
@@ -22,7 +22,7 @@ pub struct Cut {
 /// Device memory that only copies use. Copies that overlap leave mixed bytes, which is harmless.
 #[derive(Clone, Debug)]
 pub struct DeviceBlock {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     memory: Arc<DeviceMemory>,
 }
 
@@ -34,16 +34,16 @@ impl DeviceBlock {
     ///
     /// # Panics
     /// If `len` is zero.
-    pub fn allocate(lane: &Arc<Lane>, len: usize) -> Result<DeviceBlock> {
+    pub fn allocate(device_streams: &Arc<DeviceStreams>, len: usize) -> Result<DeviceBlock> {
         Ok(DeviceBlock {
-            lane: Arc::clone(lane),
-            memory: Arc::new(DeviceMemory::allocate(lane.device(), len)?),
+            device_streams: Arc::clone(device_streams),
+            memory: Arc::new(DeviceMemory::allocate(device_streams.device(), len)?),
         })
     }
 
     /// The streams of its device.
-    pub fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub fn device_streams(&self) -> &Arc<DeviceStreams> {
+        &self.device_streams
     }
 
     /// Its memory, for transfers without a host buffer.
@@ -84,27 +84,27 @@ impl DeviceBlock {
         assert!(cut.piece_bytes > 0, "pieces of nothing");
         let starts = (0..buf.len()).step_by(cut.piece_bytes);
         let piece = |start: usize| {
-            Piece::run(
+            PitchedCopy::run(
                 buf.address() + start,
                 self.memory.address() + (offset + start) as u64,
                 cut.piece_bytes.min(buf.len() - start),
             )
         };
-        let pieces: Vec<Piece> = starts.map(piece).collect();
+        let pieces: Vec<PitchedCopy> = starts.map(piece).collect();
         let mut moving = Moving {
             buf: Some(buf),
             event: None,
             _memory: Arc::clone(&self.memory),
         };
         let stream = match direction {
-            Direction::ToHost => self.lane.out(),
-            Direction::ToDevice => self.lane.back(),
+            Direction::ToHost => self.device_streams.out(),
+            Direction::ToDevice => self.device_streams.back(),
         };
         match queue(stream, direction, &pieces, cut.is_batched) {
             Ok(event) => moving.event = Some(event),
             Err(error) => {
                 // Some copies may have been queued.
-                stream.settle();
+                stream.drain();
                 return Err(error.into());
             }
         }
@@ -115,7 +115,7 @@ impl DeviceBlock {
 fn queue(
     stream: &Stream,
     direction: Direction,
-    pieces: &[Piece],
+    pieces: &[PitchedCopy],
     is_batched: bool,
 ) -> penstock_cuda::Result<Event> {
     let calls = if is_batched { pieces.len().max(1) } else { 1 };
@@ -165,7 +165,7 @@ impl Moving {
 impl Drop for Moving {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            event.settle();
+            event.drain();
         }
     }
 }

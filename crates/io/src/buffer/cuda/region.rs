@@ -4,9 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_cuda::{Event, Piece};
+use penstock_cuda::{Event, PitchedCopy};
 
-use super::Lane;
+use super::DeviceStreams;
 use crate::Result;
 use crate::buffer::region::content_bytes;
 use crate::buffer::strided::{Rows, Strided};
@@ -14,7 +14,7 @@ use crate::buffer::strided::{Rows, Strided};
 /// Borrowed device memory to copy from, contiguous or strided. Dropping it waits for the copies
 /// from it.
 pub struct DeviceRegion {
-    lane: Arc<Lane>,
+    device_streams: Arc<DeviceStreams>,
     address: u64,
     len: u64,
     /// `None` for contiguous memory.
@@ -33,12 +33,12 @@ impl DeviceRegion {
     /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
     ///
     /// # Safety
-    /// Every item reachable through the shape and the strides is memory of `lane`'s device and
+    /// Every item reachable through the shape and the strides is memory of `device_streams`'s device and
     /// stays so while `owner` lives. The work that writes its content is queued on streams that
-    /// `lane` [follows](Lane::follow).
+    /// `device_streams` [follows](DeviceStreams::follow).
     #[expect(unsafe_code, reason = "the memory is somebody else's")]
     pub unsafe fn new(
-        lane: &Arc<Lane>,
+        device_streams: &Arc<DeviceStreams>,
         address: u64,
         item_bytes: usize,
         shape: &[usize],
@@ -51,7 +51,7 @@ impl DeviceRegion {
             Strided::to_content(item_bytes, shape, strides)
         });
         DeviceRegion {
-            lane: Arc::clone(lane),
+            device_streams: Arc::clone(device_streams),
             address,
             len,
             strided: strided.filter(|strided| !strided.is_contiguous()),
@@ -71,12 +71,18 @@ impl DeviceRegion {
     }
 
     /// The streams of its device.
-    pub fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub fn device_streams(&self) -> &Arc<DeviceStreams> {
+        &self.device_streams
     }
 
     /// Adds to `found` the copies of the content from byte `start` on to `bytes` bytes at `host`.
-    pub(super) fn pieces(&self, start: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) {
+    pub(super) fn pieces(
+        &self,
+        start: u64,
+        host: usize,
+        bytes: usize,
+        found: &mut Vec<PitchedCopy>,
+    ) {
         let range = start..start + bytes as u64;
         assert!(
             range.end <= self.len,
@@ -84,7 +90,7 @@ impl DeviceRegion {
             self.len
         );
         let Some(strided) = &self.strided else {
-            found.push(Piece::run(host, self.address + start, bytes));
+            found.push(PitchedCopy::run(host, self.address + start, bytes));
             return;
         };
         strided.find_rows(range, &mut |rows: Rows| {
@@ -92,7 +98,7 @@ impl DeviceRegion {
             let device = self.address.wrapping_add_signed(rows.src_offset as i64);
             let pitch = usize::try_from(rows.src_stride).unwrap_or(0);
             if pitch >= rows.row_bytes {
-                found.push(Piece {
+                found.push(PitchedCopy {
                     host,
                     device,
                     row_bytes: rows.row_bytes,
@@ -106,7 +112,7 @@ impl DeviceRegion {
             for row in 0..rows.count {
                 let device = device.wrapping_add_signed((rows.src_stride * row as isize) as i64);
                 let host = host + row * rows.row_bytes;
-                found.push(Piece::run(host, device, rows.row_bytes));
+                found.push(PitchedCopy::run(host, device, rows.row_bytes));
             }
         });
     }
@@ -134,7 +140,7 @@ impl Drop for DeviceRegion {
     fn drop(&mut self) {
         let last = self.last.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(event) = last.take() {
-            event.settle();
+            event.drain();
         }
     }
 }
@@ -142,7 +148,7 @@ impl Drop for DeviceRegion {
 impl fmt::Debug for DeviceRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceRegion")
-            .field("device", &self.lane.device())
+            .field("device", &self.device_streams.device())
             .field("address", &self.address)
             .field("len", &self.len)
             .field("strided", &self.strided)

@@ -4,22 +4,22 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::DeviceRegion;
-use super::flight::{Copy, Flight};
+use super::in_flight::{Copy, InFlightCopy};
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
 
 /// One buffer of content copied from devices.
 #[derive(Debug)]
-struct Shared {
+struct SnapshotShared {
     /// The copy and its source regions, until somebody has waited for it.
-    arriving: Mutex<Option<(Flight, Vec<DeviceRegion>)>>,
+    device_to_host: Mutex<Option<(InFlightCopy, Vec<DeviceRegion>)>>,
     here: OnceLock<IoBuf>,
 }
 
 /// The content of device memory at one moment of its stream, which may still be to come.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    shared: Arc<Shared>,
+    shared: Arc<SnapshotShared>,
     start: usize,
     len: usize,
 }
@@ -48,9 +48,9 @@ impl Snapshot {
             assert!(!taken.is_empty(), "a region is larger than a buffer");
             let copy = |(region, range): (_, &Range<usize>)| (region, 0, range.clone());
             let copies: Vec<Copy<'_>> = taken.iter().zip(&ranges).map(copy).collect();
-            let arriving = Flight::begin(buf, &copies)?;
-            let shared = Arc::new(Shared {
-                arriving: Mutex::new(Some((arriving, taken))),
+            let device_to_host = InFlightCopy::begin(buf, &copies)?;
+            let shared = Arc::new(SnapshotShared {
+                device_to_host: Mutex::new(Some((device_to_host, taken))),
                 here: OnceLock::new(),
             });
             snapshots.extend(ranges.into_iter().map(|range| Snapshot {
@@ -76,13 +76,15 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
-    pub fn is_here(&self) -> Result<bool> {
+    pub fn is_done(&self) -> Result<bool> {
         // The thread that holds the lock is waiting for the copy.
-        let Ok(arriving) = self.shared.arriving.try_lock() else {
+        let Ok(device_to_host) = self.shared.device_to_host.try_lock() else {
             return Ok(false);
         };
-        let is_here = arriving.as_ref().map(|(arriving, _)| arriving.is_here());
-        is_here.unwrap_or(Ok(true))
+        let is_done = device_to_host
+            .as_ref()
+            .map(|(device_to_host, _)| device_to_host.is_done());
+        is_done.unwrap_or(Ok(true))
     }
 
     /// Waits until the content has arrived, and releases the source regions.
@@ -111,13 +113,13 @@ impl Snapshot {
             return Ok(buf);
         }
         let mut waiting = self.lock();
-        if let Some((arriving, _)) = waiting.as_ref() {
+        if let Some((device_to_host, _)) = waiting.as_ref() {
             // After an error the copy stays in place, and the next call fails as well.
-            arriving.wait()?;
+            device_to_host.wait()?;
         }
         let mut regions = None;
-        if let Some((arriving, from)) = waiting.take() {
-            self.shared.here.get_or_init(|| arriving.take());
+        if let Some((device_to_host, from)) = waiting.take() {
+            self.shared.here.get_or_init(|| device_to_host.take());
             regions = Some(from);
         }
         drop(waiting);
@@ -130,9 +132,9 @@ impl Snapshot {
             .expect("whoever took it has put it here"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Flight, Vec<DeviceRegion>)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(InFlightCopy, Vec<DeviceRegion>)>> {
         self.shared
-            .arriving
+            .device_to_host
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

@@ -22,7 +22,7 @@ use crate::plan::reshard::box_text;
 use crate::plan::write::{Grouped, TensorSpec};
 use crate::progress::Progress;
 use crate::report::Run;
-use crate::save::{Linked, State};
+use crate::save::{Linked, SaveState};
 
 /// A salvage in progress, rank by rank.
 pub(super) struct Salvage<'a> {
@@ -104,7 +104,11 @@ impl<'a> Salvage<'a> {
     }
 
     /// Recovers a rank's state; returns it with the list of the rank's losses.
-    pub(super) fn take(&mut self, rank: u32, progress: &Progress) -> Result<(State, Vec<Missing>)> {
+    pub(super) fn take(
+        &mut self,
+        rank: u32,
+        progress: &Progress,
+    ) -> Result<(SaveState, Vec<Missing>)> {
         let [entries, _, earlier] = self.found.ranges(rank);
         let mut missing = self.found.part.missing[earlier].to_vec();
         if rank == 0 {
@@ -216,7 +220,7 @@ impl<'a> Salvage<'a> {
     }
 
     /// Builds the state of a rank without its bytes, and appends the rank's losses to `missing`.
-    fn assemble(&self, rank: u32, missing: &mut Vec<Missing>) -> Result<State> {
+    fn assemble(&self, rank: u32, missing: &mut Vec<Missing>) -> Result<SaveState> {
         let [entries, aliases, _] = self.found.ranges(rank);
         let part = &self.found.part;
         let mut to = Renumbering::default();
@@ -263,7 +267,7 @@ impl<'a> Salvage<'a> {
             to.aliases.insert(index - aliases.start, place);
         }
         let tree = self.tree(rank, &to, &tensors, missing)?;
-        Ok(State {
+        Ok(SaveState {
             tensors,
             sources: Vec::new(),
             linked: Linked::default(),

@@ -8,7 +8,7 @@ use penstock_io::file_system::{Files, Kind};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
-use crate::care::beside;
+use crate::care::sidecar;
 use crate::error::{Error, Result};
 use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
@@ -55,7 +55,7 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
     match read_manifest(path, files) {
         Ok((manifest, bytes)) => {
             found.bytes_checked += bytes;
-            found.check_beside(path, files, &manifest)?;
+            found.check_sidecars(path, files, &manifest)?;
             found.manifest = Some(manifest);
         }
         Err(
@@ -132,9 +132,14 @@ impl Description {
     }
 
     /// Checks the checkpoint's sidecars.
-    fn check_beside(&mut self, path: &Path, files: &dyn Files, manifest: &Manifest) -> Result<()> {
-        for entry in &manifest.beside {
-            match beside::read(path, files, entry) {
+    fn check_sidecars(
+        &mut self,
+        path: &Path,
+        files: &dyn Files,
+        manifest: &Manifest,
+    ) -> Result<()> {
+        for entry in &manifest.sidecars {
+            match sidecar::read(path, files, entry) {
                 Ok(text) => self.bytes_checked += text.len() as u64,
                 Err(error) => self.lose(path, files, &entry.file, error)?,
             }
@@ -244,7 +249,7 @@ fn believed(read: Result<Part>) -> Result<Part> {
 fn part_alone(path: &Path, files: &dyn Files, id: &str, rank: u32) -> Result<Part> {
     let name = name::part_file(rank, id);
     let file = path.join(&name);
-    match files.look(&file) {
+    match files.stat(&file) {
         Ok(found) if found.kind == Kind::File => {
             let text = files.read(&file).map_err(Error::storage("read", &file))?;
             Part::parse(&text, path, &name, id, rank)

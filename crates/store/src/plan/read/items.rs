@@ -68,7 +68,7 @@ pub enum Destination {
 
 /// A run of an item with one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct FileRange {
     /// Bytes of the file.
     pub range: Range<u64>,
     /// How they are read.
@@ -83,7 +83,7 @@ pub struct Item {
     /// Bytes of the file.
     pub range: Range<u64>,
     /// The pieces of the item, in order and without gaps.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<FileRange>,
 }
 
 /// A requested run of a file: one segment or one target.
@@ -169,11 +169,11 @@ fn cut_pieces(
     requests: &[Request],
     areas: &[Area],
     item: Range<u64>,
-) -> Vec<Piece> {
+) -> Vec<FileRange> {
     let mut pieces = Vec::new();
     let mut push = |range: Range<u64>, to: Destination| {
         if !range.is_empty() {
-            pieces.push(Piece { range, to });
+            pieces.push(FileRange { range, to });
         }
     };
     let mut at = item.start;
