@@ -369,13 +369,14 @@ CALLS = [
 def test_each_call_that_fails_is_told_or_made_up_for(gpu, disk_path, name):
     content = written(disk_path / "a", torch.int16, width=2048)
     with features.open(disk_path / "a", cache=features.Cache(16 * MIB)) as table:
-        ids = ids_of(9000)
+        # Of two pieces.
+        ids = ids_of(4500)
         out = target(gpu, content, ids)
         table.gather(ids, out=out)
         gpu.read(out)
         told = 0
         for nth in range(1, 12):
-            gpu.change(out, torch.zeros(9000, 2048, dtype=torch.int16))
+            gpu.change(out, torch.zeros(4500, 2048, dtype=torch.int16))
             gpu.call("cuStreamSynchronize", gpu.stream)
             gpu.fail(name, nth)
             error = device_error_of(lambda: table.gather(ids, out=out))
