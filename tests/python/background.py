@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
+import forks
 import penstock
 
 MIB = 1 << 20
@@ -44,12 +43,7 @@ def in_the_way(store, step):
     return path
 
 
-def run_to_its_end(script, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | environment,
+def run_to_its_end(script, *arguments, popen=forks.Popen, **environment):
+    return forks.run(
+        ["-c", textwrap.dedent(script), *arguments], popen=popen, env=os.environ | environment
     )

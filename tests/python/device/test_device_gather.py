@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import forks
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, same
@@ -34,12 +35,13 @@ def ids_of(count, seed=0, rows=ROWS):
     return torch.randint(rows, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def run_on_driver(script, path, **environment):
+def run_on_driver(script, path, popen=forks.Popen, **environment):
     """Runs a script in a process of its own; its second argument is this directory."""
     if not DRIVER.exists():
         pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
     here = DRIVER.parents[2] / "tests/python"
-    return run_to_its_end(script, path, here, **{VARIABLE: str(DRIVER)} | environment)
+    variables = {VARIABLE: str(DRIVER)} | environment
+    return run_to_its_end(script, path, here, popen=popen, **variables)
 
 
 def device_error_of(work):
@@ -460,8 +462,8 @@ def test_nothing_is_left_behind(gpu, disk_path):
 
 def test_closing_waits_for_what_is_under_way(gpu, disk_path):
     content = written(disk_path / "a", torch.int16, width=2048)
-    ids = ids_of(40_000)
-    for _ in range(3):
+    ids = ids_of(20_000)
+    for _ in range(2):
         table = features.open(disk_path / "a", cache=features.Cache(4 * MIB))
         pending = table.gather_async(ids, device="cuda")
         table.close()

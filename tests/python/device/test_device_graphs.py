@@ -10,9 +10,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+import forks
 import penstock
 from device.test_device_gather import device_error_of, run_on_driver
-from gpu import THREAD_LOCAL, GpuTensor, drawn, is_refused_in_a_fork, same
+from gpu import THREAD_LOCAL, VARIABLE, GpuTensor, drawn, is_refused_in_a_fork, same
 from penstock import features
 from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph
 
@@ -390,7 +391,8 @@ def test_without_a_driver_pytorch_copies(disk_path):
                     assert torch.equal(gpu.read(batch.x), content[gpu.read(batch.n_id)])
                 assert table.stats().device_bytes == 0
     """
-    ended = run_on_driver(script, disk_path / "a", PENSTOCK_CUDA_DRIVER="/nowhere/libcuda.so.1")
+    variables = {VARIABLE: "/nowhere/libcuda.so.1"}
+    ended = run_on_driver(script, disk_path / "a", forks.GraphPopen, **variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
