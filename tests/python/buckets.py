@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import itertools
 import os
 import re
 import shutil
@@ -19,10 +20,11 @@ import urllib.request
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+import leftovers
 import penstock
 
 if TYPE_CHECKING:
@@ -112,15 +114,12 @@ _AZURITE = (
 ACCOUNT, ACCOUNT_KEY = "penstock", "c2VjcmV0"
 
 
-class Container:
-    """A container on an Azurite of its own.
+class Account:
+    """An account of Azure's, in an Azurite of its own.
 
     Attributes:
-        url: URL of the container.
-        endpoint: Address of the account.
+        endpoint: Where it answers.
     """
-
-    url = "az://container"
 
     def __init__(self) -> None:
         program = Path(os.environ.get("PENSTOCK_AZURITE") or _AZURITE)
@@ -136,26 +135,39 @@ class Container:
             stderr=subprocess.DEVNULL,
         )
         self.endpoint = f"http://{host}:{port}/{ACCOUNT}"
+        leftovers.lasting.add(self._server.pid)
         _await(self._server, host, port)
-        self._create()
 
-    def _create(self) -> None:
-        """Creates the container by a signed request."""
+    def request(self, verb: str, container: str) -> None:
+        """Makes a container or deletes it, by a request as Azure wants it signed."""
         told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
         headers = "".join(f"{name}:{value}\n" for name, value in told.items())
-        resource = f"/{ACCOUNT}/{ACCOUNT}/container\nrestype:container"
+        resource = f"/{ACCOUNT}/{ACCOUNT}/{container}\nrestype:container"
         # The verb, eleven unsent headers, Azure's headers, and the resource.
-        text = "PUT" + "\n" * 12 + headers + resource
+        text = verb + "\n" * 12 + headers + resource
         key = base64.b64decode(ACCOUNT_KEY)
         signature = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
         told["Authorization"] = f"SharedKey {ACCOUNT}:{signature}"
-        url = f"{self.endpoint}/container?restype=container"
-        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=told)).close()
+        url = f"{self.endpoint}/{container}?restype=container"
+        urllib.request.urlopen(urllib.request.Request(url, method=verb, headers=told)).close()
 
     def stop(self) -> None:
         """Stops the server."""
         self._server.kill()
         self._server.wait()
+        leftovers.lasting.discard(self._server.pid)
+
+
+class Container(NamedTuple):
+    """A container.
+
+    Attributes:
+        url: Of the container.
+        endpoint: Where its account answers.
+    """
+
+    url: str
+    endpoint: str
 
 
 def _await(server: subprocess.Popen[bytes], host: str, port: str) -> None:
@@ -171,22 +183,30 @@ def _await(server: subprocess.Popen[bytes], host: str, port: str) -> None:
     raise AssertionError("the server does not answer")
 
 
+@pytest.fixture(scope="session")
+def account() -> Iterator[Account]:
+    """An account for all tests: its server takes seconds to start."""
+    serving_one = Account()
+    yield serving_one
+    serving_one.stop()
+
+
+_numbers = itertools.count()
+
+
 @pytest.fixture
-def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
+def container(account: Account, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
     """Yields a container that the environment's settings lead to."""
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    serving_one = Container()
-    try:
-        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", serving_one.endpoint)
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
-        # Drops the client of the previous test's server.
-        penstock.set_remote(serving_one.url, None)
-        yield serving_one
-        penstock.set_remote(serving_one.url, None)
-    finally:
-        serving_one.stop()
+    name = f"container-{next(_numbers)}"
+    account.request("PUT", name)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", account.endpoint)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
+    yield Container(f"az://{name}", account.endpoint)
+    penstock.set_remote(f"az://{name}", None)
+    account.request("DELETE", name)
 
 
 @pytest.fixture(params=["bucket", "container"])

@@ -27,6 +27,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ENDING_SECONDS_MAX = 30
 """How long a test waits for ending processes and threads, such as killed, unreaped children."""
 
+lasting: set[int] = set()
+"""Processes that a fixture of the session keeps, and ends with it."""
+
 _threads: set[threading.Thread] = set()
 
 
@@ -73,7 +76,7 @@ def _children() -> set[int]:
         except FileNotFoundError:
             # The thread has ended, and another one has its children.
             continue
-    return found - servers
+    return found - servers - lasting
 
 
 def _processes() -> list[str]:
