@@ -9,6 +9,7 @@ with the stacks of all its threads on standard error.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -192,6 +193,8 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -
     """Runs one rank."""
     assert "torch._dynamo" in sys.modules, "somebody else has begun the server, with less imported"
     torch.set_num_threads(1)
+    # Memory that all ranks share is copied where a garbage collection visits it.
+    gc.freeze()
     store = dist.TCPStore("127.0.0.1", port, size, is_master, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     pipe.send(None)
