@@ -21,6 +21,7 @@ from typing import Any
 # memory, and streamed weights are not aligned like those of a model in memory.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
+import hypothesis
 import pytest
 
 import forks
@@ -30,6 +31,10 @@ import penstock
 pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+# No test depends on how fast the machine is.
+hypothesis.settings.register_profile("penstock", max_examples=50, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("penstock")
 
 for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", name)]:
     # The tests must not depend on the user's settings.

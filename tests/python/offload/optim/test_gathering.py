@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.offload.optim.layout import Entry, Segment, segments_of
@@ -24,7 +24,6 @@ ENTRIES = st.lists(
 ).map(lambda found: [Entry(number, *one) for number, one in enumerate(found)])
 
 
-@settings(deadline=None)
 @given(ENTRIES, st.randoms())
 def test_pieces_hold_everything_once(entries: list[Entry], random: object) -> None:
     segments = segments_of(entries)
