@@ -15,7 +15,7 @@ from compare import assert_same
 
 pytestmark = pytest.mark.quick
 
-STEPS = int(os.environ.get("PENSTOCK_TORTURE_STEPS", "200"))
+STEPS = int(os.environ.get("PENSTOCK_TORTURE_STEPS", "60"))
 """Optimizer steps that race with lazy saves, for each optimizer; the variable sets more."""
 
 
