@@ -34,6 +34,12 @@ class Cost:
     machine_cpu_seconds: float = 0.0
     peak_growth_bytes: int = 0
 
+    @property
+    def times(self) -> dict[str, float]:
+        """The times by name."""
+        names = ("seconds", "cpu_seconds", "machine_cpu_seconds")
+        return {name: getattr(self, name) for name in names}
+
 
 @contextmanager
 def measured() -> Iterator[Cost]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 # Wide enough for the tables wherever they go; a terminal that is narrower still wraps them.
-_WIDTH = 180
+WIDTH = 180
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,6 +47,12 @@ def common(function: _Command) -> _Command:
     ):
         function = option(function)
     return function
+
+
+size_option = click.option("--size-gib", default=2.0, show_default=True, help="Of the Llama state.")
+directory_option = click.option(
+    "--directory", type=click.Path(path_type=Path), default=ROOT / ".cache" / "bench"
+)
 
 
 def names_option(
@@ -83,8 +90,16 @@ def output_directory(output: Path | None) -> Path:
 def show(tables: RenderableType, output: Path, name: str) -> None:
     """Prints the tables, writes them down, and says where everything is."""
     with (output / f"{name}.txt").open("w") as file:
-        Console(file=file, width=_WIDTH).print(tables)
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        Console(file=file, width=WIDTH).print(tables)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(tables)
     names = ", ".join(sorted(path.name for path in output.glob(f"{name}.*")))
     console.print(f"\n{output}: {names}", highlight=False, soft_wrap=True)
+
+
+def free_port() -> int:
+    """A port of this machine that no process listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

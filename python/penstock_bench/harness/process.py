@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from penstock_bench.harness.options import free_port
 from penstock_bench.harness.running import described
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def run(
         else _result(process.exitcode, result, log)
         for was_stopped, process, result, log in zip(stopped, processes, results, logs, strict=True)
     ]
+
+
+def launch_alone() -> None:
+    """Says in the environment that this process is the only rank, as a launcher would."""
+    one = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": free_port()}
+    os.environ.update({name: str(value) for name, value in one.items()}, MASTER_ADDR="127.0.0.1")
 
 
 def _main(

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
 import torch
-from rich.table import Table
 
 import penstock
 from penstock.common.machine.quiesce import settle
 from penstock.plugin import RankAttempt, of_tensor, to_native, to_source
-from penstock_bench.harness import fio, machine
+from penstock_bench.harness import fio, tables
 from penstock_bench.harness.cache import drop_everything
-from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import (
-    QUICK_ROUNDS,
-    ROOT,
-    ROUNDS,
-    common,
-    output_directory,
-    show,
-)
+from penstock_bench.harness.suite import Report, Run, suite
+from penstock_bench.results.samples import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,38 +24,38 @@ _ROWS, _COLUMNS = 4096, 4096
 _RANKS = 4
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@common
-def main(rounds: int | None, quick: bool, directory: Path, output: Path | None) -> None:
+LINKED, ASSEMBLED, COPIED = "linked", "assembled", "copied by fio"
+WAYS = {
+    LINKED: "a model saved whole as a group: files are linked",
+    ASSEMBLED: "a model that ranks saved in pieces, put together",
+    COPIED: "fio reads as many bytes and writes them, both at the same time",
+}
+
+
+@suite("export", WAYS, "What is measured", preload=[])
+def main(run: Run) -> Report:
     """A model saved whole is linked; one that ranks saved in pieces is put together.
 
     fio reads and writes as many bytes at the same time, which is what putting it together takes.
     """
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    layers = _QUICK_LAYERS if quick else _LAYERS
+    layers = _QUICK_LAYERS if run.is_quick else _LAYERS
     nbytes = layers * _ROWS * _COLUMNS * 4
-    results: dict[str, Any] = {
-        "command": sys.argv[1:],
-        "machine": machine.describe(ROOT),
-        "disk": machine.disk(directory),
-        "nbytes": nbytes,
-        "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
-        "samples": [],
-    }
-    with workplace(directory, 6 * nbytes) as place:
+    ways = {LINKED: _linked, ASSEMBLED: _assembled, COPIED: _copied_by_fio}
+    results = run.results
+    with run.at_work(6 * nbytes, nbytes=nbytes) as place:
         _make(place, layers)
-        for number in range(results["rounds"]):
-            ways = [_linked, _assembled, _copied_by_fio]
-            sample = {}
-            for way in ways[number % 3 :] + ways[: number % 3]:
-                settle(place)
-                drop_everything(place.rglob("*.safetensors"))
-                sample[way.__name__.strip("_")] = way(place, nbytes)
-            results["samples"].append(sample)
-    where = output_directory(output)
-    (where / "export.json").write_text(json.dumps(results, indent=1))
-    show(_table(results), where, "export")
+        for index, name in run.in_rounds(run.names):
+            settle(place)
+            drop_everything(place.rglob("*.safetensors"))
+            sample = Sample(name, index, nbytes=nbytes, seconds=ways[name](place, nbytes))
+            results.samples.append(sample)
+    table = tables.figures(
+        f"{nbytes / 1e9:.1f} GB, {run.rounds} interleaved rounds, median [least, most]",
+        ["seconds"],
+        {name: [tables.cell(results.spread(name), ".3f")] for name in run.names},
+    )
+    ratio = tables.ratios([("rate of fio's, assembled", results.ratio(COPIED, ASSEMBLED))])
+    return Report(tables.page(results, table, *tables.notes([], WAYS), ratio), {})
 
 
 def _make(place: Path, layers: int) -> None:
@@ -145,24 +134,6 @@ def _copied_by_fio(place: Path, nbytes: int) -> float:
     (place / "fio.copy").unlink()
     seconds: float = max(one["job_runtime"] for one in jobs) / 1000
     return seconds
-
-
-def _table(results: dict[str, Any]) -> Table:
-    samples = results["samples"]
-    title = f"{results['nbytes'] / 1e9:.1f} GB, {len(samples)} rounds"
-    table = Table("what", "seconds, median", "lowest", "highest", title=title)
-    for name in ("linked", "assembled", "copied_by_fio"):
-        times = [sample[name] for sample in samples]
-        median = statistics.median(times)
-        table.add_row(name, f"{median:.3f}", f"{min(times):.3f}", f"{max(times):.3f}")
-    ratios = [sample["copied_by_fio"] / sample["assembled"] for sample in samples]
-    table.add_row(
-        "rate of fio's, assembled",
-        f"{statistics.median(ratios):.2f}",
-        f"{min(ratios):.2f}",
-        f"{max(ratios):.2f}",
-    )
-    return table
 
 
 if __name__ == "__main__":

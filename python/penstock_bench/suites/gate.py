@@ -30,14 +30,15 @@ from rich.console import Console
 
 from penstock.cli import endings
 from penstock.common.machine import facts
-from penstock_bench.harness import cases, progress
+from penstock_bench.harness import cases
 from penstock_bench.harness.cases import Case
 from penstock_bench.harness.running import BenchError, rotated, run
+from penstock_bench.harness.suite import Steps
 from penstock_bench.results.compare import MARGIN, compare
 from penstock_bench.results.results import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from penstock_bench.results.compare import Compared
     from penstock_bench.results.results import Measurement
@@ -80,14 +81,11 @@ def main(
         raise click.UsageError(f"a tenth more of {size_mib} MiB is no whole number of requests")
     out = Console(highlight=False)
     alarms = dict.fromkeys(BUILDS[1:], 0)
-    with progress.shown(trials * rounds * len(BUILDS) * len(CASES)) as tell:
+    with Steps() as steps:
         for trial in range(trials):
-            tell(f"trial {trial + 1}", 0)
             try:
                 with endings.tidy():
-                    measured = _measure(
-                        directory.resolve(), rounds, size_mib, apart, lambda: tell("", 1)
-                    )
+                    measured = _measure(directory.resolve(), rounds, size_mib, apart, steps)
             except BenchError as error:
                 raise click.ClickException(str(error)) from error
             if output is not None:
@@ -106,7 +104,7 @@ def main(
 
 
 def _measure(
-    directory: Path, rounds: int, size_mib: int, apart: bool, advance: Callable[[], None]
+    directory: Path, rounds: int, size_mib: int, apart: bool, steps: Steps
 ) -> dict[str, Results]:
     work = directory / f".penstock-gate-{os.getpid()}"
     machine, disk = facts.machine(), facts.disk(directory)
@@ -121,10 +119,10 @@ def _measure(
         )
         for build in BUILDS
     }
-    for number, case, build in _order(rounds, apart):
+    order = _order(rounds, apart)
+    for number, case, build in steps.each(order, lambda one: f"round {one[0] + 1}: {one[2]}"):
         made = _once(case, build, work, size_mib, number)
         measured[build].measurements.append(made)
-        advance()
     return measured
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu import DRIVER, VARIABLE
-from penstock_bench.suites.gpu import report
 from penstock_bench.suites.gpu.__main__ import GROUPS
-from penstock_bench.suites.gpu.results import Results
-from penstock_bench.suites.gpu.rows import ROWS
+from penstock_bench.suites.gpu.results import ROWS, SMOKE, Results, markdown
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +57,7 @@ def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     for name in ("pinned_again", "graphs", "torn", "leaks"):
         assert rows[name]["is_met"], rows[name]
     table = (output / "gpu.md").read_text()
-    assert report.SMOKE in table
+    assert SMOKE in table
     assert table in done.stdout
     for row in ROWS.values():
         assert f"| {row.title} | {row.bar} |" in table
@@ -107,7 +105,7 @@ def test_a_row_is_judged_by_its_median_and_a_missing_one_has_its_first_reason():
     assert found["stall"]["is_met"] is False
     assert found["load_kvikio"]["not_run"] == "kvikio is not installed"
     assert found["gather"]["not_run"] == "the run ended before"
-    table = report.markdown(made)
+    table = markdown(made)
     assert "| staging out of the GPU, of its link | >= 0.95 | 0.96 [0.9, 0.97] | met |" in table
     assert "| 1.2 | **missed** |" in table
     assert "not run: kvikio is not installed" in table

@@ -16,30 +16,32 @@ from click.testing import CliRunner
 
 import penstock
 from compare import assert_same
+from penstock_bench.results.samples import Samples
 from penstock_bench.suites.objects import __main__ as command
-from penstock_bench.suites.objects import layout, results
+from penstock_bench.suites.objects import table
 from penstock_bench.suites.objects.contenders import (
     CONNECTOR,
     FSSPEC,
     LOAD,
+    LOCAL,
+    MIRRORED,
     PENSTOCK,
     SAVE,
+    STORES,
     STREAMER,
 )
 from penstock_bench.suites.objects.proxy import Limits, Pace, Proxy
-from penstock_bench.suites.objects.results import (
+from penstock_bench.suites.objects.server import program
+from penstock_bench.suites.objects.table import (
     LARGE,
-    LOCAL,
     MEMORY,
     MIB,
-    MIRRORED,
     PACED,
     PARTIAL,
+    PLACES,
     PROXIED,
-    Results,
-    Sample,
+    Transfer,
 )
-from penstock_bench.suites.objects.server import program
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -51,9 +53,13 @@ def test_a_name_that_nobody_has_is_refused():
 
 
 def measured():
-    found = Results(
+    found = Samples(
         {}, {}, {"size_bytes": 1 << 30, "limits": {"up_in_all": 200, "down_in_all": 400}}
     )
+
+    def add(place, row, operation, index, nbytes=10**9, seconds=1.0, **rest):
+        found.samples.append(Transfer(row, index, operation, nbytes, seconds, place=place, **rest))
+
     for index, slow in enumerate((1, 2)):
         for row, save, load in (
             (PENSTOCK, 1, 1),
@@ -63,27 +69,21 @@ def measured():
         ):
             for operation, seconds in ((SAVE, save), (LOAD, load)):
                 if seconds:
-                    cpu, extra = seconds / 2, 100 * MIB
-                    one = Sample(MEMORY, row, operation, index, 10**9, slow * seconds, cpu)
-                    one.extra_bytes = extra
-                    found.samples.append(one)
-        found.samples += [
-            Sample(PACED, PENSTOCK, SAVE, index, 10**9, 5.0 * slow),
-            Sample(PACED, PENSTOCK, LOAD, index, 10**9, 2.5 * slow),
-            Sample(
-                PROXIED, PENSTOCK, PARTIAL, index, 20 * MIB, 1.0, traffic={"down": 24 * MIB}, runs=3
-            ),
-        ]
-        for place, seconds in ((LOCAL, 1.0), (MIRRORED, 1.0625)):
-            found.samples.append(Sample(place, PENSTOCK, SAVE, index, 10**9, slow * seconds))
-    found.samples.append(Sample(LARGE, PENSTOCK, SAVE, 0, 10**9, 1.0, extra_bytes=400 * MIB))
-    found.samples.append(Sample(MEMORY, FSSPEC, SAVE, 2, error="no space"))
+                    costs = {"cpu_seconds": seconds / 2, "extra_bytes": 100 * MIB}
+                    add(MEMORY, row, operation, index, seconds=slow * seconds, **costs)
+        add(PACED, PENSTOCK, SAVE, index, seconds=5.0 * slow)
+        add(PACED, PENSTOCK, LOAD, index, seconds=2.5 * slow)
+        add(PROXIED, PENSTOCK, PARTIAL, index, 20 * MIB, traffic={"down": 24 * MIB}, runs=3)
+        add(LOCAL, PENSTOCK, SAVE, index, seconds=slow)
+        add(MIRRORED, PENSTOCK, SAVE, index, seconds=slow * 1.0625)
+    add(LARGE, PENSTOCK, SAVE, 0, extra_bytes=400 * MIB)
+    add(MEMORY, FSSPEC, SAVE, 2, error="no space")
     return found
 
 
 def test_bars_are_ratios_within_a_round_and_have_to_be_reached(tmp_path):
     found = measured()
-    bars = {one.title: (one.found.median, one.is_met) for one in found.bars()}
+    bars = {one.title: (one.found.median, one.is_met) for one in table.bars(found)}
     assert bars["save / s3torchconnector"] == (2, True)
     assert bars["save / DCP over s3fs"] == (6, True)
     assert bars["verified load / Run:ai's streamer"] == (1.5, True)
@@ -96,24 +96,24 @@ def test_bars_are_ratios_within_a_round_and_have_to_be_reached(tmp_path):
     partial = "bytes of a partial load / 1.05 of what is wanted and 1 MiB a run"
     assert bars[partial] == (1, True)
     assert bars["time of a mirrored save / of one without a mirror"] == (1.0625, False)
-    assert found.errors() == ["memory, dcp-s3fs, save: no space"]
-    found.write(tmp_path / "objects.json")
+    assert table.errors(found) == ["memory, dcp-s3fs, save: no space"]
+    found.write(tmp_path / "objects.json", **table.derived(found))
     assert json.loads((tmp_path / "objects.json").read_text())["bars"][0]["is_met"]
 
 
 def test_a_bar_that_was_not_measured_is_neither_met_nor_missed():
-    empty = Results({}, {}, {"size_bytes": 1, "limits": {"up_in_all": 1, "down_in_all": 1}})
-    assert {one.is_met for one in empty.bars()} == {None}
+    empty = Samples({}, {}, {"size_bytes": 1, "limits": {"up_in_all": 1, "down_in_all": 1}})
+    assert {one.is_met for one in table.bars(empty)} == {None}
 
 
 def test_runs_are_stretches_of_neighbours_in_the_files(tmp_path):
     state = {f"t{index}": np.full(64, index, np.float32) for index in range(8)}
     penstock.save(tmp_path / "ckpt", state)
     files = sorted((tmp_path / "ckpt").iterdir())
-    names = layout.names(files)
+    names = command.stored_names(files)
     assert sorted(names) == sorted(state)
     wanted = [names[index] for index in (0, 1, 3, 6, 7)]
-    assert layout.runs(files, wanted) == 3
+    assert command.runs(files, wanted) == 3
     found = penstock.load(tmp_path / "ckpt", keys=wanted)
     assert_same(found, {name: state[name] for name in wanted})
 
@@ -204,11 +204,11 @@ def test_a_small_run_measures_all_places(tmp_path):
     assert [one for one in found["samples"] if one["error"]] == []
     operations = {(one["place"], one["operation"]) for one in found["samples"]}
     assert operations == {
-        *((place, one) for place in results.PLACES for one in (SAVE, LOAD)),
-        *((place, SAVE) for place in results.STORES),
+        *((place, one) for place in PLACES for one in (SAVE, LOAD)),
+        *((place, SAVE) for place in STORES),
         (PROXIED, PARTIAL),
     }
-    to_server = [one for one in found["samples"] if one["place"] in results.PLACES]
+    to_server = [one for one in found["samples"] if one["place"] in PLACES]
     saves = [one for one in to_server if one["operation"] == SAVE]
     ends = {one["place"]: one["requests"].get("CompleteMultipartUpload", 0) for one in saves}
     # What is one part is put as a whole.

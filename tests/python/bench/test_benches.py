@@ -17,17 +17,15 @@ from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.running import rotated
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.peers.save_load import CONTENDERS
-from penstock_bench.suites.pyg import __main__ as pyg_command
-from penstock_bench.suites.pyg import results as pyg_results
-from penstock_bench.suites.ranks import __main__ as ranks_command
-from penstock_bench.suites.ranks import results as ranks_results
-from penstock_bench.suites.training import __main__ as training_command
+from penstock_bench.results.samples import Sample, Samples
+from penstock_bench.suites.pyg import __main__ as pyg
+from penstock_bench.suites.ranks import __main__ as ranks_suite
+from penstock_bench.suites.training import __main__ as training
 from penstock_bench.suites.training.loop import Timing
-from penstock_bench.suites.training.results import Results, Sample, lost_seconds
 from ranks import IMPORTS
 
 
-@pytest.mark.parametrize("command", [training_command.main, ranks_command.main, pyg_command.main])
+@pytest.mark.parametrize("command", [training.main, ranks_suite.main, pyg.main])
 def test_a_name_that_nobody_has_is_refused(command):
     told = CliRunner().invoke(command, ["--only", "pickle"])
     assert told.exit_code == 2
@@ -35,7 +33,7 @@ def test_a_name_that_nobody_has_is_refused(command):
 
 
 def sample(saver, index, call, wait, loop, durable=1.0):
-    return Sample(
+    return training.Training(
         saver,
         index,
         copy_seconds=0.5,
@@ -45,7 +43,7 @@ def sample(saver, index, call, wait, loop, durable=1.0):
 
 
 def training_results():
-    results = Results({}, {}, {})
+    results = Samples({}, {}, {})
     for index, slow in enumerate((0.0, 1.0)):
         results.samples += [
             sample("nothing", index, 0, 0, 6.0 + slow),
@@ -55,19 +53,19 @@ def training_results():
             sample("dcp-async", index, 2.0, 0.0, 15.0 + slow),
             sample("dcp-staged", index, 0.1, 1.4, 18.0 + slow),
         ]
-    results.samples.append(Sample("torch", 0, error="no space"))
+    results.samples.append(training.Training("torch", 0, error="no space"))
     return results
 
 
 def test_what_training_loses_is_told_beside_the_run_without_saves_of_the_same_round():
     results = training_results()
-    assert results.spread("penstock-async", lost_seconds) == (0.5, 0.5, 0.5, 2)
-    assert results.spread("torch", lost_seconds) is None
-    assert results.errors("torch") == ["no space"]
+    assert training.lost_seconds(results, "penstock-async") == {0: 0.5, 1: 0.5}
+    assert training.lost_seconds(results, "torch") == {}
+    assert results.errors() == ["torch: no space"]
 
 
 def test_a_stall_is_the_call_and_the_waits_and_dcp_counts_with_its_best_setting():
-    ratios = {title: found.median for title, found in training_results().ratios()}
+    ratios = {title: found.median for title, found in training.ratios(training_results())}
     assert ratios["stall of async / a plain copy of the state"] == pytest.approx(1)
     assert ratios["stall of lazy / a synchronous save"] == pytest.approx(0.02)
     assert ratios["stall of the best DCP / of async"] == pytest.approx(3)
@@ -75,12 +73,13 @@ def test_a_stall_is_the_call_and_the_waits_and_dcp_counts_with_its_best_setting(
 
 
 def test_rates_of_ranks_are_compared_within_a_round(tmp_path):
-    results = ranks_results.Results({}, {}, {})
+    results = Samples({}, {}, {})
     for index, seconds in enumerate((1.0, 2.0)):
         for row, times in (("penstock", 1), ("penstock-alone", 2), ("dcp-1", 6), ("dcp-4", 4)):
-            results.samples.append(ranks_results.Sample(row, index, "save", 10**9, times * seconds))
-    assert results.spread("penstock", "save") == (0.75, 0.5, 1.0, 2)
-    ratios = dict(results.ratios())
+            results.samples.append(Sample(row, index, "save", 10**9, times * seconds))
+    rates = results.spread("penstock", "gb_per_second", operation="save")
+    assert rates == (0.75, 0.5, 1.0, 2)
+    ratios = dict(ranks_suite.ratios(results))
     assert ratios["save by all ranks / by one process"] == (2, 2, 2, 2)
     assert ratios["save by all ranks / the best DCP"] == (4, 4, 4, 2)
     assert ratios["load by one / the best DCP"] is None
@@ -88,20 +87,19 @@ def test_rates_of_ranks_are_compared_within_a_round(tmp_path):
 
 
 def test_an_epoch_is_held_against_the_longest_of_its_parts(tmp_path):
-    results = pyg_results.Results({}, {}, {})
+    results = Samples({}, {}, {})
     for index, longest in enumerate(("fio", "train")):
         parts = {"sample": 1.0, "train": 2.0, "fio": 1.0} | {longest: 4.0}
         for row, seconds in {"penstock": 4.4 + 0.4 * index, "memmap": 24.0, **parts}.items():
             # PyG has the first two of four batches.
             losses = [2.5, 2.25 + index, 2.0, 1.5] if row == "penstock" else [2.5, 2.25]
             detail = {"at": [0.5, 2.0, 3.0, 4.0][: len(losses)], "losses": losses}
-            results.samples.append(pyg_results.Sample(row, index, seconds, detail=detail))
-    failed = pyg_results.Sample.of_epoch("penstock", 2, {"error": "no memory"})
-    results.samples.append(failed)
-    assert results.bounds() == {0: ("fio", 4.0), 1: ("train", 4.0)}
-    assert results.bound_ratio() == pytest.approx((1.15, 1.1, 1.2, 2))
-    assert results.ratio("memmap") == (12, 12, 12, 2)
-    assert results.differing() == ["memmap: other losses in round 2"]
+            results.samples.append(Sample(row, index, seconds=seconds, detail=detail))
+    results.add(Sample("penstock", 2), {"error": "no memory"})
+    assert pyg.bounds(results) == {0: ("fio", 4.0), 1: ("train", 4.0)}
+    assert pyg.bound_ratio(results) == pytest.approx((1.15, 1.1, 1.2, 2))
+    assert pyg.peer_ratio(results, "memmap") == (12, 12, 12, 2)
+    assert pyg.differing(results) == ["memmap: other losses in round 2"]
     assert results.errors() == ["penstock: no memory"]
     results.write(tmp_path / "pyg.json")
 

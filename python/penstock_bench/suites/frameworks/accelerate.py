@@ -9,18 +9,19 @@ it takes longer than the median of steps without a save.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 
 from penstock.integrations.accelerate import enable
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WIDTH = 4096
 LAYERS = 4
@@ -69,32 +70,13 @@ class Run:
         return stall
 
 
-def main() -> None:
-    """Prints a line for each way."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", default=None, help="where to save; the system's by default")
-    arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(dir=arguments.directory))
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    try:
-        runs = {name: Run(how) for name, how in WAYS.items()}
-        for number in range(arguments.rounds + 1):
-            for name, run in runs.items():
-                seconds = run.stall(root / name)
-                if number:
-                    # The first one of each takes memory and imports.
-                    found[name].append(seconds)
-    finally:
-        shutil.rmtree(root)
-    own = found["accelerate"]
-    for name, stalls in found.items():
-        ratios = [one / other for one, other in zip(stalls, own, strict=True)]
-        print(  # noqa: T201
-            f"{name:12} {statistics.median(stalls):.3f} s "
-            f"[{min(stalls):.3f}, {max(stalls):.3f}], ratio {statistics.median(ratios):.2f} "
-            f"[{min(ratios):.2f}, {max(ratios):.2f}]"
-        )
+@command("accelerate", rounds_usual=5)
+def main(place: Path, rounds: int) -> tuple[str, Found]:
+    """Save with Accelerate's ``save_state``, its own and Penstock's."""
+    runs = {name: Run(how) for name, how in WAYS.items()}
+    return f"AdamW, {LAYERS} layers of {WIDTH} x {WIDTH}", by_turns(
+        list(runs), rounds, lambda name, _: {WAIT: runs[name].stall(place / name)}
+    )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import statistics
-import tempfile
 import time
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -24,61 +21,49 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from penstock.integrations.dcp import install
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
 
-_WAYS = [(name, who) for name in ("save", "async_save") for who in ("DCP", "Penstock")]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WAYS = ("save", "save, installed", "async_save", "async_save, installed")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--directory", type=click.Path(path_type=Path, file_okay=False), required=True)
+@command("save", "async_save", rounds_usual=5)
 @click.option("--size-gb", type=click.FloatRange(min=0.001), default=0.5, show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-def main(directory: Path, size_gb: float, rounds: int) -> None:
-    """Save by turns, and print how long each call took."""
+def main(place: Path, rounds: int, size_gb: float) -> tuple[str, Found]:
+    """Save with DCP's `save` and `async_save`, without Penstock and with `install`."""
     warnings.simplefilter("ignore")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    state = {f"layer.{index}": torch.randn(1 << 22) for index in range(_layers(size_gb))}
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {way: [] for way in _WAYS}
-    with tempfile.TemporaryDirectory(dir=directory) as work:
-        for _ in range(rounds):
-            for name, who in _WAYS:
-                with install() if who == "Penstock" else contextlib.nullcontext():
-                    _measured(name, state, Path(work, "checkpoint"))
-                    found[name, who].append(_measured(name, state, Path(work, "checkpoint")))
+    layers = max(1, round(size_gb * 1e9 / (4 << 22)))
+    state = {f"layer.{index}": torch.randn(1 << 22) for index in range(layers)}
+
+    def measured(way: str, _: int) -> dict[str, float]:
+        with install() if way.endswith("installed") else contextlib.nullcontext():
+            # A run saves more than once: the second save counts.
+            _measured(way, state, place / "checkpoint")
+            return _measured(way, state, place / "checkpoint")
+
+    found = by_turns(_WAYS, rounds, measured)
     dist.destroy_process_group()
-    for way, samples in found.items():
-        calls, wholes = zip(*samples, strict=True)
-        click.echo(f"{way[0]:>10} by {way[1]:8}  call {_told(calls)}  durable {_told(wholes)}")
-    for name in ("save", "async_save"):
-        theirs, ours = (_median_call(found[name, who]) for who in ("DCP", "Penstock"))
-        click.echo(f"{name}: with install {ours / theirs:.2f} of the time without")
+    return f"{size_gb:g} GB", found
 
 
-def _measured(name: str, state: dict[str, Any], path: Path) -> tuple[float, float]:
-    """Seconds that the call took, and seconds until the checkpoint was there."""
+def _measured(way: str, state: dict[str, Any], path: Path) -> dict[str, float]:
+    """Seconds of the call, and until the checkpoint is durable."""
     began = time.perf_counter()
-    if name == "save":
-        save(state, checkpoint_id=path)
-        returned = time.perf_counter()
+    pending: Any = None
+    if way.startswith("async_save"):
+        pending = async_save(state, checkpoint_id=path)
     else:
-        pending: Any = async_save(state, checkpoint_id=path)
-        returned = time.perf_counter()
+        save(state, checkpoint_id=path)
+    returned = time.perf_counter()
+    if pending is not None:
         pending.result()
     ended = time.perf_counter()
     shutil.rmtree(path)
-    return returned - began, ended - began
-
-
-def _layers(size_gb: float) -> int:
-    return max(1, round(size_gb * 1e9 / (4 << 22)))
-
-
-def _median_call(samples: list[tuple[float, float]]) -> float:
-    return statistics.median(call for call, _ in samples)
-
-
-def _told(seconds: tuple[float, ...]) -> str:
-    return f"{statistics.median(seconds):6.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
+    return {WAIT: returned - began, "durable": ended - began}
 
 
 if __name__ == "__main__":

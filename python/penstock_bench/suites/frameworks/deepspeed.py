@@ -9,16 +9,11 @@ without a save.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-import socket
 import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -26,6 +21,11 @@ import deepspeed
 import torch
 
 from penstock.integrations.deepspeed.checkpoint_engine import attach
+from penstock_bench.harness.process import launch_alone
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WIDTH = 4096
 LAYERS = 2
@@ -77,46 +77,17 @@ class Run:
         return stall
 
 
-def begin() -> None:
-    """DeepSpeed for this process alone."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_ADDR="127.0.0.1")
-    # An op of its own for collectives, which it would compile at the first start.
+@command("deepspeed", rounds_usual=5)
+def main(place: Path, rounds: int) -> tuple[str, Found]:
+    """Save with DeepSpeed's ``save_checkpoint``, by its own engine and by Penstock's."""
+    launch_alone()
+    # DeepSpeed has an op of its own for collectives, which it would compile at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
-
-
-def main() -> None:
-    """Prints a line for each way, and before, as it takes minutes, each of its rounds."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", default=None, help="where to save; the system's by default")
-    arguments = parser.parse_args()
-    begin()
-    root = Path(tempfile.mkdtemp(dir=arguments.directory))
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    try:
-        runs = {name: Run(how) for name, how in WAYS.items()}
-        for number in range(arguments.rounds + 1):
-            for name, run in runs.items():
-                seconds = run.stall(root / name)
-                sys.stderr.write(f"round {number}: {name} {seconds:.3f} s\n")
-                if number:
-                    # The first one of each takes memory and imports.
-                    found[name].append(seconds)
-    finally:
-        shutil.rmtree(root)
-    own = found["deepspeed"]
-    for name, stalls in found.items():
-        ratios = [one / other for one, other in zip(stalls, own, strict=True)]
-        print(  # noqa: T201
-            f"{name:12} {statistics.median(stalls):.3f} s "
-            f"[{min(stalls):.3f}, {max(stalls):.3f}], ratio {statistics.median(ratios):.2f} "
-            f"[{min(ratios):.2f}, {max(ratios):.2f}]"
-        )
+    runs = {name: Run(how) for name, how in WAYS.items()}
+    return f"ZeRO 1, {LAYERS} layers of {WIDTH} x {WIDTH}", by_turns(
+        list(runs), rounds, lambda name, _: {WAIT: runs[name].stall(place / name)}
+    )
 
 
 if __name__ == "__main__":

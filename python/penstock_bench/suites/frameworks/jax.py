@@ -11,22 +11,22 @@ processor with the save.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
-import shutil
-import statistics
-import sys
-import tempfile
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import click
 import jax
 import jax.numpy as jnp
 import optax
 
 from penstock.integrations.jax import Checkpoints
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GB = 10**9
 # Without types.
@@ -123,69 +123,36 @@ def _stepped(state: Any) -> tuple[float, Any]:
     return time.perf_counter() - began, state
 
 
-def _round(saver: Saver, number: int, state: Any) -> tuple[dict[str, float], Any]:
-    """Seconds of the call, of the step after it, of one without a save, until it is there."""
-    alone, state = _stepped(state)
-    began = time.perf_counter()
-    saver.save(number, state)
-    call = time.perf_counter() - began
-    step, state = _stepped(state)
-    saver.wait()
-    whole = time.perf_counter() - began
-    return {"call": call, "step": step, "alone": alone, "whole": whole}, state
-
-
-def measure(nbytes: int, rounds: int, root: str) -> dict[str, list[dict[str, float]]]:
-    """What each round took, by who saved."""
-    found: dict[str, list[dict[str, float]]] = {}
-    state = _ready(advance(state_of(nbytes)))
-    savers: list[Saver] = [
-        Ours(os.path.join(root, "penstock"), copy=False),
-        Ours(os.path.join(root, "copied"), copy=True),
-        Orbax(os.path.join(root, "orbax")),
-    ]
-    for number in range(rounds + 1):
-        for saver in (*savers[number % 3 :], *savers[: number % 3]):
-            seconds, state = _round(saver, number, state)
-            if number:
-                # The first round fills caches and memory that later ones find.
-                found.setdefault(saver.name, []).append(seconds)
-    for saver in savers:
-        saver.close()
-    return found
-
-
-def main() -> None:
-    """Measures and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gigabytes", type=float, default=0.8)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", help="on the storage to measure; default: a temporary one")
-    arguments = parser.parse_args()
+@command("orbax")
+@click.option("--gigabytes", type=click.FloatRange(min=0.001), default=0.8, show_default=True)
+def main(place: Path, rounds: int, gigabytes: float) -> tuple[str, Found]:
+    """Save a state of JAX in the background while training goes on, with Penstock and Orbax."""
     logging.disable(logging.WARNING)
-    root = tempfile.mkdtemp(prefix="penstock-jax-", dir=arguments.directory)
-    try:
-        found = measure(int(arguments.gigabytes * GB), arguments.rounds, root)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    out = sys.stdout
-    out.write(
-        f"{arguments.gigabytes} GB, {arguments.rounds} rounds, milliseconds: median (range)\n"
-    )
-    for name, rows in found.items():
-        cells = []
-        for what in rows[0]:
-            seconds = [row[what] * 1e3 for row in rows]
-            middle, low, high = statistics.median(seconds), min(seconds), max(seconds)
-            cells.append(f"{what} {middle:.1f} ({low:.1f} to {high:.1f})")
-        out.write(f"{name:16}{'; '.join(cells)}\n")
-    calls, waits = {}, {}
-    for name, rows in found.items():
-        calls[name] = statistics.median(row["call"] for row in rows)
-        waits[name] = statistics.median(row["call"] + row["step"] - row["alone"] for row in rows)
-    for name in found:
-        call, wait = calls[name] / calls["orbax"], waits[name] / waits["orbax"]
-        out.write(f"{name:16}of Orbax's: call {call:.3f}, call and longer step {wait:.3f}\n")
+    state = _ready(advance(state_of(int(gigabytes * GB))))
+    every: list[Saver] = [
+        Ours(os.path.join(place, "penstock"), copy=False),
+        Ours(os.path.join(place, "copied"), copy=True),
+        Orbax(os.path.join(place, "orbax")),
+    ]
+    savers = {saver.name: saver for saver in every}
+
+    def measured(name: str, number: int) -> dict[str, float]:
+        """Seconds of the call, and of the longer step after it; until the save is durable."""
+        nonlocal state
+        alone, state = _stepped(state)
+        began = time.perf_counter()
+        savers[name].save(number, state)
+        call = time.perf_counter() - began
+        step, state = _stepped(state)
+        savers[name].wait()
+        whole = time.perf_counter() - began
+        figures = {"call": call, "step": step, "alone": alone, "whole": whole}
+        return {WAIT: call + step - alone, **figures}
+
+    found = by_turns(list(savers), rounds, measured)
+    for saver in every:
+        saver.close()
+    return f"{gigabytes:g} GB", found
 
 
 if __name__ == "__main__":

@@ -10,24 +10,25 @@ not make a save durable; Penstock's do.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
-import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import lightning
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from penstock.integrations.lightning import PenstockIO
+from penstock_bench.harness.running import rotated
+from penstock_bench.suites.frameworks.waits import WAIT, Found, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _LAYERS = 8
 _BYTES_PER_PARAMETER = 12  # the weight and two moments, of 4 bytes each
@@ -55,15 +56,13 @@ class _Saves(lightning.Callback):
     """Saves after each step with every plug-in."""
 
     def __init__(self, plugins: dict[str, CheckpointIO], directory: Path) -> None:
-        self.seconds: dict[str, list[float]] = {name: [] for name in plugins}
+        self.found: Found = {name: [] for name in plugins}
         self.saved_bytes = 0
         self._plugins = plugins
         self._directory = directory
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-        names = list(self._plugins)
-        first = trainer.global_step % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(list(self._plugins), trainer.global_step):
             path = self._directory / f"{name.replace(' ', '-')}.ckpt"
             trainer.strategy.checkpoint_io = plugin = self._plugins[name]
             began = time.perf_counter()
@@ -71,7 +70,7 @@ class _Saves(lightning.Callback):
             seconds = time.perf_counter() - began
             # The first step is there to have the memory that later ones have.
             if trainer.global_step > 1:
-                self.seconds[name].append(seconds)
+                self.found[name].append({WAIT: seconds})
             if isinstance(plugin, PenstockIO):
                 plugin.wait()
             else:
@@ -86,13 +85,10 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def main() -> None:
-    """Trains, saves, and prints what it took."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=768, help="of the state, 10**6 bytes each")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", type=Path, help="where to save; a temporary one by default")
-    arguments = parser.parse_args()
+@command("lightning")
+@click.option("--megabytes", default=768, show_default=True, help="Of the state, 10**6 bytes each.")
+def main(place: Path, rounds: int, megabytes: int) -> tuple[str, Found]:
+    """Save a training of Lightning's Trainer after each step, with every plug-in."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     plugins: dict[str, CheckpointIO] = {
@@ -101,31 +97,21 @@ def main() -> None:
         "penstock": PenstockIO(),
         "penstock async": PenstockIO(async_save=True),
     }
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        model = _Model(arguments.megabytes)
-        saves = _Saves(plugins, Path(directory))
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_steps=arguments.rounds + 1,
-            callbacks=[saves],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        data: Any = [torch.ones(model.width)] * (arguments.rounds + 1)
-        trainer.fit(model, torch.utils.data.DataLoader(data))
-    sys.stdout.write(
-        f"{saves.saved_bytes / 1e6:.0f} MB, {arguments.rounds} rounds, seconds of waiting\n"
+    model = _Model(megabytes)
+    saves = _Saves(plugins, place)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=rounds + 1,
+        callbacks=[saves],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    own = statistics.median(saves.seconds["lightning"])
-    for name, seconds in saves.seconds.items():
-        median = statistics.median(seconds)
-        sys.stdout.write(
-            f"{name:16} median {median:.3f}  from {min(seconds):.3f} to {max(seconds):.3f}"
-            f"  {median / own:.2f} of lightning's\n"
-        )
+    data: Any = [torch.ones(model.width)] * (rounds + 1)
+    trainer.fit(model, torch.utils.data.DataLoader(data))
+    return f"{saves.saved_bytes / 1e6:.0f} MB", saves.found
 
 
 if __name__ == "__main__":

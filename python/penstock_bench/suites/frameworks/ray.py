@@ -11,15 +11,19 @@ the worker waits until the last one is registered.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import os
-import shutil
-import statistics
-import sys
 import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GB = 10**9
 _LAYERS = 12
@@ -38,19 +42,18 @@ def train(config: dict[str, Any]) -> None:
     model(torch.ones(width)).sum().backward()
     optimizer.step()
     training = penstock.Training(model=model, optimizer=optimizer)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    step = 0
-    for number in range(config["rounds"] + 1):
-        for way in (*WAYS[number % len(WAYS) :], *WAYS[: number % len(WAYS)]):
-            step += 1
-            began = time.perf_counter()
-            _report(way, step, training, config["scratch"])
-            if number:
-                # The first round fills caches and memory that later ones find.
-                seconds[way].append(time.perf_counter() - began)
-            _await_registered()
+    steps = itertools.count(1)
+
+    def measured(way: str, _: int) -> dict[str, float]:
+        began = time.perf_counter()
+        _report(way, next(steps), training, config["scratch"])
+        seconds = time.perf_counter() - began
+        _await_registered()
+        return {WAIT: seconds}
+
+    found = by_turns(WAYS, config["rounds"], measured)
     with open(config["result"], "w", encoding="utf-8") as file:
-        json.dump(seconds, file)
+        json.dump(found, file)
 
 
 def _report(way: str, step: int, training: Any, scratch: str) -> None:
@@ -87,27 +90,23 @@ def _await_registered() -> None:
     ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
 
 
-def main() -> None:
-    """Measures and prints a table."""
+@command("ray", "ray async", rounds_usual=5)
+@click.option("--gigabytes", type=click.FloatRange(min=0.001), default=0.6, show_default=True)
+def main(place: Path, rounds: int, gigabytes: float) -> tuple[str, Found]:
+    """Report a checkpoint under Ray Train, with Ray's own means and with Penstock."""
     import ray
     import ray.train
     import ray.train.torch
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gigabytes", type=float, default=0.6)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", help="on the storage to measure; default: a temporary one")
-    arguments = parser.parse_args()
-    root = tempfile.mkdtemp(prefix="penstock-ray-", dir=arguments.directory)
-    # A machine that is busy starts it slowly.
+    # A busy machine starts Ray slowly.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         config = {
-            "nbytes": int(arguments.gigabytes * GB),
-            "rounds": arguments.rounds,
-            "scratch": root,
-            "result": os.path.join(root, "result.json"),
+            "nbytes": int(gigabytes * GB),
+            "rounds": rounds,
+            "scratch": str(place),
+            "result": str(place / "result.json"),
         }
         ray.train.torch.TorchTrainer(
             train,
@@ -115,25 +114,14 @@ def main() -> None:
             scaling_config=ray.train.ScalingConfig(num_workers=1),
             run_config=ray.train.RunConfig(
                 name="run",
-                storage_path=root,
+                storage_path=str(place),
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=1),
             ),
         ).fit()
-        with open(config["result"], encoding="utf-8") as file:
-            found: dict[str, list[float]] = json.load(file)
+        found: Found = json.loads((place / "result.json").read_text())
     finally:
         ray.shutdown()
-        shutil.rmtree(root, ignore_errors=True)
-    out = sys.stdout
-    out.write(
-        f"{arguments.gigabytes} GB, {arguments.rounds} rounds, milliseconds: median (range)\n"
-    )
-    for way, seconds in found.items():
-        low, high = min(seconds) * 1e3, max(seconds) * 1e3
-        out.write(f"{way:16}{statistics.median(seconds) * 1e3:8.1f} ({low:.1f} to {high:.1f})\n")
-    middle = {way: statistics.median(seconds) for way, seconds in found.items()}
-    out.write(f"waited for: {middle['penstock'] / middle['ray']:.3f} of Ray's\n")
-    out.write(f"in the background: {middle['penstock async'] / middle['ray async']:.3f} of Ray's\n")
+    return f"{gigabytes:g} GB", found
 
 
 if __name__ == "__main__":

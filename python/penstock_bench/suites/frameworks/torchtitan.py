@@ -11,18 +11,14 @@ before the next one begins. Both make a save durable.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
-import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import torch
 import torch.distributed as dist
 from torchtitan.components.checkpointer import CheckpointManager
@@ -31,6 +27,10 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 
 from penstock.integrations.torchtitan import Checkpointer
+from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _BYTES_PER_PARAMETER = 12  # the weight and two moments, of 4 bytes each
 _LENGTH = 16
@@ -45,7 +45,7 @@ def _model(megabytes: int) -> Any:
         layers = sum(one.numel() for one in config.layers[0].build().parameters())
     words = (int(megabytes * 1e6) // _BYTES_PER_PARAMETER - layers) // config.dim
     if words < 1:
-        raise SystemExit(f"--megabytes {megabytes}: the layer alone has more")
+        raise click.UsageError(f"--megabytes {megabytes}: the layer alone has more")
     config.vocab_size = config.tok_embeddings.num_embeddings = words
     config.lm_head.out_features = words
     with torch.device("meta"):
@@ -68,7 +68,7 @@ class _Progress:
         pass
 
 
-def _measure(megabytes: int, rounds: int, directory: Path) -> dict[str, list[float]]:
+def _measure(megabytes: int, rounds: int, directory: Path) -> Found:
     model = _model(megabytes)
     adamw = default_adamw(lr=1e-6)
     adamw.implementation = "for-loop"
@@ -94,54 +94,40 @@ def _measure(megabytes: int, rounds: int, directory: Path) -> dict[str, list[flo
 
     names = ["torchtitan", "torchtitan async", "penstock", "penstock async", "penstock lazy"]
     managers = {name: manager(name) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for step in range(rounds + 1):
-        first = step % len(names)
-        for name in names[first:] + names[:first]:
-            one = managers[name]
-            began = time.perf_counter()
-            one.save(step)
-            saved = time.perf_counter() - began
-            optimizers.zero_grad()
-            model(words).float().square().mean().backward()
-            began = time.perf_counter()
-            one.maybe_wait_for_staging()
-            staged = time.perf_counter() - began
-            optimizers.step()
-            one.maybe_wait_for_saving()
-            # The first round is there to have the memory that later ones have.
-            if step:
-                seconds[name].append(saved + staged)
-            os.sync()
-            shutil.rmtree(directory / name.replace(" ", "-"))
+
+    def measured(name: str, step: int) -> dict[str, float]:
+        one = managers[name]
+        began = time.perf_counter()
+        one.save(step)
+        saved = time.perf_counter() - began
+        optimizers.zero_grad()
+        model(words).float().square().mean().backward()
+        began = time.perf_counter()
+        one.maybe_wait_for_staging()
+        staged = time.perf_counter() - began
+        optimizers.step()
+        one.maybe_wait_for_saving()
+        os.sync()
+        shutil.rmtree(directory / name.replace(" ", "-"))
+        return {WAIT: saved + staged}
+
+    found = by_turns(names, rounds, measured)
     for one in managers.values():
         one.close()
-    return seconds
+    return found
 
 
-def main() -> None:
-    """Saves, and prints what it took."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=900, help="of the state, 10**6 bytes each")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", type=Path, help="where to save; a temporary one by default")
-    arguments = parser.parse_args()
+@command("torchtitan", "torchtitan async")
+@click.option("--megabytes", default=900, show_default=True, help="Of the state, 10**6 bytes each.")
+def main(place: Path, rounds: int, megabytes: int) -> tuple[str, Found]:
+    """Save a Llama 3 of torchtitan after each step, with every manager."""
     logging.getLogger().setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="torch")
     store = torch._C._distributed_c10d.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        found = _measure(arguments.megabytes, arguments.rounds, Path(directory))
+    found = _measure(megabytes, rounds, place)
     dist.destroy_process_group()
-    sys.stdout.write(
-        f"{arguments.megabytes} MB, {arguments.rounds} rounds, seconds of waiting for a save\n"
-    )
-    own = {name: statistics.median(found[name]) for name in ("torchtitan", "torchtitan async")}
-    for name, seconds in found.items():
-        median = statistics.median(seconds)
-        ratios = "  ".join(f"{median / by:.2f} of {other}" for other, by in own.items())
-        spread = f"from {min(seconds):.3f} to {max(seconds):.3f}"
-        sys.stdout.write(f"{name:17} median {median:.3f}  {spread}  {ratios}\n")
+    return f"{megabytes} MB", found
 
 
 if __name__ == "__main__":

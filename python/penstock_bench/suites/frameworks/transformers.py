@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +20,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from penstock.integrations.transformers import PenstockTrainerMixin, Settings
+from penstock_bench.suites.frameworks.waits import WAIT, Found, command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 _LENGTH = 16
 
@@ -58,7 +57,7 @@ class _InTurn(TrainerCallback):
         self._directory = directory
         # What each way keeps from save to save is its own.
         self._kept: dict[type[Trainer], dict[str, Any]] = {}
-        self.seconds: dict[str, list[float]] = {}
+        self.found: Found = {}
         self.bytes = 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -82,7 +81,7 @@ class _InTurn(TrainerCallback):
         path = os.path.join(self._directory, f"checkpoint-{state.global_step}")
         self.bytes = sum(entry.stat().st_size for entry in os.scandir(path))
         shutil.rmtree(path)
-        self.seconds.setdefault(name, []).append(seconds)
+        self.found.setdefault(name, []).append({WAIT: seconds})
 
 
 def _measure(directory: str, rounds: int, width: int) -> _InTurn:
@@ -113,23 +112,13 @@ def _measure(directory: str, rounds: int, width: int) -> _InTurn:
     return turns
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+@command("the Trainer's own")
 @click.option("--width", default=768, show_default=True, type=click.IntRange(min=64), help="Model.")
-@click.option("--directory", default=".", help="Where to save: a directory on the disk to measure.")
-def main(rounds: int, width: int, directory: str) -> None:
-    """Measures how long training waits for a save."""
-    say: Callable[[str], None] = click.echo
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as root:
-        turns = _measure(root, rounds, width)
-    say(f"{turns.bytes / 1e9:.2f} GB a checkpoint, {rounds} rounds, seconds that training waits")
-    own = 0.0
-    for name, every in sorted(turns.seconds.items(), reverse=True):
-        seconds = every[1:]
-        median = statistics.median(seconds)
-        own = own or median
-        spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
-        say(f"{name:24} median {median:.3f}  ({spread})  {median / own:.2f} of the Trainer's own")
+def main(place: Path, rounds: int, width: int) -> tuple[str, Found]:
+    """Save after each step of a Trainer of transformers, its own way and with Penstock."""
+    turns = _measure(str(place), rounds, width)
+    found = {name: each[1:] for name, each in sorted(turns.found.items(), reverse=True)}
+    return f"{turns.bytes / 1e9:.2f} GB a checkpoint", found
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ import click
 import torch
 
 from penstock.common.machine import gpus
-from penstock_bench.harness import machine, progress
+from penstock_bench.harness import machine
 from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import QUICK_ROUNDS, ROOT, common, output_directory
-from penstock_bench.suites.gpu import asking, link, loading, promises, report, saving
+from penstock_bench.harness.suite import Steps
+from penstock_bench.suites.gpu import asking, link, loading, promises, saving
 from penstock_bench.suites.gpu.accelerators import NoGpuError, accelerator
-from penstock_bench.suites.gpu.results import Results
+from penstock_bench.suites.gpu.results import Results, markdown
 from penstock_bench.suites.gpu.run import OverError, Run
 from penstock_bench.workloads import scaling
 
@@ -121,7 +122,7 @@ def main(
                     "seconds_of_groups": {},
                 }
                 where = output_directory(output)
-                with progress.shown(len(groups), "groups") as tell:
+                with Steps() as steps:
                     run = Run(
                         device=device,
                         results=results,
@@ -131,12 +132,11 @@ def main(
                         disk=on_disk,
                         deadline=begun + minutes * 60,
                         is_small=is_small,
-                        tell=lambda text: tell(text, 0),
+                        tell=steps.say,
                     )
-                    for name in GROUPS:
+                    for name in steps.each(GROUPS):
                         run.end_group(_share(begun + minutes * 60, name, groups))
                         _measure(run, name, is_chosen=name in groups)
-                        tell("", int(name in groups))
                         # What was measured is there, whatever comes later.
                         results.settings["seconds"] = time.monotonic() - begun
                         _write(results, where)
@@ -161,7 +161,7 @@ def _share(end: float, name: str, groups: tuple[str, ...]) -> float:
 def _write(results: Results, where: Path) -> str:
     """All that there is so far; returns the table."""
     results.write(where / "gpu.json")
-    text = report.markdown(results)
+    text = markdown(results)
     (where / "gpu.md").write_text(text)
     return text
 

@@ -1,15 +1,71 @@
-"""What came out of a run: values of rows, other figures, and reasons for what is missing."""
+"""The promises of GPUs, a row each, and what a run found: values, figures, reasons, the table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock_bench.suites.gpu.rows import ROWS
-from penstock_bench.suites.save_load.results import Spread, plain, spread, write
+from penstock_bench.results.samples import write_json
+from penstock_bench.results.spread import Spread, plain, spread
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One promise.
+
+    Attributes:
+        title: What is measured.
+        limit: What has to be reached, or not passed.
+        is_ceiling: Whether the limit is not to be passed.
+        unit: Of the limit and of what is found; nothing for a ratio.
+    """
+
+    title: str
+    limit: float
+    is_ceiling: bool = False
+    unit: str = ""
+
+    @property
+    def bar(self) -> str:
+        """The limit, in words."""
+        return f"{'<=' if self.is_ceiling else '>='} {self.limit:,g}{self.unit and ' '}{self.unit}"
+
+    def is_met(self, found: float) -> bool:
+        """Whether a median is good enough."""
+        return found <= self.limit if self.is_ceiling else found >= self.limit
+
+
+ROWS = {
+    "staging": Row("staging out of the GPU, of its link", 0.95),
+    "stall": Row("stall of save_async, of bytes / link", 1.10, is_ceiling=True),
+    "stall_dcp": Row("stall of save_async, of a warm DCP stager's", 0.5, is_ceiling=True),
+    "lazy_stall": Row("stall of save_async(lazy=True)", 5, is_ceiling=True, unit="ms"),
+    "lazy_steps": Row("what a lazy save adds to 8 steps of a training", 0.01, is_ceiling=True),
+    "save_memory": Row("save to tmpfs, of the same from memory of the host", 0.97),
+    "save_disk": Row("save to the disk, of the same from memory of the host", 0.97),
+    "load_memory": Row("verified load from tmpfs, of the link", 0.85),
+    "load_fastsafetensors": Row("load from tmpfs, of fastsafetensors (nogds)", 3),
+    "load_safetensors": Row("load from tmpfs, of safetensors", 3),
+    "load_instanttensor": Row("load from tmpfs, of InstantTensor", 1),
+    "load_fio": Row("verified load from the disk, of fio", 0.97),
+    "load_kvikio": Row("load from the disk, of kvikio", 1.1),
+    "load_cufile": Row("load from the disk, of cuFile in compat mode", 1.1),
+    "pinning": Row("pinning, times as fast as cudaHostAlloc", 4),
+    "pinned_again": Row("what a second save pins", 0, is_ceiling=True, unit="bytes"),
+    "graphs": Row("graph captures beside saves that are voided", 0, is_ceiling=True),
+    "conformance": Row("failures of the suite of crates/cuda on this driver", 0, is_ceiling=True),
+    "torn": Row("states that a lazy save has torn", 0, is_ceiling=True),
+    "leaks": Row("kinds of things that many saves leave", 0, is_ceiling=True),
+    "gather": Row("gather of cached rows into the GPU, of the better of two ways", 0.9),
+    "gather_disk": Row("gather from the disk into the GPU, of fio's reads", 0.9),
+    "ring_latency": Row("a round trip of the GPU's ring", 5, is_ceiling=True, unit="us"),
+    "ring_rate": Row("entries of the GPU's ring", 1e6, unit="/s"),
+    "ring_reads": Row("reads by the GPU's ring, of those by the processor", 0.95),
+}
+"""By the names that measurements know them by, in the order of the table."""
 
 _NEVER = "the run ended before"
 
@@ -85,4 +141,60 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Everything, as JSON."""
-        write(path, self, rows=self.as_json())
+        write_json(path, {**asdict(self), "rows": self.as_json()})
+
+
+SMOKE = (
+    "**This ran on the driver for tests, at small sizes: it shows that everything runs. No figure "
+    "says anything about a GPU.**"
+)
+
+
+def markdown(results: Results) -> str:
+    """Everything that a run shows."""
+    gpu, settings = results.gpu, results.settings
+    lines = [
+        f"# {gpu['name']}",
+        "",
+        *([SMOKE, ""] if gpu["is_stand_in"] else []),
+        f"Driver for CUDA {gpu['cuda']}, PyTorch {gpu['torch']}; {results.machine['processor']}, "
+        f"{results.machine['cores_usable']} cores, Linux {results.machine['kernel']}. "
+        f"{settings['size_bytes'] / 1e9:.2f} GB of tensors, {settings['rounds']} interleaved "
+        f"rounds, {settings['seconds']:.0f} s in all. Medians [least, most]; a ratio is of one "
+        "round, L the rate of the link in the same round.",
+        "",
+        *(
+            f"- {name}: {place['directory']}, {place['file_system']} on {place['device']}"
+            for name, place in results.places.items()
+        ),
+        "",
+        "| what | bar | found | |",
+        "|---|---|---|---|",
+        *(_row(results, name) for name in ROWS),
+    ]
+    notes = [f"- {ROWS[name].title}: {note}" for name, note in results.notes.items()]
+    if notes:
+        lines += ["", *notes]
+    lines += ["", "| figure | median [least, most] |", "|---|---|"]
+    lines += [f"| {name} | {_figures(values)} |" for name, values in results.figures.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(results: Results, name: str) -> str:
+    row = ROWS[name]
+    found = results.spread(name)
+    if found is None:
+        return f"| {row.title} | {row.bar} | not run: {results.reason(name)} | |"
+    unit = f" {row.unit}" if row.unit else ""
+    verdict = "met" if row.is_met(found.median) else "**missed**"
+    if results.gpu["is_stand_in"]:
+        verdict = ""
+    return f"| {row.title} | {row.bar} | {_figures(results.values[name])}{unit} | {verdict} |"
+
+
+def _figures(values: list[float]) -> str:
+    found = spread(values)
+    if found is None:
+        return "-"
+    ends = f" [{found.least:.3g}, {found.most:.3g}]" if len(values) > 1 else ""
+    return f"{found.median:.3g}{ends}"

@@ -2,58 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import machine, memory, process, progress
+from penstock_bench.harness import machine, memory
 from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import (
-    QUICK_ROUNDS,
-    ROOT,
-    ROUNDS,
-    common,
-    names_option,
-    output_directory,
-    show,
-)
-from penstock_bench.harness.running import rotated
-from penstock_bench.suites.objects import layout, report, server, worker
+from penstock_bench.harness.options import names_option
+from penstock_bench.harness.suite import Report, Run, suite
+from penstock_bench.suites.objects import server, table, worker
 from penstock_bench.suites.objects.contenders import (
     CONNECTOR,
     CONTENDERS,
     LOAD,
+    MIRRORED,
     PENSTOCK,
     PRELOADED,
     SAVE,
+    STORES,
     STREAMER,
     Setting,
 )
 from penstock_bench.suites.objects.proxy import Limits, Proxy
-from penstock_bench.suites.objects.results import (
+from penstock_bench.suites.objects.server import Server
+from penstock_bench.suites.objects.table import (
     DISK,
     LARGE,
     MEMORY,
-    MIRRORED,
     PACED,
     PARTIAL,
     PLACES,
     PROXIED,
     SMALL,
-    STORES,
-    Results,
-    Sample,
+    Transfer,
 )
-from penstock_bench.suites.objects.server import Server
 from penstock_bench.suites.objects.worker import StoreTask, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 _MIB = 1 << 20
 _SIZE_MIB, _QUICK_SIZE_MIB = 1024, 64
@@ -76,14 +71,15 @@ _COMPLETING = "CompleteMultipartUpload"
 _MODEL = "model"
 """Where the file is that is only loaded."""
 
-# Nobody's first import is in a process that is timed; who is not installed is passed over.
-process.preload("penstock_bench.suites.objects.worker", *PRELOADED)
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@names_option("--only", "names", tuple(CONTENDERS), "Who saves and loads, separated by commas")
+# Libraries that are missing are not preloaded; no first import is timed.
+@suite(
+    "objects",
+    CONTENDERS,
+    "Who saves and loads",
+    preload=["penstock_bench.suites.objects.worker", *PRELOADED],
+)
 @names_option("--places", "places", (*PLACES, MIRRORED), "Where, separated by commas")
-@common
 @click.option("--size-mib", type=click.IntRange(min=16), help="MiB of the state. [1024]")
 @click.option(
     "--memory-directory",
@@ -103,67 +99,44 @@ process.preload("penstock_bench.suites.objects.worker", *PRELOADED)
     "--shared", is_flag=True, help="All processors for servers and clients, not half for each."
 )
 @click.option("--sweep/--no-sweep", default=None, help="Find the best settings. [not with --quick]")
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds for one process.")
 def main(
-    names: tuple[str, ...],
+    run: Run,
     places: tuple[str, ...],
-    rounds: int | None,
-    quick: bool,
-    directory: Path,
-    output: Path | None,
     size_mib: int | None,
     memory_directory: Path,
     limits_in_all: str,
     shared: bool,
     sweep: bool | None,
-    timeout: float,
-) -> None:
+) -> Report:
     """Save checkpoints to buckets of a server on this machine, and load them."""
-    size_bytes = (size_mib or (_QUICK_SIZE_MIB if quick else _SIZE_MIB)) * _MIB
+    size_bytes = (size_mib or (_QUICK_SIZE_MIB if run.is_quick else _SIZE_MIB)) * _MIB
     spec = worker.describe(size_bytes)
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
     up, down = map(float, limits_in_all.split(","))
     limits = Limits(up=20, down=90, up_in_all=up, down_in_all=down, latency_seconds=0.03)
     client_cores, server_cores = _halves(sorted(os.sched_getaffinity(0)), shared)
-    results = Results(
-        machine=machine.describe(ROOT),
-        disk=machine.disk(directory),
-        settings={
-            "command": sys.argv[1:],
-            "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
-            "size_bytes": spec.nbytes,
-            "tensors": len(spec.tensors),
-            "client_cores": client_cores,
-            "server_cores": server_cores,
-            "server": " ".join(
-                [server.program().parent.name, *server.FLAGS, *server.STORAGE_FLAGS]
-            ),
-            "limits": asdict(limits),
-            "versions": {
-                one.package: machine.package_version(one.package) for one in CONTENDERS.values()
-            },
+    run.results.settings |= {
+        "size_bytes": spec.nbytes,
+        "tensors": len(spec.tensors),
+        "client_cores": client_cores,
+        "server_cores": server_cores,
+        "server": " ".join([server.program().parent.name, *server.FLAGS, *server.STORAGE_FLAGS]),
+        "limits": asdict(limits),
+        "versions": {
+            one.package: machine.package_version(one.package) for one in CONTENDERS.values()
         },
-    )
+    }
+    run.results.extra |= {"best": {}, "sweep": []}
     largest = size_bytes * (_LARGE_TIMES_SIZE if LARGE in places else 1)
-    with ExitStack() as stack:
-        work = {
-            MEMORY: stack.enter_context(
-                workplace(memory_directory, _SERVER_TIMES_STATE * largest + size_bytes)
-            ),
-            DISK: stack.enter_context(
-                workplace(
-                    directory,
-                    _SERVER_TIMES_STATE * size_bytes * (DISK in places)
-                    + _STORES_TIMES_STATE * size_bytes * (MIRRORED in places),
-                )
-            ),
-        }
-        runner = _Runner(results, names, places, work[DISK], timeout)
-        runner.run(work, limits, size_bytes, is_swept=not quick if sweep is None else sweep)
-    where = output_directory(output)
-    results.write(where / "objects.json")
-    show(report.render(results), where, "objects")
+    on_disk = _SERVER_TIMES_STATE * (DISK in places) + _STORES_TIMES_STATE * (MIRRORED in places)
+    with (
+        workplace(memory_directory, _SERVER_TIMES_STATE * largest + size_bytes) as in_memory,
+        run.at_work(on_disk * size_bytes) as place,
+    ):
+        is_swept = not run.is_quick if sweep is None else sweep
+        _Scenario(run, places, size_bytes).measure(
+            {MEMORY: in_memory, DISK: place}, limits, is_swept
+        )
+    return Report(table.page(run.results), table.derived(run.results))
 
 
 def _halves(cores: list[int], is_shared: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -198,61 +171,38 @@ class _Site:
         return (self.proxy or self.server).endpoint
 
 
-class _Runner:
-    """Measures everything, with a progress bar on standard error."""
-
-    def __init__(
-        self,
-        results: Results,
-        names: tuple[str, ...],
-        places: tuple[str, ...],
-        place: Path,
-        timeout_seconds: float,
-    ) -> None:
-        self._results = results
-        self._names = [name for name in CONTENDERS if name in names]
+class _Scenario:
+    def __init__(self, run: Run, places: tuple[str, ...], size_bytes: int) -> None:
+        self._run = run
         self._places = places
-        self._place = place
-        self._timeout_seconds = timeout_seconds
+        self._size_bytes = size_bytes
         self._sites: dict[str, _Site] = {}
 
-    def run(self, work: dict[str, Path], limits: Limits, size_bytes: int, is_swept: bool) -> None:
-        """The servers, the sweep, then rounds."""
+    def measure(self, work: dict[str, Path], limits: Limits, is_swept: bool) -> None:
+        """Starts the servers, sweeps settings, then measures in rounds."""
         with ExitStack() as stack:
-            self._start(stack, work, limits, size_bytes)
-            rounds: int = self._results.settings["rounds"]
-            turns = [
-                (place, name, index)
-                for index in range(rounds)
-                for place, name in rotated(
-                    [(place, name) for place, site in self._sites.items() for name in site.names],
-                    index,
-                )
-                if index < (self._sites[place].rounds_max or rounds)
-            ]
-            with progress.shown(len(self._names) + len(turns), "touching memory") as tell:
-                memory.warm(size_bytes)
-                for name in self._names:
-                    tell(f"sweep: {name}", 0)
-                    self._prepare(name, is_swept)
-                    tell("", 1)
-                for place, name, index in turns:
-                    tell(f"round {index + 1}: {name}, {place}", 0)
-                    if place == MIRRORED:
-                        self._stores(index, size_bytes)
-                    else:
-                        self._turn(place, name, index)
-                    tell("", 1)
+            self._start(stack, work, limits)
+            turns = [(place, name) for place, site in self._sites.items() for name in site.names]
+            self._run.say("touching memory")
+            memory.warm(self._size_bytes)
+            for name in self._run.each(self._run.names, lambda name: f"sweep: {name}"):
+                self._prepare(name, is_swept)
+            for index, (place, name) in self._run.in_rounds(turns, lambda one: ", ".join(one)):
+                if index >= (self._sites[place].rounds_max or self._run.rounds):
+                    continue
+                if place == MIRRORED:
+                    self._stores(index)
+                else:
+                    self._turn(place, name, index)
 
-    def _start(
-        self, stack: ExitStack, work: dict[str, Path], limits: Limits, size_bytes: int
-    ) -> None:
-        cores = self._results.settings["server_cores"]
+    def _start(self, stack: ExitStack, work: dict[str, Path], limits: Limits) -> None:
+        cores, size_bytes = self._run.results.settings["server_cores"], self._size_bytes
+        ours = [name for name in self._run.names if name == PENSTOCK]
         in_memory = stack.enter_context(Server(work[MEMORY] / "server", cores))
-        sites = {MEMORY: _Site(in_memory, size_bytes, self._names)}
+        sites = {MEMORY: _Site(in_memory, size_bytes, list(self._run.names))}
         if DISK in self._places:
             on_disk = stack.enter_context(Server(work[DISK] / "server", cores))
-            sites[DISK] = _Site(on_disk, size_bytes, self._names)
+            sites[DISK] = _Site(on_disk, size_bytes, list(self._run.names))
         for place, held_to, nbytes, peers in (
             (PROXIED, Limits(), size_bytes, ()),
             (PACED, limits, size_bytes, (CONNECTOR,)),
@@ -260,21 +210,18 @@ class _Runner:
         ):
             if place in self._places:
                 proxy = stack.enter_context(Proxy(in_memory.address, held_to, cores))
-                names = [name for name in self._names if name in (PENSTOCK, *peers)]
+                names = [name for name in self._run.names if name in (PENSTOCK, *peers)]
                 sites[place] = _Site(in_memory, nbytes, names, proxy)
         if LARGE in self._places:
-            names = [name for name in self._names if name == PENSTOCK]
-            nbytes = _LARGE_TIMES_SIZE * size_bytes
-            sites[LARGE] = _Site(in_memory, nbytes, names, rounds_max=1)
-        names = [name for name in self._names if name == PENSTOCK]
-        sites[MIRRORED] = _Site(in_memory, size_bytes, names)
+            sites[LARGE] = _Site(in_memory, _LARGE_TIMES_SIZE * size_bytes, ours, rounds_max=1)
+        sites[MIRRORED] = _Site(in_memory, size_bytes, ours)
         self._sites = {place: site for place, site in sites.items() if place in self._places}
 
     def _prepare(self, name: str, is_swept: bool) -> None:
         """The best settings of a contender, and what it loads if it saves nothing."""
         contender = CONTENDERS[name]
         best = {operation: found[0] for operation, found in contender.settings.items()}
-        self._results.best[name] = best
+        self._run.results.extra["best"][name] = best
         if name == STREAMER:
             for site in self._sites.values():
                 if name in site.names:
@@ -303,7 +250,7 @@ class _Runner:
             task = replace(self._task(site, name, operation, key), setting=setting)
             tried.append(self._process(site, task))
         seconds = [found["seconds"] for found in tried if "error" not in found]
-        self._results.sweep.append(
+        self._run.results.extra["sweep"].append(
             {
                 "row": name,
                 "operation": operation,
@@ -326,32 +273,34 @@ class _Runner:
                 self._measure(place, self._partial(site, key), index)
         site.server.remove(key)
 
-    def _stores(self, index: int, size_bytes: int) -> None:
+    def _stores(self, index: int) -> None:
         site = self._sites[MIRRORED]
-        directory = self._place / "stores"
+        directory = self._run.place / "stores"
         directory.mkdir()
         key = f"{MIRRORED}-{index}"
-        cores = self._results.settings["client_cores"]
+        cores = self._run.results.settings["client_cores"]
+        size_bytes = self._size_bytes
         task = StoreTask(site.endpoint, key, str(directory), size_bytes, cores, _STORE_SAVES)
-        (found,) = process.run(worker.run_stores, [task], self._place, self._timeout_seconds)
+        found = self._run.child(worker.run_stores, task)
         nbytes = worker.describe(size_bytes).nbytes
         for place in STORES:
-            sample = Sample(place, PENSTOCK, SAVE, index, nbytes, found.get(place, 0.0))
+            sample = Transfer(PENSTOCK, index, SAVE, nbytes, found.get(place, 0.0), place=place)
             sample.error = found.get("error")
-            self._results.samples.append(sample)
+            self._run.results.samples.append(sample)
         shutil.rmtree(directory)
         site.server.remove(key)
 
     def _measure(self, place: str, task: Task, index: int) -> bool:
+        """Measures one process; returns whether it succeeded."""
         site = self._sites[place]
         if place == DISK:
-            settle(self._place, seconds_max=_SETTLE_SECONDS_MAX)
+            settle(self._run.place, seconds_max=_SETTLE_SECONDS_MAX)
         spec = worker.describe(site.size_bytes)
-        wanted = [one for one in spec.tensors if not task.names or one.name in task.names]
+        nbytes = sum(one.nbytes for one in spec.tensors if not task.names or one.name in task.names)
         operation = PARTIAL if task.names else task.operation
-        sample = Sample(place, task.contender, operation, index, sum(one.nbytes for one in wanted))
+        sample = Transfer(task.contender, index, operation, nbytes, place=place)
         if task.names:
-            sample.runs = layout.runs(site.server.files(task.key), task.names)
+            sample.runs = runs(site.server.files(task.key), task.names)
         site.server.answered(worker.WARM_UP)
         before = site.proxy.counts() if site.proxy else {}
         used = site.server.cpu_seconds
@@ -362,15 +311,11 @@ class _Runner:
         answered = site.server.answered(worker.WARM_UP)
         sample.requests = dict(Counter(name for name, _ in answered))
         sample.completing_seconds = sum(took for name, took in answered if name == _COMPLETING)
-        sample.error = found.get("error")
-        for field in ("seconds", "cpu_seconds", "extra_bytes"):
-            setattr(sample, field, found.get(field, 0))
-        self._results.samples.append(sample)
-        return sample.error is None
+        return self._run.results.add(sample, found).error is None
 
     def _partial(self, site: _Site, key: str) -> Task:
         """A load of a third of the tensors, in runs of neighbours in the files."""
-        names = layout.names(site.server.files(key))
+        names = stored_names(site.server.files(key))
         wanted = [name for at, name in enumerate(names) if at % _RUN_EVERY < _RUN_TENSORS]
         return replace(
             self._task(site, PENSTOCK, LOAD, key), names=tuple(wanted), is_warmed_up=False
@@ -379,21 +324,44 @@ class _Runner:
     def _task(self, site: _Site, name: str, operation: str, key: str) -> Task:
         return Task(
             contender=name,
-            setting=self._results.best[name][operation],
+            setting=self._run.results.extra["best"][name][operation],
             operation=operation,
             endpoint=site.endpoint,
             key=key,
             size_bytes=site.size_bytes,
-            cores=self._results.settings["client_cores"],
+            cores=self._run.results.settings["client_cores"],
         )
 
     def _process(self, site: _Site, task: Task) -> dict[str, Any]:
         contender = CONTENDERS[task.contender]
         if contender.is_missing():
             return {"error": f"{contender.package} is not installed: run make bench-objects"}
-        (found,) = process.run(worker.run, [task], self._place, self._timeout_seconds)
+        found = self._run.child(worker.run, task)
         site.server.remove(worker.WARM_UP)
         return found
+
+
+def stored_names(files: Iterable[Path]) -> list[str]:
+    """The names of all tensors of safetensors files, in the order of their bytes."""
+    return [name for file in files for name in _ordered(file)]
+
+
+def runs(files: Iterable[Path], wanted: Collection[str]) -> int:
+    """How many contiguous ranges of the files hold these tensors and no others."""
+    count = 0
+    for file in files:
+        is_wanted = [False, *(name in wanted for name in _ordered(file))]
+        count += sum(one and not before for before, one in pairwise(is_wanted))
+    return count
+
+
+def _ordered(file: Path) -> list[str]:
+    if file.suffix != ".safetensors":
+        return []
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    header.pop("__metadata__", None)
+    return sorted(header, key=lambda name: header[name]["data_offsets"])
 
 
 if __name__ == "__main__":

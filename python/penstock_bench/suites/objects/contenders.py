@@ -21,6 +21,13 @@ State = dict[str, torch.Tensor]
 
 SAVE, LOAD = "save", "load"
 
+LOCAL, MIRRORED, COPYING = "local", "mirrored", "copying"
+STORES = {
+    LOCAL: "in a store on the disk",
+    MIRRORED: "in one with a mirror at the server in memory",
+    COPYING: "in that one while it copies the step before",
+}
+
 _MIB = 1 << 20
 
 PRELOADED = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import psutil
 
-from penstock_bench.harness.options import ROOT
+from penstock_bench.harness.options import ROOT, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Server:
         (self._directory / BUCKET).mkdir(parents=True)
         for _ in range(_STARTS):
             # Somebody else may take a port that is free just now.
-            self.address = ("127.0.0.1", _free_port())
+            self.address = ("127.0.0.1", free_port())
             if self._start():
                 return self
         raise click.ClickException(f"{program()} does not start")
@@ -144,10 +144,3 @@ class Server:
                 name = words[_WORD_OPERATION].removeprefix("s3_")
                 found.append((name, int(words[_WORD_MILLISECONDS]) / 1e3))
         return found
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

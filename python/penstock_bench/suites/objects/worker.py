@@ -15,8 +15,15 @@ from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import memory
 from penstock_bench.harness.measure import measured
 from penstock_bench.harness.running import rotated
-from penstock_bench.suites.objects.contenders import CONTENDERS, SAVE, Setting, reach
-from penstock_bench.suites.objects.results import COPYING, LOCAL, MIRRORED
+from penstock_bench.suites.objects.contenders import (
+    CONTENDERS,
+    COPYING,
+    LOCAL,
+    MIRRORED,
+    SAVE,
+    Setting,
+    reach,
+)
 from penstock_bench.suites.objects.server import BUCKET
 from penstock_bench.workloads import content, states
 
@@ -88,7 +95,7 @@ def describe(size_bytes: int) -> StateSpec:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """The fields of a `penstock_bench.suites.objects.results.Sample`."""
+    """Measures the operation; returns fields of `penstock_bench.suites.objects.table.Transfer`."""
     # Before anything asks how many there are.
     os.sched_setaffinity(0, task.cores)
     reach(task.endpoint)

@@ -3,108 +3,76 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import fio, machine, memory, process, progress
+from penstock_bench.harness import fio, memory, tables
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import (
-    QUICK_ROUNDS,
-    ROOT,
-    common,
-    names_option,
-    output_directory,
-    show,
-)
-from penstock_bench.harness.running import rotated
-from penstock_bench.suites.offload import report, worker
-from penstock_bench.suites.offload.results import (
-    DEEPSPEED,
-    DEEPSPEED_PLAIN,
-    FIO,
-    LATENCY,
-    PENSTOCK,
-    PENSTOCK_PLAIN,
-    PENSTOCK_REUSED,
-    ROWS,
-    Results,
-    Sample,
-)
+from penstock_bench.harness.suite import Report, Run, suite
+from penstock_bench.results.samples import Sample
+from penstock_bench.results.spread import plain
+from penstock_bench.suites.offload import worker
 from penstock_bench.suites.offload.worker import READ, WRITE, Setting, Task
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.console import Group
+    from rich.table import Table
+
+    from penstock_bench.results.samples import Samples
+
+PENSTOCK, PENSTOCK_PLAIN = "penstock", "penstock-plain"
+DEEPSPEED, DEEPSPEED_PLAIN = "deepspeed", "deepspeed-plain"
+PENSTOCK_REUSED, FIO = "penstock-reused", "fio"
+ROWS = {
+    PENSTOCK: "TensorIO, tensors of Buffers, at the block size; else its defaults",
+    DEEPSPEED: "async_io, pinned tensors, at the best point of its sweep at the block size",
+    PENSTOCK_REUSED: "the same, of no more memory than fio uses, over and over as fio does",
+    FIO: "io_uring, O_DIRECT, huge pages, as many bytes in flight as Penstock",
+    PENSTOCK_PLAIN: "TensorIO, tensors of PyTorch, all defaults",
+    DEEPSPEED_PLAIN: "async_io, tensors of PyTorch, all defaults",
+}
+LATENCY = "latency"
+_RATE, _PROCESSOR = "gb_per_second", "cpu_seconds_per_gb"
 
 _MIB = 1 << 20
-_SIZE_MIB, _QUICK_SIZE_MIB = 1024, 128
-_ROUNDS = 7
+_SIZE_BYTES, _QUICK_SIZE_BYTES = 1024 * _MIB, 128 * _MIB
 _BLOCKS = (_MIB, 8 * _MIB)
 _DEPTH, _THREADS = 32, 2
 _LATENCY_SECONDS = 1
 
-process.preload("penstock_bench.suites.offload.worker")
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@names_option("--only", "names", tuple(ROWS), "Who moves tensors, separated by commas")
-@common
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds for one process.")
-def main(
-    names: tuple[str, ...],
-    rounds: int | None,
-    quick: bool,
-    directory: Path,
-    output: Path | None,
-    timeout: float,
-) -> None:
+@suite(
+    "offload",
+    ROWS,
+    "Who moves tensors",
+    preload=["penstock_bench.suites.offload.worker"],
+    rounds_usual=7,
+)
+def main(run: Run) -> Report:
     """Move one tensor from and to one file, whole, without the page cache."""
-    # Without GPUs; who has some takes them out of the comparison.
+    # The comparison is on the CPU also where there are GPUs.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    size_bytes = (_QUICK_SIZE_MIB if quick else _SIZE_MIB) * _MIB
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    results = Results(
-        machine=machine.describe(ROOT),
-        disk=machine.disk(directory),
-        settings={
-            "command": sys.argv[1:],
-            "rounds": rounds or (QUICK_ROUNDS if quick else _ROUNDS),
-            "size_bytes": size_bytes,
-            "is_quick": quick,
-        },
-    )
-    with workplace(directory, 2 * size_bytes) as place:
-        _Runner(results, names, place, timeout).run()
-    where = output_directory(output)
-    results.write(where / "offload.json")
-    show(report.render(results), where, "offload")
+    size_bytes = _QUICK_SIZE_BYTES if run.is_quick else _SIZE_BYTES
+    with run.at_work(2 * size_bytes, size_bytes=size_bytes):
+        _Scenario(run, size_bytes).measure()
+    return Report(_tables(run.results), {"gb_per_second": _summary(run.results)})
 
 
-class _Runner:
-    """Measures everything, with a progress bar on standard error."""
-
-    def __init__(
-        self, results: Results, names: tuple[str, ...], place: Path, timeout_seconds: float
-    ) -> None:
-        self._results = results
-        self._names = names
-        self._place = place
-        self._timeout_seconds = timeout_seconds
-        # What is read stays as it is; all write over the same other one, so that where its parts
-        # lie makes no difference between them.
-        self._file, self._written = place / "tensor", place / "written"
+class _Scenario:
+    def __init__(self, run: Run, size_bytes: int) -> None:
+        self._run = run
+        self._size_bytes = size_bytes
+        # One file is read and never changed. Another one is written over by all of them, so that
+        # its place on the disk makes no difference between them.
+        self._files = {READ: run.place / "tensor", WRITE: run.place / "written"}
         self._best: dict[tuple[str, int], Setting] = {}
+        run.results.extra |= {"best": {}, "sweep": []}
 
-    def run(self) -> None:
-        """The file, DeepSpeed's sweep, then rounds."""
-        rounds: int = self._results.settings["rounds"]
+    def measure(self) -> None:
+        """Writes the files, sweeps DeepSpeed's settings, then measures in rounds."""
         blocks = [(operation, block) for block in _BLOCKS for operation in (READ, WRITE)]
-        turns: list[tuple[str, str, int]] = [
+        turns = [
             (name, operation, block)
             for operation, block in blocks
             for name in (PENSTOCK, DEEPSPEED, PENSTOCK_REUSED, FIO)
@@ -115,45 +83,38 @@ class _Runner:
             for name in (PENSTOCK_PLAIN, DEEPSPEED_PLAIN)
         ]
         turns += [(name, LATENCY, 0) for name in (PENSTOCK, FIO)]
-        turns = [turn for turn in turns if turn[0] in self._names]
-        with progress.shown(len(blocks) + rounds * len(turns), "touching memory") as tell:
-            memory.warm(2 * self._results.settings["size_bytes"])
-            for operation in (READ, WRITE):
-                self._process(worker.fill, self._task(PENSTOCK, operation))
-            for operation, block in blocks:
-                tell(f"DeepSpeed's sweep: {_named(operation, block)}", 0)
-                if DEEPSPEED in self._names:
-                    self._sweep(operation, block)
-                tell("", 1)
-            for index in range(rounds):
-                for name, operation, block in rotated(turns, index):
-                    tell(f"round {index + 1}: {name}, {_named(operation, block)}", 0)
-                    self._turn(name, operation, block, index)
-                    tell("", 1)
+        turns = [turn for turn in turns if turn[0] in self._run.names]
+        self._run.say("touching memory")
+        memory.warm(2 * self._size_bytes)
+        for operation in (READ, WRITE):
+            self._run.child(worker.fill, self._task(PENSTOCK, operation))
+        swept = blocks if DEEPSPEED in self._run.names else []
+        for operation, block in self._run.each(swept, lambda one: f"sweep: {_named(*one)}"):
+            self._sweep(operation, block)
+        for index, turn in self._run.in_rounds(turns, lambda one: f"{one[0]}, {_named(*one[1:])}"):
+            self._turn(*turn, index)
 
     def _sweep(self, operation: str, block: int) -> None:
-        settings = worker.grid(block)
-        found = self._process(
-            worker.sweep, replace(self._task(DEEPSPEED, operation), settings=settings)
-        )
-        named = _named(operation, block)
+        """Finds the best setting of DeepSpeed at a block size."""
+        settings, named = worker.grid(block), _named(operation, block)
+        task = replace(self._task(DEEPSPEED, operation), settings=settings)
+        found = self._run.child(worker.sweep, task)
         if "error" in found:
-            self._results.samples.append(Sample(DEEPSPEED, 0, named, error=found["error"]))
+            self._run.results.samples.append(Sample(DEEPSPEED, 0, named, error=found["error"]))
             return
         seconds = dict(zip(settings, found["seconds"], strict=True))
-        best = min(seconds, key=lambda one: seconds[one])
-        self._best[operation, block] = best
-        self._results.best[named] = str(best)
-        self._results.sweep += [(named, str(one), spent) for one, spent in seconds.items()]
+        best = self._best[operation, block] = min(seconds, key=lambda one: seconds[one])
+        extra = self._run.results.extra
+        extra["best"][named] = str(best)
+        extra["sweep"] += [(named, str(one), spent) for one, spent in seconds.items()]
 
     def _turn(self, name: str, operation: str, block: int, index: int) -> None:
-        size_bytes = self._results.settings["size_bytes"]
-        sample = Sample(name, index, _named(operation, block), nbytes=worker.TIMES * size_bytes)
-        settle(self._place)
+        sample = Sample(name, index, _named(operation, block), worker.TIMES * self._size_bytes)
+        settle(self._run.place)
         if name == FIO:
-            found = self._fio(operation, block)
+            sample.take(self._fio(operation, block))
         elif operation == LATENCY:
-            found = self._process(worker.latency, self._task(name, READ))
+            sample.take(self._run.child(worker.latency, self._task(name, READ)))
         else:
             task = self._task(name, operation)
             if block:
@@ -163,40 +124,32 @@ class _Runner:
                     return
                 task = replace(task, settings=(setting,))
             if name == PENSTOCK_REUSED:
-                task = replace(task, memory_bytes=min(size_bytes, _DEPTH * _THREADS * block))
-            found = self._process(worker.run, task)
-        sample.error = found.get("error")
-        sample.seconds = found.get("seconds", 0.0)
-        sample.cpu_seconds = found.get("cpu_seconds", 0.0)
-        self._results.samples.append(sample)
+                memory_bytes = min(self._size_bytes, _DEPTH * _THREADS * block)
+                task = replace(task, memory_bytes=memory_bytes)
+            sample.take(self._run.child(worker.run, task))
+        self._run.results.samples.append(sample)
 
     def _task(self, name: str, operation: str) -> Task:
-        size_bytes = self._results.settings["size_bytes"]
         return Task(
             library="deepspeed" if name in (DEEPSPEED, DEEPSPEED_PLAIN) else "penstock",
             operation=operation,
-            path=str(self._written if operation == WRITE else self._file),
-            nbytes=size_bytes,
-            memory_bytes=size_bytes,
+            path=str(self._files[operation]),
+            nbytes=self._size_bytes,
+            memory_bytes=self._size_bytes,
             is_pinned=name not in (PENSTOCK_PLAIN, DEEPSPEED_PLAIN),
         )
 
-    def _process(self, function: Any, task: Task) -> dict[str, Any]:
-        (found,) = process.run(function, [task], self._place, self._timeout_seconds)
-        return found
-
     def _fio(self, operation: str, block: int) -> dict[str, Any]:
-        """The same by fio: each of its threads its part of the file, or a page at a time."""
-        size_bytes = self._results.settings["size_bytes"]
-        path = self._written if operation == WRITE else self._file
+        """The same by fio: each thread moves its part of the file, or reads one page at a time."""
+        path = self._files.get(operation, self._files[READ])
         command = ["fio", "--name=bench", f"--filename={path}", "--direct=1"]
         command += ["--ioengine=io_uring", "--iomem_align=2m", "--output-format=json"]
         command += ["--overwrite=1", "--fallocate=none", "--group_reporting"]
         if operation == LATENCY:
-            command += ["--rw=randread", "--bs=4k", "--iodepth=1", f"--size={size_bytes}"]
+            command += ["--rw=randread", "--bs=4k", "--iodepth=1", f"--size={self._size_bytes}"]
             command += ["--time_based", f"--runtime={_LATENCY_SECONDS}", "--lat_percentiles=1"]
         else:
-            share = size_bytes // _THREADS
+            share = self._size_bytes // _THREADS
             command += [f"--rw={operation}", f"--bs={block}", f"--iodepth={_DEPTH}", "--thread"]
             command += [f"--loops={worker.TIMES}"]
             command += [f"--numjobs={_THREADS}", f"--size={share}", f"--offset_increment={share}"]
@@ -212,6 +165,66 @@ class _Runner:
 
 def _named(operation: str, block: int) -> str:
     return f"{operation} {block // _MIB}M" if block else operation
+
+
+def _operations(results: Samples[Sample]) -> list[str]:
+    return list(dict.fromkeys(one.operation for one in results.samples))
+
+
+def _summary(results: Samples[Sample]) -> dict[str, Any]:
+    return {
+        row: {
+            operation: plain(results.spread(row, _RATE, operation=operation))
+            for operation in _operations(results)
+            if operation != LATENCY
+        }
+        for row in ROWS
+    }
+
+
+def _tables(results: Samples[Sample]) -> Group:
+    best = {f"deepspeed, {one}": words for one, words in results.extra["best"].items()}
+    return tables.page(
+        results,
+        _table(results, "GB/s", _RATE),
+        "",
+        _table(results, "processor seconds per GB", _PROCESSOR),
+        *tables.notes(results.errors(), ROWS | best),
+        _ratios(results),
+    )
+
+
+def _table(results: Samples[Sample], unit: str, figure: str) -> Table:
+    size, rounds = results.settings["size_bytes"] / 1e9, results.settings["rounds"]
+    operations = [one for one in _operations(results) if one != LATENCY]
+    return tables.figures(
+        f"{unit}: {size:.2f} GB, {rounds} interleaved rounds, median [least, most]",
+        operations,
+        {
+            row: [tables.cell(results.spread(row, figure, operation=one)) for one in operations]
+            for row in ROWS
+        },
+    )
+
+
+def _ratios(results: Samples[Sample]) -> Table:
+    found = []
+    pairs = [(PENSTOCK, DEEPSPEED), (PENSTOCK, FIO), (PENSTOCK_REUSED, FIO)]
+    pairs.append((PENSTOCK_PLAIN, DEEPSPEED_PLAIN))
+    for operation in _operations(results):
+        rates = (
+            {"seconds": operation}
+            if operation == LATENCY
+            else {_RATE: operation, _PROCESSOR: f"{operation}, processor"}
+        )
+        for upper, lower in pairs:
+            for figure, words in rates.items():
+                ratio = results.ratio(upper, lower, figure=figure, operation=operation)
+                found.append((f"{upper} / {lower}, {words}", ratio))
+    for row in (PENSTOCK, FIO):
+        waits = results.spread(row, lambda one: one.seconds * 1e6, operation=LATENCY)
+        found.append((f"{row}, microseconds of a 4 KiB read", waits))
+    return tables.ratios(found, "ratio")
 
 
 if __name__ == "__main__":

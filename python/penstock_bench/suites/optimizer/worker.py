@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 import penstock
 from penstock import offload
+from penstock_bench.harness.process import launch_alone
 
 WIDTH = 4096
 STATE_BYTES = 12
@@ -101,11 +101,7 @@ def _zero_infinity(task: Task) -> dict[str, Any]:
         ours.install()
     import deepspeed
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_PORT=str(port))
+    launch_alone()
     deepspeed.init_distributed("gloo")
     config = _config(task)
     with deepspeed.zero.Init(config_dict_or_path=config):

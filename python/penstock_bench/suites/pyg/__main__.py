@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -12,42 +12,63 @@ import click
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle
 from penstock.integrations.pyg.synthetic import WIDTH, Igbh
-from penstock_bench.harness import cache, fio, machine, process, progress
+from penstock_bench.harness import cache, fio, tables
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import (
-    QUICK_ROUNDS,
-    ROOT,
-    ROUNDS,
-    common,
-    names_option,
-    output_directory,
-    show,
-)
-from penstock_bench.harness.running import rotated
+from penstock_bench.harness.suite import Report, Run, suite
+from penstock_bench.results.samples import Sample, Samples, quotient
+from penstock_bench.results.spread import Spread, plain, spread
 from penstock_bench.suites.pyg import place as files
-from penstock_bench.suites.pyg import report, worker
-from penstock_bench.suites.pyg.results import FIO, PEERS, PENSTOCK, ROWS, Results, Sample
-from penstock_bench.suites.pyg.worker import Task
+from penstock_bench.suites.pyg import worker
+from penstock_bench.suites.pyg.worker import (
+    MANY,
+    MEMMAP,
+    MEMMAP_MANY,
+    PENSTOCK,
+    SAMPLE,
+    TRAIN,
+    Task,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.console import Group
+    from rich.table import Table
+
+FIO = "fio"
+PEERS = (MEMMAP, MEMMAP_MANY)
+ROWS = {
+    PENSTOCK: "an epoch by GatherLoader: sampled, gathered ahead, trained",
+    SAMPLE: "the same neighbourhoods, sampled and nothing else",
+    TRAIN: "the same steps, of batches that are in memory",
+    FIO: "the rows that penstock read, at the rate of fio's random reads of 4 KiB",
+    MEMMAP: "its first batches by PyG's NodeLoader with our sampler, over numpy.memmap",
+    MEMMAP_MANY: f"the same with {MANY} processes that sample and gather",
+}
+_DETAILS = {
+    "rows": "rows of features that it is of",
+    "hits": "of them in the cache",
+    "shared": "on their way for another batch",
+    "read_rows": "read",
+    "requests": "requests that read them",
+    "group_peak_bytes": "bytes that its control group had at most",
+}
 
 _SCALE, _QUICK_SCALE = 0.002, 0.0001
 _BATCHES, _QUICK_BATCHES = 200, 6
 _PEER_BATCHES = 2
 _BASE_BYTES = 1 << 30
-"""What an epoch has beside features: libraries, edges, batches under way."""
+"""Memory of an epoch beside features: libraries, edges, batches in flight."""
 _FREE_TIMES_TABLES = 1.5
 _FIO_SECONDS, _QUICK_FIO_SECONDS = 4, 1
 _DEPTHS, _JOBS = (32, 64, 128), (1, 2)
 
-process.preload("penstock_bench.suites.pyg.worker")
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@names_option("--only", "names", tuple(ROWS), "What is measured, separated by commas")
-@common
+@suite(
+    "pyg",
+    ROWS,
+    "What is measured",
+    preload=["penstock_bench.suites.pyg.worker"],
+    timeout_seconds=1200.0,
+)
 @click.option("--scale", type=float, help=f"Of IGBH-full, 2.2 TB of features. [{_SCALE}]")
 @click.option("--ordered", is_flag=True, help="Nodes numbered by their edges, not at random.")
 @click.option("--batches", type=click.IntRange(min=1), help=f"Of an epoch. [{_BATCHES}]")
@@ -60,165 +81,204 @@ process.preload("penstock_bench.suites.pyg.worker")
 @click.option("--window", default=16, show_default=True, help="Batches that the cache knows.")
 @click.option("--ahead", default=2, show_default=True, help="Batches that are gathered ahead.")
 @click.option("--workers", default=1, show_default=True, help="Processes that sample.")
-@click.option("--timeout", default=1200.0, show_default=True, help="Seconds for one process.")
 def main(
-    names: tuple[str, ...],
-    rounds: int | None,
-    quick: bool,
-    directory: Path,
-    output: Path | None,
+    run: Run,
+    *,
     scale: float | None,
     ordered: bool,
     batches: int | None,
     peer_batches: int,
     batch_size: int,
     fan_out: str,
-    width: int,
     cache_share: float,
     memory_share: float,
-    window: int,
-    ahead: int,
-    workers: int,
-    timeout: float,
-) -> None:
+    **rest: int,
+) -> Report:
     """An epoch of a graph network whose features are on storage, with memory limited."""
-    made = Igbh(scale or (_QUICK_SCALE if quick else _SCALE), is_permuted=not ordered)
+    made = Igbh(scale or (_QUICK_SCALE if run.is_quick else _SCALE), is_permuted=not ordered)
     table_bytes = sum(made.nodes.values()) * WIDTH * 4
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
     task = Task(
         kind="",
         place="",
         group=None,
         seed=0,
-        batches=batches or (_QUICK_BATCHES if quick else _BATCHES),
+        batches=batches or (_QUICK_BATCHES if run.is_quick else _BATCHES),
         batch_size=batch_size,
         fan_out=tuple(int(one) for one in fan_out.split(",")),
-        width=width,
         cache_bytes=int(table_bytes * cache_share),
-        window=window,
-        ahead=ahead,
-        workers=workers,
+        **rest,
     )
-    results = Results(
-        machine=machine.describe(ROOT),
-        disk=machine.disk(directory),
-        settings={
-            **dataclasses.asdict(task),
-            "command": sys.argv[1:],
-            "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
-            "peer_batches": min(peer_batches, task.batches),
-            "scale": made.scale,
-            "is_permuted": made.is_permuted,
-            "table_bytes": table_bytes,
-            "memory_bytes": _BASE_BYTES + int(table_bytes * memory_share),
+    run.results.settings |= {
+        **dataclasses.asdict(task),
+        "peer_batches": min(peer_batches, task.batches),
+        "scale": made.scale,
+        "is_permuted": made.is_permuted,
+        "table_bytes": table_bytes,
+        "memory_bytes": _BASE_BYTES + int(table_bytes * memory_share),
+    }
+    with run.at_work(_FREE_TIMES_TABLES * table_bytes) as place:
+        _measure(run, dataclasses.replace(task, place=str(place)), made)
+    results = run.results
+    return Report(
+        _tables(results),
+        {
+            "seconds": {row: plain(results.spread(row)) for row in ROWS},
+            "bound_ratio": plain(bound_ratio(results)),
+            "peer_ratios": {row: plain(peer_ratio(results, row)) for row in PEERS},
         },
     )
-    with workplace(directory, _FREE_TIMES_TABLES * table_bytes) as place:
-        seconds = _QUICK_FIO_SECONDS if quick else _FIO_SECONDS
-        _Runner(results, names, place, task, made, timeout, seconds).run()
-    where = output_directory(output)
-    results.write(where / "pyg.json")
-    show(report.render(results), where, "pyg")
 
 
-class _Runner:
-    """Measures everything, with a progress bar on standard error."""
+def _measure(run: Run, task: Task, made: Igbh) -> None:
+    """Writes the files, finds fio's best setting, then measures in rounds."""
+    files.write(run.place, made, run.say)
+    run.say("fio")
+    best = _best(run) if FIO in run.names else None
+    names = [name for name in run.names if name != FIO]
+    # fio's rate is held against the misses of the epoch of its round, so fio ends the round.
+    for index, name in run.in_rounds(names, last=[] if best is None else [FIO]):
+        if name != FIO:
+            _epoch(run, task, name, index)
+        elif best is not None:
+            _bound(run, best, index)
 
-    def __init__(
-        self,
-        results: Results,
-        names: tuple[str, ...],
-        place: Path,
-        task: Task,
-        made: Igbh,
-        timeout_seconds: float,
-        fio_seconds: int,
-    ) -> None:
-        self._results = results
-        self._names = [name for name in ROWS if name in names]
-        self._place = place
-        self._task = dataclasses.replace(task, place=str(place))
-        self._made = made
-        self._timeout_seconds = timeout_seconds
-        self._fio_seconds = fio_seconds
 
-    def run(self) -> None:
-        """The files, fio's best setting, then rounds."""
-        rounds: int = self._results.settings["rounds"]
-        steps = 2 + len(self._made.nodes) + rounds * len(self._names)
-        with progress.shown(steps, "graph") as tell:
-            files.write(self._place, self._made, tell)
-            tell("fio", 0)
-            best = self._best() if FIO in self._names else None
-            tell("", 1)
-            for index in range(rounds):
-                # What fio's rate is multiplied with comes from the epoch of the round.
-                names = rotated([name for name in self._names if name != FIO], index)
-                for name in names:
-                    tell(f"round {index + 1}: {name}", 0)
-                    self._epoch(name, index)
-                    tell("", 1)
-                if best is not None:
-                    tell(f"round {index + 1}: fio", 0)
-                    self._bound(best, index)
-                    tell("", 1)
+def _epoch(run: Run, task: Task, name: str, index: int) -> None:
+    settle(run.place)
+    cache.drop([path for path in run.place.rglob("*") if path.is_file()])
+    settings = run.results.settings
+    batches = settings["peer_batches" if name in PEERS else "batches"]
+    task = dataclasses.replace(task, kind=name, seed=index, batches=batches)
+    try:
+        with limited(settings["memory_bytes"]) as group:
+            found = run.child(worker.run, dataclasses.replace(task, group=str(group.processes)))
+            found["group_peak_bytes"] = group.peak_bytes
+    except LimitError as error:
+        found = {"error": f"memory cannot be limited: {error}"}
+    run.results.add(Sample(name, index), found)
 
-    def _epoch(self, name: str, index: int) -> None:
-        settle(self._place)
-        cache.drop([path for path in self._place.rglob("*") if path.is_file()])
-        settings = self._results.settings
-        batches = settings["peer_batches" if name in PEERS else "batches"]
-        task = dataclasses.replace(self._task, kind=name, seed=index, batches=batches)
+
+def _bound(run: Run, setting: tuple[int, int], index: int) -> None:
+    """The misses of the round's epoch, at fio's rate."""
+    sample = Sample(FIO, index)
+    misses = run.results.values(PENSTOCK, "read_rows").get(index)
+    try:
+        rate = sample.detail["iops"] = _rate(run, setting)
+        if misses is None:
+            sample.error = f"there is no epoch of {PENSTOCK} to count the misses of"
+        else:
+            sample.seconds = misses / rate
+    except (FioError, OSError) as error:
+        sample.error = str(error)
+    run.results.samples.append(sample)
+
+
+def _best(run: Run) -> tuple[int, int] | None:
+    rates: dict[tuple[int, int], float] = {}
+    for setting in itertools.product(_DEPTHS, _JOBS):
         try:
-            with limited(settings["memory_bytes"]) as group:
-                task = dataclasses.replace(task, group=str(group.processes))
-                (found,) = process.run(worker.run, [task], self._place, self._timeout_seconds)
-                found["group_peak_bytes"] = group.peak_bytes
-        except LimitError as error:
-            found = {"error": f"memory cannot be limited: {error}"}
-        self._results.samples.append(Sample.of_epoch(name, index, found))
-
-    def _bound(self, setting: tuple[int, int], index: int) -> None:
-        """The misses of the round's epoch, at fio's rate."""
-        sample = Sample(FIO, index)
-        epochs = [one for one in self._results.samples if one.row == PENSTOCK and not one.error]
-        misses = next((one.detail["read_rows"] for one in epochs if one.round_index == index), None)
-        try:
-            rate = self._rate(setting)
-            sample.detail["iops"] = rate
-            if misses is None:
-                sample.error = f"there is no epoch of {PENSTOCK} to count the misses of"
-            else:
-                sample.seconds = misses / rate
+            rates[setting] = _rate(run, setting)
         except (FioError, OSError) as error:
-            sample.error = str(error)
-        self._results.samples.append(sample)
+            run.results.samples.append(Sample(FIO, 0, error=str(error)))
+            return None
+    run.results.extra["fio"] = {
+        f"depth {depth}, jobs {jobs}": rate for (depth, jobs), rate in rates.items()
+    }
+    return max(rates, key=lambda setting: rates[setting])
 
-    def _best(self) -> tuple[int, int] | None:
-        rates: dict[tuple[int, int], float] = {}
-        for setting in itertools.product(_DEPTHS, _JOBS):
-            try:
-                rates[setting] = self._rate(setting)
-            except (FioError, OSError) as error:
-                self._results.samples.append(Sample(FIO, 0, error=str(error)))
-                return None
-        self._results.fio = {
-            f"depth {depth}, jobs {jobs}": rate for (depth, jobs), rate in rates.items()
-        }
-        return max(rates, key=lambda setting: rates[setting])
 
-    def _rate(self, setting: tuple[int, int]) -> float:
-        """Random reads of 4 KiB a second, of the rows of papers."""
-        depth, jobs = setting
-        path, offset, nbytes = files.file_of(self._place, "paper")
-        settle(self._place)
-        command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", "--bs=4096"]
-        command += [f"--offset={offset}", f"--size={nbytes}", "--direct=1", "--readonly"]
-        command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--numjobs={jobs}"]
-        command += ["--group_reporting", "--norandommap=1", "--time_based=1", "--iomem_align=2m"]
-        command += [f"--runtime={self._fio_seconds}", "--output-format=json"]
-        return float(fio.job(command)["read"]["iops"])
+def _rate(run: Run, setting: tuple[int, int]) -> float:
+    """Random reads of 4 KiB a second, of the rows of papers."""
+    depth, jobs = setting
+    path, offset, nbytes = files.file_of(run.place, "paper")
+    settle(run.place)
+    seconds = _QUICK_FIO_SECONDS if run.is_quick else _FIO_SECONDS
+    command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", "--bs=4096"]
+    command += [f"--offset={offset}", f"--size={nbytes}", "--direct=1", "--readonly"]
+    command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--numjobs={jobs}"]
+    command += ["--group_reporting", "--norandommap=1", "--time_based=1", "--iomem_align=2m"]
+    command += [f"--runtime={seconds}", "--output-format=json"]
+    return float(fio.job(command)["read"]["iops"])
+
+
+def bounds(results: Samples[Sample]) -> dict[int, tuple[str, float]]:
+    """Of each round the longest part of an epoch, which no epoch can be faster than."""
+    parts = {row: results.values(row) for row in (SAMPLE, TRAIN, FIO)}
+    rounds = set.intersection(*(set(one) for one in parts.values()))
+    return {
+        index: max(((row, one[index]) for row, one in parts.items()), key=lambda part: part[1])
+        for index in sorted(rounds)
+    }
+
+
+def bound_ratio(results: Samples[Sample]) -> Spread | None:
+    """An epoch as a multiple of its longest part."""
+    longest = {index: seconds for index, (_, seconds) in bounds(results).items()}
+    return quotient(results.values(PENSTOCK), longest)
+
+
+def peer_ratio(results: Samples[Sample], peer: str) -> Spread | None:
+    """How many times as long a peer takes as Penstock for the same batches, within a round."""
+    ours = {one.round_index: one for one in results.good(PENSTOCK)}
+    return spread(
+        one.seconds / ours[one.round_index].detail["at"][len(one.detail["at"]) - 1]
+        for one in results.good(peer)
+        if one.round_index in ours
+    )
+
+
+def differing(results: Samples[Sample]) -> list[str]:
+    """The peers whose losses of the same batches are not those of Penstock."""
+    ours = {one.round_index: one.detail["losses"] for one in results.good(PENSTOCK)}
+    return [
+        f"{one.row}: other losses in round {one.round_index + 1}"
+        for peer in PEERS
+        for one in results.good(peer)
+        if ours.get(one.round_index, [])[: len(one.detail["losses"])] != one.detail["losses"]
+    ]
+
+
+def _tables(results: Samples[Sample]) -> Group:
+    told = results.settings
+    sizes = {name: f"{told[f'{name}_bytes'] / 1e9:.2f} GB" for name in ("table", "cache", "memory")}
+    epochs = tables.figures(
+        f"{told['batches']} batches of {told['batch_size']} papers, fan-out {told['fan_out']},"
+        f" {sizes['table']} of features, cache {sizes['cache']}, memory {sizes['memory']},"
+        f" {told['rounds']} interleaved rounds, median [least, most]",
+        ["seconds", "of the processor"],
+        {
+            row: [
+                tables.cell(results.spread(row)),
+                tables.cell(results.spread(row, "cpu_seconds") if row != FIO else None),
+            ]
+            for row in ROWS
+        },
+    )
+    counts = [(words, results.spread(PENSTOCK, name)) for name, words in _DETAILS.items()]
+    counts.append(("random reads of 4 KiB a second, by fio", results.spread(FIO, "iops")))
+    details = tables.figures(
+        None,
+        ["median [least, most]"],
+        {words: [tables.cell(found, ",.0f")] for words, found in counts if found},
+        first=f"of an epoch by {PENSTOCK}",
+    )
+    failed = [*results.errors(), *differing(results)]
+    return tables.page(results, epochs, *tables.notes(failed, ROWS), details, _ratios(results))
+
+
+def _ratios(results: Samples[Sample]) -> Table:
+    longest = Counter(row for row, _ in bounds(results).values())
+    caption = tables.WITHIN
+    if longest:
+        told = ", ".join(f"{row} in {count}" for row, count in longest.most_common())
+        caption += f" The longest part: {told} rounds."
+    title = f"{PENSTOCK} / max({SAMPLE}, {TRAIN}, misses / IOPS), bar <= 1.10"
+    found = [(title, bound_ratio(results))]
+    batches = results.settings["peer_batches"]
+    for row in PEERS:
+        title = f"{row} / {PENSTOCK}, {batches} batches, bar >= 10"
+        found.append((title, peer_ratio(results, row)))
+    return tables.ratios(found, caption=caption)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _EDGES, _LABELS = "edges", "labels.npy"
 
 
-def write(place: Path, made: Igbh, tell: Callable[[str, int], None]) -> None:
+def write(place: Path, made: Igbh, say: Callable[[str], None]) -> None:
     """Writes both, once for the run."""
-    tell("edges", 0)
+    say("edges")
     graph = made.graph()
     (place / _EDGES).mkdir()
     for kind_of_edges, edges in graph.edges.items():
@@ -28,11 +28,9 @@ def write(place: Path, made: Igbh, tell: Callable[[str, int], None]) -> None:
         np.save(place / _EDGES / f"{name}.first.npy", edges.first.numpy())
         np.save(place / _EDGES / f"{name}.sources.npy", edges.sources.numpy().astype(np.int32))
     np.save(place / _LABELS, made.labels.numpy())
-    tell("", 1)
     for kind, count in made.nodes.items():
-        tell(f"features of {kind}", 0)
+        say(f"features of {kind}")
         features.write(place / kind, made.rows(kind), shape=(count, WIDTH))
-        tell("", 1)
 
 
 def graph_of(place: Path) -> Graph:

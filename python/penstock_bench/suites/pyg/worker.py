@@ -18,12 +18,16 @@ from penstock import features
 from penstock.integrations.pyg import FeatureStore, GatherLoader, NeighborSampler
 from penstock.integrations.pyg.synthetic import CLASSES, WIDTH
 from penstock_bench.suites.pyg import place as files
-from penstock_bench.suites.pyg.results import MANY, MEMMAP, MEMMAP_MANY, PENSTOCK, SAMPLE, TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.integrations.pyg import Graph
+
+PENSTOCK, SAMPLE, TRAIN = "penstock", "sample", "train"
+MEMMAP, MEMMAP_MANY = "memmap", "memmap-many"
+MANY = 8
+"""Processes of `MEMMAP_MANY`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Task:
     """One process.
 
     Attributes:
-        kind: A name of `results.ROWS`.
+        kind: `PENSTOCK`, `SAMPLE`, `TRAIN`, `MEMMAP` or `MEMMAP_MANY`.
         place: Where graph and features are.
         group: The control group's file to join by; None where there is none.
         seed: Of the nodes that the epoch is of, its order and what is sampled.

@@ -99,7 +99,7 @@ def run(task: Task) -> dict[str, Any]:
         dist.barrier()
         dist.destroy_process_group()
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    return {"seconds": seconds, "state_bytes": nbytes}
+    return {"seconds": seconds, "nbytes": nbytes}
 
 
 def make(size_bytes: int, mesh: DeviceMesh | None, *, is_empty: bool = False) -> State:

@@ -8,17 +8,17 @@ the sync of every file and directory that it wrote.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import cache, memory
 from penstock_bench.harness.durable import files_below, sync_tree
-from penstock_bench.harness.measure import measured
+from penstock_bench.harness.measure import Cost, measured
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.workloads import content, states
 
@@ -44,7 +44,7 @@ class Task:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """The fields of a `penstock_bench.suites.save_load.results.Sample`."""
+    """Measures the operation; returns the fields of its sample."""
     contender = CONTENDERS[task.contender].writer()
     directory = Path(task.directory)
     warm_up(contender, directory.with_name(f"{directory.name}-warm-up"), task.variant)
@@ -83,7 +83,7 @@ def save(contender: Writer, directory: Path, spec: StateSpec) -> dict[str, Any]:
         sync_seconds = time.perf_counter() - saved
     files = files_below(directory)
     return {
-        **costs(cost),
+        **cost.times,
         "extra_bytes": cost.peak_growth_bytes,
         "sync_seconds": sync_seconds,
         "disk_bytes": sum(path.stat().st_blocks * 512 for path in files),
@@ -107,7 +107,7 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
     if task.is_checked:
         require_equal(tensors, spec)
     return {
-        **costs(cost),
+        **cost.times,
         "extra_bytes": max(0, cost.peak_growth_bytes - spec.nbytes),
         "resident_fraction": resident_fraction,
         "dropped": dropped,
@@ -116,15 +116,27 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
     }
 
 
+def save_and_load(
+    path: Path, state: Any, spec: StateSpec, options: penstock.Options | None = None
+) -> tuple[Cost, Cost]:
+    """Measures a durable save by Penstock in this process, and a cold load of the checkpoint."""
+    shutil.rmtree(path, ignore_errors=True)
+    settle(path.parent)
+    with measured() as saving:
+        penstock.save(path, state, options=options, no_dist=True)
+    cache.drop_everything(files_below(path))
+    settle(path.parent)
+    memory.touch(memory_to_touch(spec))
+    with measured() as loading:
+        loaded = penstock.load(path, options=options)
+    del loaded
+    shutil.rmtree(path)
+    return saving, loading
+
+
 def memory_to_touch(spec: StateSpec) -> int:
     """What an operation may use beside the state it is given: a copy of it, and then some."""
     return spec.nbytes + spec.nbytes // 8
-
-
-def costs(cost: Any) -> dict[str, float]:
-    """The times of a cost."""
-    fields = dataclasses.asdict(cost)
-    return {name: fields[name] for name in ("seconds", "cpu_seconds", "machine_cpu_seconds")}
 
 
 def require_own_memory(tensors: dict[str, torch.Tensor], directory: Path) -> None:

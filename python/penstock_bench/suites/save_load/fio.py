@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ class Setting:
         return f"{self.engine}, {self.block_bytes // MIB} MiB x {self.depth}{jobs}"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run's figures as fio has them: its time begins after the files were allocated."""
 
     seconds: float

@@ -7,24 +7,21 @@ the defaults.
 
 from __future__ import annotations
 
-import shutil
-import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import penstock
-from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import cache, memory
-from penstock_bench.harness.durable import files_below
-from penstock_bench.harness.options import ROOT
+from penstock_bench.harness import tables
+from penstock_bench.harness.options import directory_option, size_option
 from penstock_bench.harness.running import rotated
-from penstock_bench.suites.save_load.child import memory_to_touch
+from penstock_bench.results.spread import spread
+from penstock_bench.suites.save_load.child import save_and_load
 from penstock_bench.workloads import states
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SETTINGS = (
     "",
@@ -51,41 +48,32 @@ def parse(text: str) -> dict[str, Any]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--options", "settings", multiple=True, metavar="NAME=VALUE,…")
-@click.option("--size-gib", default=2.0, show_default=True, help="Of the Llama state.")
+@size_option
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--directory", type=click.Path(path_type=Path), default=ROOT / ".cache" / "bench")
+@directory_option
 def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Path) -> None:
     """Measure durable saves and cold loads under different options."""
     chosen = ("", *settings) if settings else _SETTINGS
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "sweep"
     spec = states.describe("llama", int(size_gib * states.GIB))
     state = spec.nested()
-    rates: dict[str, list[tuple[float, float]]] = {text: [] for text in chosen}
+    rates: dict[str, list[tuple[float, ...]]] = {text: [] for text in chosen}
     for index in range(rounds):
         for text in rotated(chosen, index):
             options = penstock.Options(**parse(text))
-            shutil.rmtree(path, ignore_errors=True)
-            settle(directory)
-            began = time.perf_counter()
-            penstock.save(path, state, options=options, no_dist=True)
-            saved = time.perf_counter() - began
-            cache.drop_everything(files_below(path))
-            settle(directory)
-            memory.touch(memory_to_touch(spec))
-            began = time.perf_counter()
-            loaded = penstock.load(path, options=options)
-            seconds = time.perf_counter() - began
-            del loaded
-            rates[text].append((spec.nbytes / saved / 1e9, spec.nbytes / seconds / 1e9))
-    shutil.rmtree(path)
-    table = Table("options", "save GB/s", "load GB/s", title=spec.description)
-    for text, found in rates.items():
-        columns = (
-            f"{np.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
-            for values in zip(*found, strict=True)
-        )
-        table.add_row(text or "(defaults)", *columns)
+            saved, loaded = save_and_load(directory / "sweep", state, spec, options)
+            rates[text].append(tuple(spec.nbytes / one.seconds / 1e9 for one in (saved, loaded)))
+    table = tables.figures(
+        spec.description,
+        ["save GB/s", "load GB/s"],
+        {
+            text or "(defaults)": [
+                tables.cell(spread(one), ".2f") for one in zip(*found, strict=True)
+            ]
+            for text, found in rates.items()
+        },
+        first="options",
+    )
     Console().print(table)
 
 

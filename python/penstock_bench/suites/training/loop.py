@@ -149,7 +149,7 @@ def run(task: Task) -> dict[str, Any]:
     if task.saver != NOTHING:
         require_written(root, task.saves + 1, state_bytes)
     return {
-        "state_bytes": state_bytes,
+        "nbytes": state_bytes,
         "copy_seconds": copy_seconds,
         "extra_bytes": cost.peak_growth_bytes + children_bytes,
         "first": asdict(first),

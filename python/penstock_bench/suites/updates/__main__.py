@@ -3,131 +3,118 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import machine, process, progress
-from penstock_bench.harness.machine import workplace
-from penstock_bench.harness.options import (
-    QUICK_ROUNDS,
-    ROOT,
-    ROUNDS,
-    common,
-    names_option,
-    output_directory,
-    show,
-)
-from penstock_bench.harness.running import rotated
-from penstock_bench.suites.updates import report, worker
-from penstock_bench.suites.updates.results import WRITERS, Results, Sample
+from penstock_bench.harness import tables
+from penstock_bench.harness.suite import Report, Run, suite
+from penstock_bench.results.samples import Sample, Samples
+from penstock_bench.results.spread import plain
+from penstock_bench.suites.updates import worker
 from penstock_bench.suites.updates.worker import ROW_BYTES, Task
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.console import Group
+
+TABLE, PWRITE, QUEUE, ROCKSDICT = "table", "pwrite", "queue", "rocksdict"
+WRITERS = {
+    TABLE: "penstock.features.Table: update and flush; without folding",
+    PWRITE: "os.pwrite of each row in its place, in order, through the page cache, and fdatasync",
+    QUEUE: "penstock.offload.TensorIO.write_all of the rows in their places, and fdatasync",
+    ROCKSDICT: "RocksDB by rocksdict: a WriteBatch with its log, the last one of a flush synced",
+}
 
 _ROWS, _QUICK_ROWS = 4_000_000, 100_000
 _MEMORY_BYTES = 512 << 20
 _BATCH_ROWS, _BATCHES, _FLUSHES, _QUICK_FLUSHES = 4096, 8, 4, 1
 _FREE_TIMES = 8
 
-process.preload("penstock_bench.suites.updates.worker")
 
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@names_option("--only", "names", tuple(WRITERS), "Who writes, separated by commas")
-@common
-@click.option("--timeout", default=900.0, show_default=True, help="Seconds for one process.")
-def main(
-    names: tuple[str, ...],
-    rounds: int | None,
-    quick: bool,
-    directory: Path,
-    output: Path | None,
-    timeout: float,
-) -> None:
+@suite(
+    "updates",
+    WRITERS,
+    "Who writes",
+    preload=["penstock_bench.suites.updates.worker"],
+    timeout_seconds=900.0,
+)
+def main(run: Run) -> Report:
     """Rows of a table larger than memory, written anew and made durable."""
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    rows = _QUICK_ROWS if quick else _ROWS
-    results = Results(
-        machine=machine.describe(ROOT),
-        disk=machine.disk(directory),
-        settings={
-            "command": sys.argv[1:],
-            "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
-            "rows": rows,
-            "row_bytes": ROW_BYTES,
-            "batch_rows": _BATCH_ROWS,
-            "batches": _BATCHES,
-            "flushes": _QUICK_FLUSHES if quick else _FLUSHES,
+    sizes = {
+        "rows": _QUICK_ROWS if run.is_quick else _ROWS,
+        "batch_rows": _BATCH_ROWS,
+        "batches": _BATCHES,
+        "flushes": _QUICK_FLUSHES if run.is_quick else _FLUSHES,
+    }
+    needed_bytes = _FREE_TIMES * sizes["rows"] * ROW_BYTES
+    with run.at_work(needed_bytes, row_bytes=ROW_BYTES, **sizes) as place:
+
+        def task(name: str, group: str | None, seed: int) -> Task:
+            return Task(name, str(place / name), group, seed=seed, **sizes)
+
+        for name in run.each(run.names, lambda name: f"table of {name}"):
+            run.child(worker.prepare, task(name, None, 0), name)
+        for index, name in run.in_rounds(run.names):
+            settle(place)
+            with contextlib.ExitStack() as stack:
+                group = _limited(run, stack)
+                found = run.child(worker.run, task(name, group, index + 1), name)
+            sample = Sample(name, index, error=found.pop("error", None))
+            sample.nbytes = sizes["batch_rows"] * sizes["batches"] * sizes["flushes"] * ROW_BYTES
+            sample.take(found)
+            run.results.samples.append(sample)
+    others = [name for name in WRITERS if name != TABLE]
+    return Report(
+        _tables(run.results),
+        {
+            "rates": {name: plain(run.results.spread(name, rate)) for name in WRITERS},
+            "ratios": {name: plain(run.results.ratio(TABLE, name, figure=rate)) for name in others},
         },
     )
-    with workplace(directory, _FREE_TIMES * rows * ROW_BYTES) as place:
-        _measure(results, names, place, timeout)
-    where = output_directory(output)
-    results.write(where / "updates.json")
-    show(report.render(results), where, "updates")
 
 
-def _measure(results: Results, names: tuple[str, ...], place: Path, timeout: float) -> None:
+def _limited(run: Run, stack: contextlib.ExitStack) -> str | None:
+    """Limits memory by a control group, where one can be made; returns its file of processes."""
+    try:
+        limit = stack.enter_context(limited(_MEMORY_BYTES))
+    except LimitError as error:
+        run.results.settings["memory"] = f"not limited: {error}"
+        return None
+    run.results.settings["memory"] = f"{_MEMORY_BYTES >> 20} MiB, by a control group"
+    return str(limit.processes)
+
+
+def rate(one: Sample) -> float:
+    """Rows a second."""
+    return one.nbytes / ROW_BYTES / one.seconds
+
+
+def _cpu_seconds(one: Sample) -> float:
+    """Processor time of a million rows."""
+    return one.cpu_seconds / (one.nbytes / ROW_BYTES) * 1e6
+
+
+def _tables(results: Samples[Sample]) -> Group:
     settings = results.settings
-    chosen = [name for name in WRITERS if name in names]
-
-    def task(name: str, group: str | None, seed: int) -> Task:
-        return Task(
-            name,
-            str(place / name),
-            group,
-            rows=settings["rows"],
-            batch_rows=settings["batch_rows"],
-            batches=settings["batches"],
-            flushes=settings["flushes"],
-            seed=seed,
-        )
-
-    with progress.shown(len(chosen) * (1 + settings["rounds"]), "tables") as tell:
-        broken: dict[str, str] = {}
-        for name in chosen:
-            tell(f"table of {name}", 0)
-            (made,) = process.run(worker.prepare, [task(name, None, 0)], place, timeout)
-            if "error" in made:
-                broken[name] = made["error"]
-            tell("", 1)
-        for index in range(settings["rounds"]):
-            for name in rotated(chosen, index):
-                tell(f"round {index + 1}: {name}", 0)
-                settle(place)
-                found: dict[str, Any] = {"error": broken[name]} if name in broken else {}
-                with contextlib.ExitStack() as stack:
-                    group = None
-                    try:
-                        limit = stack.enter_context(limited(_MEMORY_BYTES))
-                        group = str(limit.processes)
-                        settings["memory"] = f"{_MEMORY_BYTES >> 20} MiB, by a control group"
-                    except LimitError as error:
-                        settings["memory"] = f"not limited: {error}"
-                    if not found:
-                        tasks = [task(name, group, index + 1)]
-                        (found,) = process.run(worker.run, tasks, place, timeout)
-                results.samples.append(_sample(settings, name, index, found))
-                tell("", 1)
-
-
-def _sample(settings: dict[str, Any], name: str, index: int, found: dict[str, Any]) -> Sample:
-    if "error" in found:
-        return Sample(name, index, error=str(found["error"]))
-    written = settings["batch_rows"] * settings["batches"] * settings["flushes"]
-    return Sample(
-        name,
-        index,
-        rate=written / found["seconds"],
-        cpu_seconds=found["cpu_seconds"] / written * 1e6,
-        fold_seconds=found.get("fold_seconds", 0.0),
+    rows = {
+        name: [
+            tables.cell(results.spread(name, rate), ",.0f"),
+            tables.cell(results.spread(name, _cpu_seconds)),
+            tables.cell(results.ratio(TABLE, name, figure=rate) if name != TABLE else None),
+        ]
+        for name in WRITERS
+    }
+    table = tables.figures(
+        f"{settings['row_bytes']}-byte rows at random of {settings['rows']:,}, a flush every"
+        f" {settings['batches'] * settings['batch_rows']:,}; {settings['rounds']} interleaved"
+        " rounds, median [least, most]",
+        ["rows a second", "s of processor a million", "the table writes, times as many"],
+        rows,
     )
+    lines = [f"  memory: {settings['memory']}"]
+    if folded := results.spread(TABLE, "fold_seconds"):
+        lines.insert(0, f"  to fold them takes {folded.with_range('.3g')} s")
+    return tables.page(results, table, *tables.notes(results.errors(), WRITERS), *lines)
 
 
 if __name__ == "__main__":
