@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from penstock.cli import endings
 from penstock.cli.examples import example
 from penstock.cli.names import names_of
 from penstock.cli.units import Finite, Size
-from penstock.common.console import PATH, console, json_option, print_json
+from penstock.common.console import PATH, console, json_option
 from penstock.errors import MissingDependencyError, PenstockError
 from penstock_bench.cli import outputs
 from penstock_bench.cli.checkpoint_plan import PASSES, planned, results_of
@@ -129,14 +129,8 @@ def bench_checkpoint(
     outputs.check_distinct(output, report)
     place = directory.absolute()
 
-    def tell(results: Results) -> None:
-        outputs.write(results, output, report)
-        if as_json:
-            print_json(results.as_json())
-        else:
-            print_results(results)
-
-    with endings.tidy():
+    with ExitStack() as stack:
+        stack.enter_context(endings.tidy())
         if here is None:
             plan, settings = planned(place, asked, None)
             team = Team()
@@ -144,17 +138,15 @@ def bench_checkpoint(
             team = Team(here.rank, here.ranks)
             plan, settings = _agreed(team, place, asked, here)
         results = results_of(place, plan, settings)
-        try:
-            _run(results, plan, team, is_spawned=here is None, is_quiet=as_json or bool(team.rank))
-        except BaseException:
-            # Hours may have gone into what there is.
-            if results.measurements:
-                tell(results)
-            raise
+        if not team.rank:
+            told = outputs.told(
+                results, print_results, output=output, report=report, as_json=as_json
+            )
+            stack.enter_context(told)
+        _run(results, plan, team, is_spawned=here is None, is_quiet=as_json or bool(team.rank))
         team.leave()
     if team.rank:
         return 0
-    tell(results)
     return int(any(one.error for one in results.measurements) or not results.measurements)
 
 
@@ -182,22 +174,16 @@ def _agreed(
 
 def _run(results: Results, plan: Plan, team: Team, *, is_spawned: bool, is_quiet: bool) -> None:
     """Runs the plan with a bar; its directory is gone afterwards, however it ends."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    display = console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     total = None if plan.fill is not None else 2 * plan.rounds * len(plan.writers)
     work = Path(plan.directory)
-    hidden = is_quiet or not display.is_terminal
-    with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=total)
+    with outputs.progress(total, is_quiet=is_quiet) as update:
 
         def take(said: Measurement | str) -> None:
             if isinstance(said, str):
-                bar.update(task, description=said)
+                update(description=said)
             else:
                 results.measurements.append(said)
-                bar.advance(task)
+                update(advance=1)
 
         if not team.rank:
             work.mkdir()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli import endings, working
+from penstock.cli import working
 from penstock.cli.examples import example
 from penstock.cli.names import names_of
 from penstock.cli.units import Finite, Size
-from penstock.common.console import PATH, console, json_option, print_json
-from penstock.common.machine import facts
+from penstock.common.console import PATH, json_option
 from penstock_bench.cli import outputs
 from penstock_bench.cli.gather_table import print_results
 from penstock_bench.cli.outputs import output_option, report_option
 from penstock_bench.harness.running import unused
 from penstock_bench.peers.gather import GATHERERS, OURS
-from penstock_bench.results.results import Results
 from penstock_bench.suites.gather.cases import (
     CASES,
     POLICIES,
@@ -29,7 +26,7 @@ from penstock_bench.suites.gather.cases import (
     table_size,
 )
 from penstock_bench.suites.gather.gather import Gather
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,10 +41,10 @@ _QUICK: dict[str, Any] = {"rows": 1 << 16, "batches": 24, "rounds": 1}
 
 
 def _row_bytes(_: click.Context, __: click.Parameter, nbytes: int) -> int:
-    if not numbered.ROW_BYTES_MIN <= nbytes <= 1 << 16 or nbytes % numbered.WORD_BYTES:
+    if not row_content.ROW_BYTES_MIN <= nbytes <= 1 << 16 or nbytes % row_content.WORD_BYTES:
         raise click.BadParameter(
-            f"{nbytes}: rows have {numbered.ROW_BYTES_MIN} to 65536 bytes, a multiple of"
-            f" {numbered.WORD_BYTES}"
+            f"{nbytes}: rows have {row_content.ROW_BYTES_MIN} to 65536 bytes, a multiple of"
+            f" {row_content.WORD_BYTES}"
         )
     return nbytes
 
@@ -133,8 +130,7 @@ def bench_gather(
     """
     outputs.check_distinct(output, report)
     place = directory.absolute()
-    if not place.is_dir():
-        raise click.UsageError(f"{directory} is no directory")
+    outputs.check_directory(place)
     if quick:
         given = click.core.ParameterSource.COMMANDLINE
         asked |= {
@@ -151,28 +147,9 @@ def bench_gather(
         "limit_bytes": plan.limit_bytes, "law": plan.law, "recurring": plan.recurring,
         "rounds": plan.rounds, "by": ",".join(present),
     }  # fmt: skip
-    results = Results(
-        kind="gather", machine=facts.machine(), disk=facts.disk(place), settings=settings
-    )
-
-    def tell() -> None:
-        outputs.write(results, output, report)
-        if as_json:
-            print_json(results.as_json())
-        else:
-            print_results(results)
-
-    with endings.tidy():
-        try:
-            working.worked(
-                plan.work, lambda say: Gather(plan, results, say).run(), is_quiet=as_json
-            )
-        except BaseException:
-            # Many minutes may have gone into what there is.
-            if results.measurements:
-                tell()
-            raise
-    tell()
+    results = outputs.started("gather", place, settings)
+    with outputs.told(results, print_results, output=output, report=report, as_json=as_json):
+        working.worked(plan.work, lambda say: Gather(plan, results, say).run(), is_quiet=as_json)
     return int(any(one.error and one.by.startswith(OURS) for one in results.measurements))
 
 
@@ -196,11 +173,7 @@ def _present(plan: Plan) -> list[str]:
     if wanted is None:
         each = [CASES[name].names for name in plan.cases if name in CASES]
         wanted = list(dict.fromkeys(name for names in each for name in names))
-    out = console(stderr=True)
-    for name in wanted:
-        if (missing := GATHERERS[name].missing) is not None:
-            out.print(f"without {name}: {missing}")
-    return [name for name in wanted if GATHERERS[name].missing is None]
+    return outputs.installed(wanted, GATHERERS)
 
 
 def _check(place: Path, plan: Plan) -> None:
@@ -217,12 +190,7 @@ def _check(place: Path, plan: Plan) -> None:
             f"{error}: choose more --rows, or fewer --batches or --batch-rows"
         ) from error
     needed = _needed_bytes(plan, cases)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise click.UsageError(
-            f"{place} has {free / 1e9:.1f} GB free and the tables with the files of others take"
-            f" {needed / 1e9:.1f}: choose fewer --rows, or another directory"
-        )
+    outputs.check_room(place, needed, "the tables with the files of others take", "fewer --rows")
 
 
 def _needed_bytes(plan: Plan, cases: list[Case]) -> int:

@@ -14,18 +14,16 @@ import click
 from penstock.cli import endings
 from penstock.cli.examples import example
 from penstock.cli.units import Finite, Size
-from penstock.common.console import PATH, console, json_option, print_json, table
-from penstock.common.machine import facts, gpus
+from penstock.common.console import PATH, console, json_option, table
+from penstock.common.machine import gpus
 from penstock_bench.cli import outputs
-from penstock_bench.cli.headlines import print_headlines
-from penstock_bench.cli.outputs import output_option, report_option, writable
+from penstock_bench.cli.outputs import output_option, print_headlines, report_option, writable
 from penstock_bench.cli.tune import tune_io
 from penstock_bench.harness import cases, fio, gpu_paths
 from penstock_bench.harness.cases import PRESETS, Case
 from penstock_bench.harness.running import BenchError, rotated, run, unused
 from penstock_bench.results.compare import rounds_needed
-from penstock_bench.results.percentiles import latencies
-from penstock_bench.results.results import Measurement, Results
+from penstock_bench.results.results import Measurement, Results, latencies
 from penstock_bench.suites.io import movers
 from penstock_bench.workloads import scaling
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from penstock_bench.results.results import Spread
 
 _NONE = "-"
 
@@ -167,8 +164,7 @@ def bench_io(
         # For the processes that move the bytes.
         os.environ["PENSTOCK_CUFILE"] = found
     place = directory.absolute()
-    if not place.is_dir():
-        raise click.UsageError(f"{directory} is no directory")
+    outputs.check_directory(place)
     _check_room(place, [Case()] if tune is not None else chosen, size)
     if tune is not None:
         with endings.tidy():
@@ -186,7 +182,7 @@ def bench_io(
     measures["penstock"] = ours
     peers = _peers(vs, axes["preset"])
     for by in peers:
-        measures[by] = partial(_beside, by, work=work, size=size, seed=seed)
+        measures[by] = partial(_by_peer, by, work=work, size=size, seed=seed)
     settings = {
         "size_bytes": size,
         "rounds": rounds,
@@ -194,15 +190,10 @@ def bench_io(
         "seed": seed,
         "vs": ",".join(peers) or None,
     }
-    results = Results(kind="io", machine=facts.machine(), disk=facts.disk(place), settings=settings)
+    results = outputs.started("io", place, settings)
     results.cases = {case.label: case.as_json() for case in chosen}
-    with endings.tidy():
+    with outputs.told(results, _print, output=output, report=report, as_json=as_json):
         _measure(results, chosen, measures, rounds, is_quiet=as_json)
-    outputs.write(results, output, report)
-    if as_json:
-        print_json(results.as_json())
-    else:
-        _print(results)
     return 0 if any(not one.error for one in results.measurements) else 1
 
 
@@ -231,7 +222,7 @@ def _check_gpu(device: int, *, tunes: bool) -> None:
         raise click.UsageError(f"--to gpu: {problem}. `penstock doctor` says what there is")
 
 
-def _beside(by: str, case: Case, number: int, *, work: Path, size: int, seed: int) -> Measurement:
+def _by_peer(by: str, case: Case, number: int, *, work: Path, size: int, seed: int) -> Measurement:
     if by == "fio":
         return fio.run(case, work, size, seed=seed, round_index=number)
     return movers.run(case, by, work, size, round_index=number)
@@ -316,25 +307,21 @@ def _measure(
     *,
     is_quiet: bool,
 ) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    display = console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    hidden = is_quiet or not display.is_terminal
-    with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=rounds * len(chosen) * len(measures))
-        for number in range(rounds):
-            for case in chosen:
-                for by in rotated(list(measures), number):
-                    bar.update(task, description=f"{by}: {case.label}")
-                    try:
-                        made = measures[by](case, number)
-                    except BenchError as error:
-                        made = Measurement(
-                            case=case.label, by=by, round_index=number, error=str(error)
-                        )
-                    results.measurements.append(made)
-                    bar.advance(task)
+    turns = [
+        (number, case, by)
+        for number in range(rounds)
+        for case in chosen
+        for by in rotated(list(measures), number)
+    ]
+    with outputs.progress(len(turns), is_quiet=is_quiet) as update:
+        for number, case, by in turns:
+            update(description=f"{by}: {case.label}")
+            try:
+                made = measures[by](case, number)
+            except BenchError as error:
+                made = Measurement(case=case.label, by=by, round_index=number, error=str(error))
+            results.measurements.append(made)
+            update(advance=1)
 
 
 def _print(results: Results) -> None:
@@ -363,8 +350,8 @@ def _table(results: Results, *, is_wide: bool) -> Table:
     for case in results.cases:
         for by in names:
             figures = _figures(results, case, by, peer=peer)
-            beside = _figures_beside(results, case, by) if is_wide else {}
-            made.append((case if by == names[0] else "", by, figures | beside))
+            more = _figures_of_files(results, case, by) if is_wide else {}
+            made.append((case if by == names[0] else "", by, figures | more))
     numbers = [
         name
         for name in dict.fromkeys(name for *_, figures in made for name in figures)
@@ -391,7 +378,7 @@ def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[
     # Who moves a tensor by one call says nothing of its requests.
     found = latencies(results, case, by)
     figures = {
-        "GB/s": _ranged(rate, ".2f"),
+        "GB/s": rate.shown(".2f"),
         "IOPS": median(lambda one: one.requests_per_second, ",.0f"),
         **{
             f"{name} us": f"{found[name]:,.0f}" if name in found else _NONE
@@ -407,13 +394,7 @@ def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[
     return figures | {f"of {peer}": share}
 
 
-def _ranged(one: Spread, form: str) -> str:
-    """The median, with the range where there is one."""
-    ends = f" [{one.least:{form}}, {one.most:{form}}]" if one.least != one.most else ""
-    return f"{one.median:{form}}{ends}"
-
-
-def _figures_beside(results: Results, case: str, by: str) -> dict[str, str]:
+def _figures_of_files(results: Results, case: str, by: str) -> dict[str, str]:
     """What a wide terminal has room for: rates without the sync, and calls that concern files."""
     made = results.of(case, by)
     if not made:
@@ -423,6 +404,6 @@ def _figures_beside(results: Results, case: str, by: str) -> dict[str, str]:
     has_synced = is_write and any(one.sync_seconds for one in made)
     calls = results.spread(case, by, lambda one: sum(one.metadata.values()))
     return {
-        "no fsync": _ranged(rate, ".2f") if has_synced and rate else "",
+        "no fsync": rate.shown(".2f") if has_synced and rate else "",
         "file calls": f"{calls.median:,.0f}" if calls is not None and calls.most else "",
     }

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 
-from penstock.cli import endings, working
+from penstock.cli import working
 from penstock.cli.examples import example
 from penstock.cli.names import names_of
 from penstock.cli.units import BYTE_COUNT, Finite
-from penstock.common.console import PATH, console, json_option, print_json, table
-from penstock.common.machine import facts
+from penstock.common.console import PATH, console, json_option, table
 from penstock.errors import MissingDependencyError
 from penstock_bench.cli import outputs
-from penstock_bench.cli.headlines import print_headlines
-from penstock_bench.cli.outputs import output_option, report_option
+from penstock_bench.cli.outputs import output_option, print_headlines, print_remarks, report_option
 from penstock_bench.harness.running import unused
 from penstock_bench.peers.stream import GENERATORS, OURS
-from penstock_bench.results.results import Results
+from penstock_bench.results.spread import known_spread, spread
 from penstock_bench.suites.stream import stream, tokens
 from penstock_bench.suites.stream.stream import SIZES, Plan, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock_bench.results.results import Results
 
 _ROUNDS = 5
 _TIMES_WEIGHTS = 2.2
@@ -79,52 +78,20 @@ def bench_stream(
             "bench stream takes transformers: pip install transformers", name="transformers"
         )
     place = directory.absolute()
-    if not place.is_dir():
-        raise click.UsageError(f"{directory} is no directory")
-    _check_room(place, model)
-    out = console(stderr=True)
-    present = [name for name in names if GENERATORS[name].missing is None]
-    for name in names:
-        if name not in present:
-            out.print(f"without {name}: {GENERATORS[name].missing}")
+    outputs.check_directory(place)
+    needed = _TIMES_WEIGHTS * stream.weight_bytes(model)
+    what = "the model with the files of others takes"
+    outputs.check_room(place, needed, what, "a smaller --model")
+    present = outputs.installed(names, GENERATORS)
     plan = Plan(
         work=unused(place), size=model, names=present, rounds=rounds, tokens=count,
         limit_bytes=limit, timeout_seconds=timeout,
     )  # fmt: skip
     settings = {"model": model, "tokens": count, "rounds": rounds, "by": ",".join(present)}
-    results = Results(
-        kind="stream", machine=facts.machine(), disk=facts.disk(place), settings=settings
-    )
-
-    def tell() -> None:
-        outputs.write(results, output, report)
-        if as_json:
-            print_json(results.as_json())
-        else:
-            _print(results)
-
-    with endings.tidy():
-        try:
-            working.worked(
-                plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json
-            )
-        except BaseException:
-            # Hours may have gone into what there is.
-            if results.measurements:
-                tell()
-            raise
-    tell()
+    results = outputs.started("stream", place, settings)
+    with outputs.told(results, _print, output=output, report=report, as_json=as_json):
+        working.worked(plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json)
     return int(not results.of(tokens.CASE, OURS))
-
-
-def _check_room(place: Path, model: str) -> None:
-    needed = _TIMES_WEIGHTS * stream.weight_bytes(model)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise click.UsageError(
-            f"{place} has {free / 1e9:.1f} GB free and the model with the files of others takes"
-            f" {needed / 1e9:.1f}: choose a smaller --model, or another directory"
-        )
 
 
 def _print(results: Results) -> None:
@@ -139,7 +106,7 @@ def _print(results: Results) -> None:
         times = tokens.times_of(results, by)
         rows.add_row(
             by,
-            _range(rates, ".2f"),
+            known_spread(rates).with_range(".2f"),
             f"{np.median(times):.1f}" if times and by != OURS else "",
             f"{np.median([one.first_token_seconds for one in made]):.2f}",
             f"{np.median([one.memory_over_bytes for one in made]) / 1e6:,.0f}",
@@ -152,24 +119,26 @@ def _print(results: Results) -> None:
         f"times: as fast {OURS} is; MB: memory at its most, without interpreter and libraries;"
         " wrote: MB to storage; CPU s: of a token"
     )
-    if rates := [one.gb_per_second for one in results.of(tokens.CASE, tokens.FIO)]:
-        out.print(f"fio reads the files at {_range(rates, '.2f')} GB/s")
-    if parts := tokens.of_roofline(results):
-        out.print(f"{OURS} has {_range(parts, '.2f')} of what reading or computing allows")
-    if firsts := tokens.first_of_pass(results):
-        out.print(f"its first token takes {_range(firsts, '.2f')} of a pass over all weights")
-    budgets = [
+    read = [one.gb_per_second for one in results.of(tokens.CASE, tokens.FIO)]
+    memory = [
         one.memory_over_bytes / one.budget_bytes
         for one in results.of(tokens.CASE, OURS)
         if one.memory_over_bytes and one.budget_bytes
     ]
-    if budgets:
-        out.print(f"its memory is {_range(budgets, '.3f')} of its budget")
-    failed = {f"{one.by}: {one.error}" for one in results.measurements if one.error}
-    notes = {f"{one.by}: {note}" for one in results.measurements for note in one.notes}
-    for line in sorted(failed | notes):
-        out.print(line)
-
-
-def _range(values: list[float], form: str) -> str:
-    return f"{np.median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"
+    for sentence, form, values in (
+        ("fio reads the files at {} GB/s", ".2f", read),
+        (
+            f"{OURS} has {{}} of what reading or computing allows",
+            ".2f",
+            tokens.of_roofline(results),
+        ),
+        (
+            "its first token takes {} of a pass over all weights",
+            ".2f",
+            tokens.first_of_pass(results),
+        ),
+        ("its memory is {} of its budget", ".3f", memory),
+    ):
+        if found := spread(values):
+            out.print(sentence.format(found.with_range(form)))
+    print_remarks(results)

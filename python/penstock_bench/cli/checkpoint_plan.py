@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.common.console import console
 from penstock.common.machine import facts
 from penstock.errors import MissingDependencyError
+from penstock_bench.cli import outputs
 from penstock_bench.harness.running import unused
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.results import Results
@@ -57,8 +57,7 @@ def planned(
         click.UsageError: It makes no sense, or there is no room for it.
         MissingDependencyError: None of the writers is installed.
     """
-    if not place.is_dir():
-        raise click.UsageError(f"{place} is no directory")
+    outputs.check_directory(place)
     model = _laid_out(asked)
     processes = asked["processes"] or (here.ranks if here else scaling.default_processes(model))
     if here is not None and processes != here.ranks:
@@ -124,13 +123,7 @@ def _laid_out(asked: dict[str, Any]) -> Model:
 
 def _there(names: list[str]) -> list[str]:
     """The writers that are installed; of others it is said what to do."""
-    found = []
-    for name in names:
-        missing = WRITERS[name].missing
-        if missing is None:
-            found.append(name)
-        else:
-            console(stderr=True).print(f"without {name}: {missing}")
+    found = outputs.installed(names, WRITERS)
     if not found:
         raise MissingDependencyError("none of the writers is installed", name=names[0])
     return found

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.common.console import console, table
-from penstock_bench.cli.headlines import print_headlines
-from penstock_bench.suites.checkpoint import saved
+from penstock_bench.cli.outputs import print_headlines, print_remarks
+from penstock_bench.suites.checkpoint import figures
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,10 +30,7 @@ def print_results(results: Results) -> None:
     out.print(_legend(results))
     out.print()
     out.print(_proof(results))
-    failed = {f"{one.by}: {one.error}" for one in results.measurements if one.error}
-    notes = {f"{one.by}: {note}" for one in results.measurements for note in one.notes}
-    for line in sorted(failed | notes):
-        out.print(line)
+    print_remarks(results)
 
 
 def _heading(results: Results) -> list[str]:
@@ -56,8 +53,8 @@ def _heading(results: Results) -> list[str]:
 
 def _rates(results: Results) -> Table:
     saves, loads = results.cases
-    has_stall, has_spread = bool(saved.behind(results)), results.settings["rounds"] > 1
-    waits = saved.waits(results)
+    has_stall, has_spread = bool(figures.behind(results)), results.settings["rounds"] > 1
+    waits = figures.waits(results)
     means, stalls = ["mean"] * has_spread, ["wait s"] * has_stall
     numbers = ["save GB/s", *means, "load GB/s", "save s", *stalls]
     rows = table("writer", *numbers, numbers=numbers, folded=["writer"])
@@ -147,7 +144,7 @@ def _legend(results: Results) -> str:
         ]
     if is_filled:
         words = ["s: mean of the checkpoints of a pass, each by its slowest rank"]
-    elif saved.behind(results):
+    elif figures.behind(results):
         words.append("wait s: what training waits for it")
     cached = "after a save" + ("" if is_filled else " and before a load")
     words.append(f"cached: the part of the files in memory {cached}")

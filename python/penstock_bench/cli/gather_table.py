@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.common.console import console, table
-from penstock_bench.cli.headlines import print_headlines
+from penstock_bench.cli.outputs import print_headlines, print_remarks
 from penstock_bench.peers.gather import OURS
 from penstock_bench.suites.gather import gathered
 
@@ -46,10 +46,7 @@ def print_results(results: Results) -> None:
     if curves := gathered.miss_curves(results):
         out.print()
         _print_misses(curves)
-    failed = {f"{one.case}, {one.by}: {one.error}" for one in results.measurements if one.error}
-    notes = {f"{one.by}: {note}" for one in results.measurements for note in one.notes}
-    for line in sorted(failed | notes):
-        out.print(line)
+    print_remarks(results, with_cases=True)
 
 
 def _print_case(results: Results, case: str, names: list[str]) -> None:
@@ -68,16 +65,16 @@ def _figures(results: Results, case: str, by: str) -> dict[str, str]:
     """By heading; of one that nobody has in a case, there is no column."""
 
     def median(value: Callable[[Measurement], float | None]) -> str:
-        found = gathered.spread(results, case, by, value)
+        found = gathered.spread_of(results, case, by, value)
         return "" if found is None else found.texts(gathered.figure)[0]
 
     def thousands(one: Measurement) -> float | None:
         rate = gathered.rate(one)
         return rate and rate / 1000
 
-    rates = gathered.spread(results, case, by, thousands)
+    rates = gathered.spread_of(results, case, by, thousands)
     times = gathered.times_of(results, case, by) if by != OURS else None
-    hits = gathered.spread(results, case, by, gathered.hit_rate)
+    hits = gathered.spread_of(results, case, by, gathered.hit_rate)
     return {
         "1000 rows/s": "" if rates is None else " ".join(rates.texts(gathered.figure)).strip(),
         "times": "" if times is None else times.texts(gathered.figure)[0],

@@ -6,19 +6,28 @@ What cannot be written is refused before anything is measured for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from typing import TYPE_CHECKING
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.common.console import PATH
+from penstock.cli import endings
+from penstock.common.console import PATH, console, print_json
+from penstock.common.machine import facts
 from penstock.errors import MissingDependencyError
 from penstock_bench.report import require_libraries, write_report
+from penstock_bench.report.headline import NOTE, headlines
+from penstock_bench.results.results import Results
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock_bench.results.results import Results
+    from penstock_bench.peers.entry import Entry
+    from penstock_bench.results.results import Measurement
 
 
 def writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -57,6 +66,116 @@ def check_distinct(*paths: Path | None) -> None:
             raise click.UsageError(f"{path} would be written twice: choose a file for each")
 
 
+def started(kind: str, place: Path, settings: dict[str, Any]) -> Results:
+    """Results without measurements, of this machine and of the disk of a place."""
+    machine, disk = facts.machine(), facts.disk(place)
+    return Results(kind=kind, machine=machine, disk=disk, settings=settings)
+
+
+def installed(names: Sequence[str], entries: Mapping[str, Entry]) -> list[str]:
+    """The contenders that are installed; says of the others how to install them."""
+    for name in names:
+        if (missing := entries[name].missing) is not None:
+            console(stderr=True).print(f"without {name}: {missing}")
+    return [name for name in names if entries[name].missing is None]
+
+
+def check_directory(place: Path) -> None:
+    """Refuses to measure in a place that is no directory."""
+    if not place.is_dir():
+        raise click.UsageError(f"{place} is no directory")
+
+
+def check_room(place: Path, needed_bytes: float, what: str, remedy: str) -> None:
+    """Refuses what the file system has no room for.
+
+    Args:
+        place: Where files are written.
+        needed_bytes: How much they take.
+        what: What takes it, with its verb.
+        remedy: What to choose instead.
+    """
+    free = shutil.disk_usage(place).free
+    if free < needed_bytes:
+        raise click.UsageError(
+            f"{place} has {free / 1e9:.2f} GB free and {what} {needed_bytes / 1e9:.2f}: choose "
+            f"{remedy}, or another directory"
+        )
+
+
+@contextlib.contextmanager
+def told(
+    results: Results,
+    show: Callable[[Results], None],
+    *,
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> Iterator[None]:
+    """Writes and shows what was measured in the block, also where the block is broken off.
+
+    Args:
+        results: Where the block puts its measurements.
+        show: Prints them as tables.
+        output: The JSON file to write.
+        report: The page to write.
+        as_json: Whether JSON is printed instead of tables.
+    """
+    with endings.tidy():
+        try:
+            yield
+        finally:
+            # Hours may have gone into what there is.
+            if results.measurements or sys.exc_info()[0] is None:
+                write(results, output, report)
+                if as_json:
+                    print_json(results.as_json())
+                else:
+                    show(results)
+
+
+@contextlib.contextmanager
+def progress(
+    total: float | None, *, is_quiet: bool, has_count: bool = True
+) -> Iterator[Callable[..., None]]:
+    """A bar on standard error, where that is a terminal.
+
+    Args:
+        total: The steps; None if they are not known.
+        is_quiet: Whether there is none.
+        has_count: Whether steps are counted, else time.
+
+    Yields:
+        A function that changes the bar: ``description``, ``advance`` or ``completed``.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    display = console(stderr=True)
+    count = MofNCompleteColumn() if has_count else TimeElapsedColumn()
+    columns = (BarColumn(), count, TextColumn("{task.description}"))
+    hidden = is_quiet or not display.is_terminal
+    with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
+        yield functools.partial(bar.update, bar.add_task("", total=total))
+
+
+def print_remarks(results: Results, *, with_cases: bool = False) -> None:
+    """Prints what failed, and the notes of measurements, each once."""
+
+    def name(one: Measurement) -> str:
+        return f"{one.case}, {one.by}" if with_cases else one.by
+
+    lines = {f"{name(one)}: {one.error}" for one in results.measurements if one.error}
+    lines |= {f"{one.by}: {note}" for one in results.measurements for note in one.notes}
+    for line in sorted(lines):
+        console().print(line)
+
+
 def write(results: Results, output: Path | None, report: Path | None) -> None:
     """Writes what was measured to where it was asked for."""
     if output is not None:
@@ -72,3 +191,14 @@ output_option = click.option(
 report_option = click.option(
     "--report", type=PATH, callback=page, help="Write a page of tables and plots there, as HTML."
 )
+
+
+def print_headlines(results: Results) -> None:
+    """Prints them, with what is in brackets."""
+    out, lines = console(), headlines(results)
+    for line in lines:
+        out.print(line, style="bold")
+    if any("[" in line for line in lines):
+        out.print(NOTE, style="dim")
+    if lines:
+        out.print()

@@ -8,9 +8,10 @@ import click
 from click.core import ParameterSource
 
 from penstock.common.console import console, print_json, table
+from penstock_bench.cli import outputs
 from penstock_bench.results.compare import MARGIN
+from penstock_bench.results.spread import known_spread
 from penstock_bench.suites.io import tune as tuning
-from penstock_bench.suites.io.search import spread
 from penstock_bench.suites.io.trials import in_words, state_bytes
 from penstock_bench.workloads.scaling import memory_bytes
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock_bench.results.results import Spread
     from penstock_bench.suites.io.search import Trial
     from penstock_bench.suites.io.tune import Tuning
 
@@ -78,18 +78,14 @@ def _check_memory(size: int) -> None:
 def _search(
     directory: Path, size: int, seconds: float, rounds: int, seed: int, is_quiet: bool
 ) -> Tuning:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    display = console(stderr=True)
-    hidden = is_quiet or not display.is_terminal
-    if not hidden:
-        display.print(f"at most {seconds:g} s; Ctrl-C ends it and leaves nothing behind")
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=seconds)
+    if not is_quiet and console(stderr=True).is_terminal:
+        console(stderr=True).print(
+            f"at most {seconds:g} s; Ctrl-C ends it and leaves nothing behind"
+        )
+    with outputs.progress(seconds, is_quiet=is_quiet, has_count=False) as update:
 
         def progress(passed: float, text: str) -> None:
-            bar.update(task, completed=passed, description=text)
+            update(completed=passed, description=text)
 
         return tuning.tune(
             directory, size, seconds=seconds, rounds=rounds, seed=seed, progress=progress
@@ -108,7 +104,7 @@ def _print(found: Tuning, out: Path) -> None:
         rows = table("", *numbers, numbers=numbers)
         usual, best = zip(*found.rounds, strict=True)
         rows.add_row("defaults", *_rates(usual), "")
-        rows.add_row("best found", *_rates(best), _in_words(found.verdict.gain))
+        rows.add_row("best found", *_rates(best), found.verdict.gain.with_range(".2f"))
         display.print(rows)
         display.print(f"best found: {in_words(found.best)} ({what})")
         if not found.tuned:
@@ -123,14 +119,10 @@ def _print(found: Tuning, out: Path) -> None:
 
 
 def _rates(trials: Sequence[Trial]) -> list[str]:
+    seconds = [[one.save_seconds for one in trials], [one.load_seconds for one in trials]]
     return [
-        _in_words(spread([one.nbytes / seconds / 1e9 for one, seconds in pairs]))
-        for pairs in (
-            [(one, one.save_seconds) for one in trials],
-            [(one, one.load_seconds) for one in trials],
-        )
+        known_spread(
+            one.nbytes / took / 1e9 for one, took in zip(trials, each, strict=True)
+        ).with_range(".2f")
+        for each in seconds
     ]
-
-
-def _in_words(one: Spread) -> str:
-    return f"{one.median:.2f} [{one.least:.2f}, {one.most:.2f}]"

@@ -237,7 +237,7 @@ def rotated(items: Sequence[_T], number: int) -> list[_T]:
     return [*items[cut:], *items[:cut]]
 
 
-def once(module: str, job: dict[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
+def run_module(module: str, job: dict[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
     """Runs a module, which reads the job from its standard input, and ends what it has started.
 
     Args:

@@ -19,7 +19,7 @@ from penstock_bench.report.lines import (
     plain,
     told_apart,
 )
-from penstock_bench.suites.checkpoint import saved
+from penstock_bench.suites.checkpoint import figures
 from penstock_bench.suites.gather.cases import REFERENCE
 from penstock_bench.suites.gather.gathered import miss_curves, row_rates
 from penstock_bench.suites.stream.tokens import token_rates, token_roofline
@@ -110,15 +110,15 @@ def _gathered(results: Results, names: Iterator[str]) -> Iterator[Plots]:
 
 def _saved(results: Results, names: Iterator[str]) -> Iterator[Plots]:
     """Of checkpoints: saves, loads, and what training waits for."""
-    writers = saved.writers(results)
+    writers = figures.writers(results)
     made = []
-    for title, figures, unit in (
-        ("Save", saved.rates(results, "save"), "GB/s until it is durable; more is better"),
-        ("Load", saved.rates(results, "load"), "GB/s from files that are not in memory"),
-        ("Stall", saved.waits(results), "seconds that training waits for a save; less is better"),
+    for title, found, unit in (
+        ("Save", figures.rates(results, "save"), "GB/s until it is durable; more is better"),
+        ("Load", figures.rates(results, "load"), "GB/s from files that are not in memory"),
+        ("Stall", figures.waits(results), "seconds that training waits for a save; less is better"),
     ):
-        if figures:
-            rates = {by: figures.get(by, []) for by in writers}
+        if found:
+            rates = {by: found.get(by, []) for by in writers}
             drawing = bars(_bars(rates), next(names), label=f"{title} by writer", unit=unit)
             made.append(Plot(title, "", drawing))
     note = f"{_RANGE} Training waits for all of a save that is not in the background."

@@ -12,9 +12,8 @@ import numpy as np
 
 from penstock_bench.peers.gather import OURS, POOL
 from penstock_bench.peers.stream import RESIDENT
-from penstock_bench.results.beside import WHY, beside, times
-from penstock_bench.results.compare import CONFIDENCE, MARGIN
-from penstock_bench.suites.checkpoint import saved
+from penstock_bench.results.compare import CONFIDENCE, MARGIN, WHY, speedup, times
+from penstock_bench.suites.checkpoint import figures
 from penstock_bench.suites.gather import gathered
 from penstock_bench.suites.gather.cases import FIO, FIO_POOL
 from penstock_bench.suites.io.movers import DEEPSPEED
@@ -54,14 +53,14 @@ def _of_checkpoints(results: Results) -> Iterator[str]:
     ours = [by for by in asked if by.startswith(OURS)]
     others = [by for by in asked if by not in ours]
     comparisons = 2 * max(1, len(ours))
-    saving, loading = saved.rates(results, "save"), saved.rates(results, "load")
-    waits = saved.waits(results)
+    saving, loading = figures.rates(results, "save"), figures.rates(results, "load")
+    waits = figures.waits(results)
     for by in ours:
         for what, rates in (("saves", saving), ("loads", loading)):
             if by in rates:
                 rest = _those(rates, others)
                 yield f"{by} {_sentence(what, rates[by], rest, comparisons, emulated)}"
-        if by in saved.behind(results):
+        if by in figures.behind(results):
             yield _waiting(by, waits[by], _those(waits, others), comparisons)
 
 
@@ -85,8 +84,10 @@ def _against(results: Results, other: str) -> Iterator[str]:
     """In how many cases ours is as fast as another one, and in which it is not."""
     rates = {case: [_rates(results, case, by) for by in (OURS, other)] for case in results.cases}
     compared = {case: pair for case, pair in rates.items() if all(pair)}
-    found = {case: beside(ours, theirs, len(compared)) for case, (ours, theirs) in compared.items()}
-    told = {case: one for case, one in found.items() if one.verdict == "told"}
+    found = {
+        case: speedup(ours, theirs, len(compared)) for case, (ours, theirs) in compared.items()
+    }
+    told = {case: one for case, one in found.items() if one.verdict == "certain"}
     slower = {case: one for case, one in told.items() if one.ratio < 1 - MARGIN}
     faster = [case for case, one in told.items() if one.ratio > 1 + MARGIN]
     why = next(
@@ -161,8 +162,8 @@ def _sentence(
     shown = f"{name} (emulated)" if name in emulated else name
     if len(others) > 1:
         shown = f"the fastest other ({shown})"
-    found = beside(ours, theirs, comparisons)
-    if found.verdict == "told":
+    found = speedup(ours, theirs, comparisons)
+    if found.verdict == "certain":
         return f"{what} {times(found.ratio)} times as fast as {shown} {found.interval}"
     return f"{rate}, {shown} at {_median(theirs)} ({WHY[found.verdict]})"
 
@@ -174,7 +175,7 @@ def _waiting(by: str, ours: Sequence[float], others: _Figures, comparisons: int)
         return waits
     name = min(others, key=lambda by: float(np.median(others[by])))
     shown = f"the fastest other ({name})" if len(others) > 1 else name
-    found = beside([1 / one for one in ours], [1 / one for one in others[name]], comparisons)
-    if found.verdict == "told":
+    found = speedup([1 / one for one in ours], [1 / one for one in others[name]], comparisons)
+    if found.verdict == "certain":
         return f"{waits}, {times(found.ratio)} times as long for {shown} {found.interval}"
     return f"{waits}, {_median(others[name])} s for {shown} ({WHY[found.verdict]})"

@@ -15,7 +15,8 @@ from penstock_bench.report.palette import SERIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from penstock_bench.results.results import Measurement, Results, Spread
+    from penstock_bench.results.results import Measurement, Results
+    from penstock_bench.results.spread import Spread
 
 COLOURS_MAX = len(SERIES)
 _LABEL_CHARACTERS_MAX = 60

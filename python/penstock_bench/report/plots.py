@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from penstock_bench.report.inline import inline
 from penstock_bench.report.lines import Line, Panel, shortened
 from penstock_bench.report.palette import COLOURS, SERIES
-from penstock_bench.results.percentiles import latencies, percent
+from penstock_bench.results.results import latencies, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

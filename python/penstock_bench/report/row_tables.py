@@ -29,10 +29,10 @@ def _rows(results: Results) -> Table:
     def cells(case: str, by: str) -> list[Cell]:
         times = None if by == OURS else gathered.times_of(results, case, by)
         ranges = [
-            gathered.spread(results, case, by, gathered.rate),
+            gathered.spread_of(results, case, by, gathered.rate),
             times,
             *(
-                gathered.spread(results, case, by, value)
+                gathered.spread_of(results, case, by, value)
                 for value in (
                     gathered.requests_per_row,
                     gathered.read_per_byte,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock_bench.report.lines import all_cases, durable_rate, durable_rates, measurers, spread
-from penstock_bench.results.percentiles import BEYOND_MIN, latencies
+from penstock_bench.results.results import BEYOND_MIN, latencies
 from penstock_bench.suites.stream.tokens import token_rates
 
 if TYPE_CHECKING:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from penstock.errors import MissingDependencyError
 from penstock_bench.results import ratios
 from penstock_bench.results import results as results_module
 from penstock_bench.results.results import ResultsError, UnlikeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock_bench.results.results import Results
 
 MARGIN = 0.05
@@ -194,3 +197,60 @@ class _Judge:
         if found.low >= 1 - self.margin and found.high <= 1 + self.margin:
             return "same"
         return "unclear"
+
+
+SpeedupVerdict = Literal["certain", "noise", "few", "untested"]
+
+WHY = {
+    "noise": "which may be noise",
+    "few": "too few rounds to tell from noise",
+    "untested": "whether that is noise takes SciPy: pip install 'penstock[bench]'",
+}
+"""Of verdicts that give no ratio."""
+
+
+class Speedup(NamedTuple):
+    """How many times as fast one contender is as another one.
+
+    Attributes:
+        ratio: How many times as fast, or as long.
+        low: What that is at least.
+        high: What it is at most.
+        verdict: ``"certain"``, ``"noise"`` (it may as well be 1), ``"few"`` (rounds) or
+            ``"untested"`` (SciPy is not installed).
+    """
+
+    ratio: float
+    low: float
+    high: float
+    verdict: SpeedupVerdict
+
+    @property
+    def interval(self) -> str:
+        """What the ratio lies between."""
+        return f"[{times(self.low)}, {times(self.high)}]"
+
+
+def speedup(ours: Sequence[float], theirs: Sequence[float], comparisons: int) -> Speedup:
+    """All rounds of ours by all rounds of another one.
+
+    Args:
+        ours: What each round of ours has: a rate, or the inverse of a time.
+        theirs: And of the other one.
+        comparisons: How many such are made of one run: what is said of all of them holds together.
+    """
+    confidence = 1 - (1 - CONFIDENCE) / comparisons
+    ratio = float(np.median(ours) / np.median(theirs))
+    if min(len(ours), len(theirs)) < ratios.rounds_min(confidence, is_paired=False):
+        return Speedup(ratio, ratio, ratio, "few")
+    try:
+        found = ratios.of_runs(theirs, ours, confidence)
+    except MissingDependencyError:
+        return Speedup(ratio, ratio, ratio, "untested")
+    is_certain = found.chance <= 1 - confidence and not found.low <= 1 <= found.high
+    return Speedup(found.ratio, found.low, found.high, "certain" if is_certain else "noise")
+
+
+def times(ratio: float) -> str:
+    """A ratio with the digits that count."""
+    return f"{ratio:,.0f}" if ratio >= 20 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"

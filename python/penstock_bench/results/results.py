@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.errors import PenstockError
 from penstock_bench.results.documents import checked
+from penstock_bench.results.spread import Spread, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -162,14 +163,6 @@ class Rates(NamedTuple):
     most: float
 
 
-class Spread(NamedTuple):
-    """Median and range of several measurements."""
-
-    median: float
-    least: float
-    most: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Results:
     """A run.
@@ -200,10 +193,7 @@ class Results:
 
     def spread(self, case: str, by: str, value: Callable[[Measurement], float]) -> Spread | None:
         """The statistics of a case; None where there is no result."""
-        values = [value(one) for one in self.of(case, by)]
-        if not values:
-            return None
-        return Spread(float(np.median(values)), min(values), max(values))
+        return spread(value(one) for one in self.of(case, by))
 
     def rates(self, case: str, by: str) -> Rates | None:
         """What the measurements of a case come to; None where there are none."""
@@ -354,3 +344,34 @@ def _unequal(
             yield from _unequal(first, second, every, f"{place}{name}.")
         elif first != second:
             yield f"{place}{name}: {first} and {second}"
+
+
+BEYOND_MIN = 10
+"""Requests that have to lie beyond a percentile: of fewer the next round has another one."""
+
+_ALWAYS = ("mean", "p50", "max")
+"""What any number of requests has."""
+
+
+def percent(name: str) -> float:
+    """The number of a percentile by its name; ``"max"`` is 100."""
+    try:
+        return float(name.removeprefix("p"))
+    except ValueError:
+        return 100.0
+
+
+def supported(one: Measurement) -> dict[str, float]:
+    """Microseconds of a request, by those percentiles that the number of requests supports."""
+    return {
+        name: value
+        for name, value in one.latency_us.items()
+        if name in _ALWAYS or round(one.requests * (100 - percent(name)), 6) >= 100 * BEYOND_MIN
+    }
+
+
+def latencies(results: Results, case: str, by: str) -> dict[str, float]:
+    """The median of each percentile over the rounds; those that all rounds have and support."""
+    measured = [supported(one) for one in results.of(case, by)]
+    names = [name for name in (measured[0] if measured else {}) if all(name in m for m in measured)]
+    return {name: float(np.median([one[name] for one in measured])) for name in names}

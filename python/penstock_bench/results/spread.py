@@ -49,6 +49,14 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(float(np.median(known)), min(known), max(known), len(known))
 
 
+def known_spread(values: Iterable[float]) -> Spread:
+    """The spread of values of which there is one at least."""
+    found = spread(values)
+    if found is None:
+        raise ValueError("there are no values")
+    return found
+
+
 def plain(found: Spread | None) -> dict[str, float] | None:
     """A spread as a JSON object."""
     return found._asdict() if found else None

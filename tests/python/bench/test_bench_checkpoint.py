@@ -149,7 +149,7 @@ def test_every_writer_saves_and_loads_on_two_ranks_and_proves_its_path(
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_tensor_with_other_bytes_is_found(disk_path, name):
-    writer, held = WRITERS[name].writer(), rank_state(TINY, 0).held()
+    writer, held = WRITERS[name].make(), rank_state(TINY, 0).held()
     directory = disk_path / "store" / "step-0000000001"
     save(Team(), writer, directory, held, syncs=True)
     load(Team(), writer, directory, held, verifies=True)
@@ -180,7 +180,7 @@ def test_rates_of_ranks_are_their_own():
         for seconds, named in ((1.0, 5.0), (4.0, 0.0))
     ]  # fmt: skip
     settings = {"case": "save", "by": "torch.save", "number": 0, "syncs": True}
-    made = summed_up(outcomes, WRITERS["torch.save"].writer(), **settings)
+    made = summed_up(outcomes, WRITERS["torch.save"].make(), **settings)
     assert made.rate_spread == [1.0, 0.25]
     assert made.seconds + made.sync_seconds == 5.0
 
@@ -212,7 +212,7 @@ def test_syncs_are_counted_as_they_are_made(disk_path):
     count = 0
     for number, name in enumerate(("penstock", "penstock-async", "dcp")):
         directory = Path(sys.argv[1], str(number), "step-0000000001")
-        writer = WRITERS[name].writer()
+        writer = WRITERS[name].make()
         count += save(Team(), writer, directory, held, syncs=True)[0].syncs
         writer.close()
     print(count)

@@ -15,7 +15,7 @@ from penstock import _native, features
 from penstock.cli import cli
 from penstock.common.machine.limits import LimitError
 from penstock_bench.harness import fio
-from penstock_bench.harness.running import once
+from penstock_bench.harness.running import run_module
 from penstock_bench.peers.gather import (
     CALLS,
     EXACT,
@@ -49,7 +49,7 @@ from penstock_bench.suites.gather.cases import (
 )
 from penstock_bench.suites.gather.gather import Gather
 from penstock_bench.suites.gather.random_reads import Region
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 from penstock_bench.workloads.traces import Trace
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ EMULATED = ("graphbolt", "ginex", "gids")
 
 
 def table_at(place: Path, row_bytes: int) -> Setting:
-    chunks = numbered.chunks(ROWS, row_bytes)
+    chunks = row_content.chunks(ROWS, row_bytes)
     features.write(place / "table", chunks, key=KEY, shape=(ROWS, row_bytes // 8), dtype=np.int64)
     with features.open(place / "table") as opened:
         (segment,) = opened.source.segments
@@ -203,7 +203,8 @@ def test_others_bring_them_from_files_of_their_own(
     # Their libraries leave threads behind, and mind forks.
     jobs = job_of(by, setting, is_preparing=True), job_of(by, setting)
     made, found = (
-        once("penstock_bench.suites.gather.gathering", job, timeout_seconds=120) for job in jobs
+        run_module("penstock_bench.suites.gather.gathering", job, timeout_seconds=120)
+        for job in jobs
     )
     assert made == {}
     assert found.get("rows") == ids.size, found
@@ -248,7 +249,7 @@ class Liar(Plain):
 
     def one(self, ids: Any) -> Any:
         self._at += 1
-        rows = numbered.rows_of(ids, self._row_bytes)
+        rows = row_content.rows_of(ids, self._row_bytes)
         if self._at == self.batch:
             rows[self.row, self.word] ^= 1
         return rows
@@ -265,7 +266,7 @@ def test_a_wrong_row_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     liar = type("Another", (Liar,), {"batch": batch, "row": row, "word": word})
-    monkeypatch.setattr(Entry, "gatherer", lambda _: liar())
+    monkeypatch.setattr(Entry, "make", lambda _: liar())
     words = f"batch {batch}: row {row} of a batch is not that of id {ids[batch, row]}"
     with pytest.raises(ValueError, match=words):
         done("memmap", setting)
@@ -280,7 +281,7 @@ def test_too_few_rows_are_noticed(
         def gather(self, batches: Any) -> Any:
             return super().gather(batches[:-1])
 
-    monkeypatch.setattr(Entry, "gatherer", lambda _: Lazy())
+    monkeypatch.setattr(Entry, "make", lambda _: Lazy())
     with pytest.raises(ValueError, match="11 of 12 batches came"):
         done("memmap", setting)
     # Who waits for one row after the other need not have them all.

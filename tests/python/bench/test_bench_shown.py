@@ -11,8 +11,7 @@ from penstock_bench.cli.bench_io import _print as print_io
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.report import write_report
 from penstock_bench.report.headline import headlines
-from penstock_bench.results.percentiles import latencies
-from penstock_bench.results.results import Measurement, Results
+from penstock_bench.results.results import Measurement, Results, latencies
 
 SAVE, LOAD = "save, gpt2, 1 GB, 1 process", "load, gpt2, 1 GB, 1 process"
 

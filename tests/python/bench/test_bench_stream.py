@@ -54,7 +54,7 @@ def test_a_process_tells_what_its_model_did(tmp_path: Path) -> None:
     job = {"prompt": [1, 2, 3], "tokens": 4}
     found = {}
     for name in (RESIDENT, OURS):
-        generator = GENERATORS[name].generator()
+        generator = GENERATORS[name].make()
         opened = generator.open(Setting(str(model), str(tmp_path), 400_000))
         found[name] = generating._generate(opened, job) | generator.told()
     ours, resident = found[OURS], found[RESIDENT]

@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from penstock_bench.peers.checkpoint.base import Writer
+from penstock_bench.peers import entry
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is known of a writer without importing it.
+class Entry(entry.Entry):
+    """A writer.
 
     Attributes:
-        module: The module of its class.
-        attribute: Its class there.
-        package: What has to be installed, as it is called by pip.
-        note: What it does.
         is_emulated: Whether only its requests are made, by code of ours.
         load_variants: Further ways to load the same files.
     """
 
-    module: str
-    attribute: str
-    package: str
-    note: str
     is_emulated: bool = False
     load_variants: tuple[str, ...] = ()
-
-    @property
-    def missing(self) -> str | None:
-        """What to do to have it; None where it is there."""
-        if find_spec(self.package.replace("-", "_")) is not None:
-            return None
-        return f"{self.package} is not installed: pip install {self.package}"
-
-    def writer(self, rank: int = 0, ranks: int = 1) -> Writer:
-        """One for a rank of so many that save together.
-
-        Raises:
-            ImportError: Its library is not installed, or does not work with what is.
-        """
-        kind: type[Writer] = getattr(import_module(self.module), self.attribute)
-        return kind(rank, ranks)
 
 
 # In the order of the first round.

@@ -2,63 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from penstock_bench.peers.gather.base import Gatherer
+from penstock_bench.peers import entry
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What is known of one without importing it.
+@dataclass(frozen=True)
+class Entry(entry.Entry):
+    """A way to gather rows.
 
     Attributes:
-        module: The module of its class, in this package.
-        attribute: Its class there.
-        note: What it does.
-        library: What has to be there to be imported; None for nothing.
-        package: What that is called by pip.
-        options: What its class is made with.
         has_files: Whether it reads from files that it makes before.
-        library_bytes: What its library takes by itself, for which its limit is higher.
-        waits: Whether it asks for rows one after the other, so that a part of a trace in which no
-            row comes twice tells as much as all of it.
+        library_bytes: Memory that its library takes by itself, added to its limit.
+        waits: Whether it reads one row after the other, so that a part of a trace in which no row
+            comes twice has the same rate as all of it.
     """
 
-    module: str
-    attribute: str
-    note: str
-    library: str | None = None
-    package: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
     has_files: bool = False
     library_bytes: int = 0
     waits: bool = False
 
-    @property
-    def missing(self) -> str | None:
-        """What to do to have it; None where it is there."""
-        if self.library is None or find_spec(self.library) is not None:
-            return None
-        return f"{self.package} is not installed: pip install {self.package}"
 
-    def gatherer(self) -> Gatherer:
-        """One of it.
-
-        Raises:
-            ImportError: Its library is not installed, or does not work with what is.
-        """
-        made: Gatherer = getattr(import_module(f"{__name__}.{self.module}"), self.attribute)(
-            **self.options
-        )
-        return made
+def _entry(module: str, attribute: str, package: str, note: str, **rest: Any) -> Entry:
+    return Entry(f"{__name__}.{module}", attribute, package, note, **rest)
 
 
 def _ours(note: str, **options: Any) -> Entry:
-    return Entry(module="ours", attribute="Ours", note=note, options=options)
+    return _entry("ours", "Ours", "", note, options=options)
+
+
+def _of_torch(module: str, attribute: str, note: str, **rest: Any) -> Entry:
+    return _entry(module, attribute, "torch", note, library_bytes=_TORCH_BYTES, **rest)
+
+
+def _of_files(name: str, attribute: str, package: str, note: str) -> Entry:
+    return _entry(name, attribute, package, note, library=name, has_files=True, waits=True)
 
 
 OURS, POOL = "penstock", "pread-pool"
@@ -89,74 +68,25 @@ GATHERERS = {
         is_checked=False,
         threads=POOL_THREADS,
     ),
-    RESIDENT: Entry(
-        module="resident",
-        attribute="Resident",
-        note="torch.index_select of rows in memory",
-        library="torch",
-        package="torch",
-        library_bytes=_TORCH_BYTES,
-    ),
-    REUSED: Entry(
-        module="resident",
-        attribute="Resident",
-        note="the same into memory that is used again",
-        library="torch",
-        package="torch",
+    RESIDENT: _of_torch("resident", "Resident", "torch.index_select of rows in memory"),
+    REUSED: _of_torch(
+        "resident",
+        "Resident",
+        "the same into memory that is used again",
         options={"reuses": True},
-        library_bytes=_TORCH_BYTES,
     ),
-    "memmap": Entry(
-        module="mapped", attribute="Memmap", note="numpy.memmap, one thread", waits=True
+    "memmap": _entry("mapped", "Memmap", "", "numpy.memmap, one thread", waits=True),
+    "mmap-random": _entry(
+        "mapped", "RandomMapped", "", "mmap with MADV_RANDOM, one thread", waits=True
     ),
-    "mmap-random": Entry(
-        module="mapped",
-        attribute="RandomMapped",
-        note="mmap with MADV_RANDOM, one thread",
-        waits=True,
+    "torch-mmap": _of_torch(
+        "mapped", "TorchMapped", "torch.index_select over a mapping", waits=True
     ),
-    "torch-mmap": Entry(
-        module="mapped",
-        attribute="TorchMapped",
-        note="torch.index_select over a mapping",
-        library="torch",
-        package="torch",
-        library_bytes=_TORCH_BYTES,
-        waits=True,
-    ),
-    "lmdb": Entry(
-        module="lmdb",
-        attribute="Lmdb",
-        note="LMDB, getmulti",
-        library="lmdb",
-        package="lmdb",
-        has_files=True,
-        waits=True,
-    ),
-    "rocksdict": Entry(
-        module="rocksdict",
-        attribute="RocksDict",
-        note="RocksDB, multi_get",
-        library="rocksdict",
-        package="rocksdict",
-        has_files=True,
-        waits=True,
-    ),
-    "lance": Entry(
-        module="lance",
-        attribute="Lance",
-        note="Lance, take",
-        library="lance",
-        package="pylance",
-        has_files=True,
-        waits=True,
-    ),
-    "graphbolt": Entry(
-        module="emulated", attribute="GraphBolt", note="emulated: SIEVE, groups waited for"
-    ),
-    "ginex": Entry(module="emulated", attribute="Ginex", note="emulated: Belady, 8 preads a core"),
-    "gids": Entry(
-        module="emulated", attribute="Gids", note="emulated: 4 KiB lines, window, accumulator"
-    ),
+    "lmdb": _of_files("lmdb", "Lmdb", "lmdb", "LMDB, getmulti"),
+    "rocksdict": _of_files("rocksdict", "RocksDict", "rocksdict", "RocksDB, multi_get"),
+    "lance": _of_files("lance", "Lance", "pylance", "Lance, take"),
+    "graphbolt": _entry("emulated", "GraphBolt", "", "emulated: SIEVE, groups waited for"),
+    "ginex": _entry("emulated", "Ginex", "", "emulated: Belady, 8 preads a core"),
+    "gids": _entry("emulated", "Gids", "", "emulated: 4 KiB lines, window, accumulator"),
 }
 """In the order of the first round."""

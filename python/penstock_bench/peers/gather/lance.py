@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock_bench.peers.gather.base import KEY, Plain
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Lance(Plain):
         schema = pa.schema([(KEY, kind)])
 
         def made() -> Iterator[Any]:
-            for rows in numbered.chunks(setting.rows, setting.row_bytes):
+            for rows in row_content.chunks(setting.rows, setting.row_bytes):
                 column = pa.FixedSizeListArray.from_arrays(rows.reshape(-1), setting.words)
                 yield pa.record_batch([column], schema=schema)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock_bench.peers.gather.base import Plain
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def keys(ids: np.ndarray[Any, Any]) -> list[bytes]:
 
 def _pairs(setting: Setting) -> Iterator[tuple[bytes, bytes]]:
     first = 0
-    for rows in numbered.chunks(setting.rows, setting.row_bytes):
+    for rows in row_content.chunks(setting.rows, setting.row_bytes):
         whole = rows.tobytes()
         for at, key in enumerate(keys(np.arange(first, first + len(rows)))):
             yield key, whole[at * setting.row_bytes : (at + 1) * setting.row_bytes]

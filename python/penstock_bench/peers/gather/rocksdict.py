@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock_bench.peers.gather.base import Plain
 from penstock_bench.peers.gather.lmdb import keys
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class RocksDict(Plain):
         database = rocksdict.Rdict(str(setting.files / "database"), options)
         files: list[str] = []
         first, writer = 0, None
-        for rows in numbered.chunks(setting.rows, setting.row_bytes):
+        for rows in row_content.chunks(setting.rows, setting.row_bytes):
             for key, row in zip(keys(np.arange(first, first + len(rows))), rows, strict=True):
                 if writer is None:
                     files.append(str(setting.files / f"{len(files)}.sst"))

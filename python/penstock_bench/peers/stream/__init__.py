@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from penstock_bench.peers.stream.base import Generator
+from penstock_bench.peers import entry
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is known of one without importing it.
+class Entry(entry.Entry):
+    """A library that generates text.
 
     Attributes:
-        module: The module of its class.
-        attribute: Its class there.
-        package: What has to be installed, as it is called by pip.
-        note: What it does.
         is_limited: Whether memory is limited for it.
         has_files: Whether it reads from files that it makes before.
     """
 
-    module: str
-    attribute: str
-    package: str
-    note: str
     is_limited: bool = True
     has_files: bool = False
-
-    @property
-    def missing(self) -> str | None:
-        """What to do to have it; None where it is there."""
-        if find_spec(self.package) is not None:
-            return None
-        return f"{self.package} is not installed: pip install {self.package}"
-
-    def generator(self) -> Generator:
-        """One of it.
-
-        Raises:
-            ImportError: Its library is not installed, or does not work with what is.
-        """
-        made: Generator = getattr(import_module(self.module), self.attribute)()
-        return made
 
 
 RESIDENT, OURS = "resident", "penstock"

@@ -81,7 +81,7 @@ class Rank:
         toy = rank_state(_TOY, 0).held()
 
         def make() -> None:
-            self._writers[name] = WRITERS[name].writer(self._team.rank, self._team.ranks)
+            self._writers[name] = WRITERS[name].make(self._team.rank, self._team.ranks)
 
         directory = self._directory(name)
         try:

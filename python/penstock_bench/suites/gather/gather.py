@@ -14,7 +14,7 @@ from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.running import once, rotated
+from penstock_bench.harness.running import rotated, run_module
 from penstock_bench.peers.gather import GATHERERS, OURS, POOL, POOL_THREADS
 from penstock_bench.peers.gather.base import KEY, Setting
 from penstock_bench.results.results import Measurement
@@ -29,7 +29,7 @@ from penstock_bench.suites.gather.cases import (
     table_size,
 )
 from penstock_bench.suites.gather.random_reads import Region
-from penstock_bench.workloads import numbered
+from penstock_bench.workloads import row_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,9 +91,9 @@ class Gather:
         self.tell(f"making a table of {size.rows:,} rows of {size.row_bytes} bytes")
         features.write(
             self.plan.work / table,
-            numbered.chunks(size.rows, size.row_bytes),
+            row_content.chunks(size.rows, size.row_bytes),
             key=KEY,
-            shape=(size.rows, size.row_bytes // numbered.WORD_BYTES),
+            shape=(size.rows, size.row_bytes // row_content.WORD_BYTES),
             dtype=np.int64,
             # So that others can read the same file.
             align=False,
@@ -173,13 +173,13 @@ class Gather:
             "group": None,
         }
         if is_preparing:
-            return self._once(job)
+            return self._run(job)
         files = [region.file, *(path for path in place.rglob("*") if path.is_file())]
         os.sync()
         cache.drop(files)
         warm = cache.resident_fraction(files)
         if case.is_warm:
-            found = self._once(job)
+            found = self._run(job)
         else:
             found = self._limited(job, self.plan.limit_bytes + entry.library_bytes)
         return found | {"warm": warm, "resident": cache.resident_fraction([region.file])}
@@ -188,13 +188,14 @@ class Gather:
         """In a control group, where one can be made."""
         try:
             with limited(nbytes) as group:
-                return self._once(job | {"group": str(group.processes)})
+                return self._run(job | {"group": str(group.processes)})
         except LimitError as error:
             self._unlimited = f"memory is not limited: {error}"
-            return self._once(job)
+            return self._run(job)
 
-    def _once(self, job: dict[str, Any]) -> dict[str, Any]:
-        return once(_GATHER, job, timeout_seconds=self.plan.timeout_seconds)
+    def _run(self, job: dict[str, Any]) -> dict[str, Any]:
+        module = "penstock_bench.suites.gather.gathering"
+        return run_module(module, job, timeout_seconds=self.plan.timeout_seconds)
 
     def _take(self, case: Case, name: str, number: int, found: dict[str, Any]) -> None:
         notes = list(found.get("notes", []))
@@ -270,6 +271,3 @@ class Gather:
 
     def _place(self, case: Case, name: str) -> Path:
         return self.plan.work / f"{case.table}-{name}"
-
-
-_GATHER = "penstock_bench.suites.gather.gathering"

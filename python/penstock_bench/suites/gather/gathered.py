@@ -17,6 +17,7 @@ from penstock_bench.peers.gather import (
     SCAN,
     UNCHECKED,
 )
+from penstock_bench.results.spread import Spread, spread
 from penstock_bench.suites.gather.cases import (
     ALL,
     BATCHES,
@@ -44,28 +45,6 @@ if TYPE_CHECKING:
 
 
 _WHOLE_FROM = 99.95
-
-
-class Range(NamedTuple):
-    """The median of some values, and the least and the most of them."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Range | None:
-        """That of values; None without any."""
-        return cls(float(np.median(values)), min(values), max(values)) if values else None
-
-    def texts(self, show: Callable[[float], str]) -> tuple[str, str]:
-        """The median, and the ends in brackets where they are others.
-
-        Args:
-            show: Has a number as a text: `figure`, or `ratio`.
-        """
-        middle, *ends = map(show, self)
-        return middle, "" if {middle} == {*ends} else f"[{', '.join(ends)}]"
 
 
 def figure(value: float) -> str:
@@ -122,18 +101,18 @@ def cpu_seconds_per_million(one: Measurement) -> float | None:
     return one.cpu_seconds / one.rows * 1e6 if one.rows else None
 
 
-def spread(results: Results, case: str, by: str, value: _Value) -> Range | None:
+def spread_of(results: Results, case: str, by: str, value: _Value) -> Spread | None:
     """A figure over the rounds; None where nobody has it."""
     found = [figure for one in results.of(case, by) if (figure := value(one)) is not None]
-    return Range.of(found)
+    return spread(found)
 
 
 def times_of(
     results: Results, case: str, by: str, value: _Value = rate, *, ours_by: str = OURS
-) -> Range | None:
+) -> Spread | None:
     """How many times the figure of another one ours is, round by round; by default the rate."""
     ours, theirs = _by_round(results, case, ours_by, value), _by_round(results, case, by, value)
-    return Range.of([ours[index] / theirs[index] for index in ours if theirs.get(index)])
+    return spread([ours[index] / theirs[index] for index in ours if theirs.get(index)])
 
 
 def _by_round(results: Results, case: str, by: str, value: _Value) -> dict[int, float]:
@@ -174,7 +153,7 @@ class Comparison(NamedTuple):
 
     case: str
     words: str
-    found: Range
+    found: Spread
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -186,21 +165,21 @@ def comparisons(results: Results) -> list[Comparison]:
     ]
 
 
-def _comparisons(results: Results) -> Iterator[tuple[str, str, Range | None]]:
+def _comparisons(results: Results) -> Iterator[tuple[str, str, Spread | None]]:
     for case in (COLD, BATCHES):
         yield case, "rows a second, by fio's", times_of(results, case, FIO)
     for by in (OURS, EXACT):
         yield (
             BATCHES,
             f"bytes read by bytes of rows, {by}",
-            spread(results, BATCHES, by, read_per_byte),
+            spread_of(results, BATCHES, by, read_per_byte),
         )
     yield BATCHES, "rows a second, by those not checked", times_of(results, BATCHES, UNCHECKED)
     for case in (COLD, BATCHES):
         for by in (FIO_POOL, POOL):
             words = f"CPU seconds a row, by {by}"
             yield case, words, times_of(results, case, by, cpu_seconds_per_million)
-    yield DENSE, "requests a row", spread(results, DENSE, OURS, requests_per_row)
+    yield DENSE, "requests a row", spread_of(results, DENSE, OURS, requests_per_row)
     yield DENSE, "time, by the better of a scan and rows alone", _by_better(results)
     yield DENSE, "time, by fio's that reads everything", _inverse(times_of(results, DENSE, FIO))
     for case in (CACHED, ORDERED):
@@ -217,14 +196,14 @@ def _comparisons(results: Results) -> Iterator[tuple[str, str, Range | None]]:
     for by, other in ((ALL, BELADY), (SIEVE, REFERENCE)):
         if by in curves and other in curves:
             ratios = [missed / curves[other][part] for part, missed in curves[by].items()]
-            yield POLICIES, f"misses, {by} by {other}", Range.of(ratios)
+            yield POLICIES, f"misses, {by} by {other}", spread(ratios)
 
 
-def _by_better(results: Results) -> Range | None:
+def _by_better(results: Results) -> Spread | None:
     """The time of a dense batch by the least time of any other way to have it."""
     ours = _by_round(results, DENSE, OURS, rate)
     others = [_by_round(results, DENSE, by, rate) for by in (EXACT, SCAN)]
-    return Range.of(
+    return spread(
         [
             max(best) / rows
             for index, rows in ours.items()
@@ -233,14 +212,14 @@ def _by_better(results: Results) -> Range | None:
     )
 
 
-def _missed_by(results: Results, case: str) -> Range | None:
+def _missed_by(results: Results, case: str) -> Spread | None:
     """What is missed with everything known, by what others miss who know it as well."""
     ours, theirs = (
         _by_round(results, case, by, lambda one: 1 - (hit_rate(one) or 0))
         for by in (FORESEEING, "ginex")
     )
-    return Range.of([missed / theirs[index] for index, missed in ours.items() if index in theirs])
+    return spread([missed / theirs[index] for index, missed in ours.items() if index in theirs])
 
 
-def _inverse(found: Range | None) -> Range | None:
-    return None if found is None else Range(1 / found.median, 1 / found.most, 1 / found.least)
+def _inverse(found: Spread | None) -> Spread | None:
+    return found and found.inverse

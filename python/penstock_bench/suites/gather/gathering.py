@@ -1,17 +1,15 @@
-"""One process that gathers rows: ``python -m penstock_bench.suites.gather.gathering``.
+"""A process that gathers rows: ``python -m penstock_bench.suites.gather.gathering``.
 
-It reads a job as JSON and prints, as the last line, what came of it. It joins the control group of
-the job before it imports anything large, so that all of its memory counts.
+It joins the control group of its job before it imports anything large, so that all of its memory
+counts.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock_bench.harness.usage import counted, join, peak_bytes
+from penstock_bench.harness.child import answer, io_counts, join, peak_bytes, read_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Does what standard input says."""
-    job = json.loads(sys.stdin.read())
+    job = read_job()
     join(job["group"])
     from penstock_bench.harness.running import described
 
@@ -31,8 +29,7 @@ def main() -> None:
         found = done(job)
     except Exception as error:
         found = {"error": described(error)}
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
+    answer(found)
 
 
 def done(job: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +39,7 @@ def done(job: dict[str, Any]) -> dict[str, Any]:
     from penstock_bench.peers.gather import GATHERERS
     from penstock_bench.peers.gather.base import Setting
 
-    gatherer = GATHERERS[job["by"]].gatherer()
+    gatherer = GATHERERS[job["by"]].make()
     setting = Setting(**job["setting"])
     batches = list(np.load(job["trace"]))
     if job["is_preparing"]:
@@ -65,26 +62,26 @@ def _gathered(
     seconds_max: float | None,
 ) -> dict[str, Any]:
     """Times it. Both ends of every row are compared, and all of the last batch."""
-    from penstock_bench.workloads import numbered
+    from penstock_bench.workloads import row_content
 
-    ends = [numbered.ends_of(ids, row_bytes) for ids in batches]
-    counts, used, cpu = gatherer.counts(), counted(), time.process_time()
+    ends = [row_content.ends_of(ids, row_bytes) for ids in batches]
+    counts, used, cpu = gatherer.counts(), io_counts(), time.process_time()
     count, rows, seconds = 0, 0, 0.0
     last = ids = wrong = None
     begun = time.perf_counter()
     for last in gatherer.gather(batches):
         ids = batches[count]
         # Two words of each row are next to nothing beside the row, and everybody pays for them.
-        wrong = numbered.first_wrong(last[:, :: last.shape[1] - 1], ends[count], ids)
+        wrong = row_content.first_wrong(last[:, :: last.shape[1] - 1], ends[count], ids)
         count, rows = count + 1, rows + len(ids)
         seconds = time.perf_counter() - begun
         if wrong or (seconds_max is not None and seconds >= seconds_max):
             break
-    cpu_seconds, after = time.process_time() - cpu, counted()
+    cpu_seconds, after = time.process_time() - cpu, io_counts()
     later = gatherer.counts()
     if last is None or ids is None:
         raise ValueError("no batch came")
-    wrong = wrong or numbered.first_wrong(last, numbered.rows_of(ids, row_bytes), ids)
+    wrong = wrong or row_content.first_wrong(last, row_content.rows_of(ids, row_bytes), ids)
     if wrong:
         raise ValueError(f"batch {count - 1}: {wrong}")
     if seconds_max is None and count != len(batches):

@@ -5,13 +5,12 @@ It reads a job as JSON and prints, as the last line, the fields of a `Measuremen
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from typing import Any
 
 from penstock_bench.harness import gpu_paths
+from penstock_bench.harness.child import answer, read_job
 from penstock_bench.suites.io.cufile_stats import CufileStats
 from penstock_bench.suites.io.mover import make_empty, synced
 from penstock_bench.suites.io.movers import CUFILE
@@ -19,7 +18,7 @@ from penstock_bench.suites.io.movers import CUFILE
 
 def main() -> None:
     """Does what standard input says."""
-    job = json.loads(sys.stdin.read())
+    job = read_job()
     path, nbytes, is_write = job["path"], job["nbytes"], job["pattern"] == "write"
     is_cufile = job["library"] == CUFILE
     # It reads them when it is imported, whatever its release calls them in Python.
@@ -72,7 +71,7 @@ def main() -> None:
     }
     if stats is not None:
         found["notes"] = [f"cuFile: {stats.told()}"]
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    answer(found)
 
 
 def _path(stats: CufileStats | None, *, is_cufile: bool) -> str:

@@ -5,15 +5,14 @@ It reads a job as JSON and prints, as the last line, the fields of a `Measuremen
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.offload import Buffers, TensorIO
+from penstock_bench.harness.child import answer, read_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +22,7 @@ _MIB = 1 << 20
 
 def main() -> None:
     """Does what standard input says."""
-    job = json.loads(sys.stdin.read())
+    job = read_job()
     path, nbytes, is_write = job["path"], job["nbytes"], job["pattern"] == "write"
     prepare = _theirs if job["library"] == "deepspeed" else _ours
     array, move, setup = prepare(job)
@@ -51,7 +50,7 @@ def main() -> None:
         "setup": setup,
         "rate_spread": [moved / seconds / 1e9],
     }
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    answer(found)
 
 
 def _ours(job: dict[str, Any]) -> tuple[Any, Callable[[], object], str]:

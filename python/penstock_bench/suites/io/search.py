@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_bench.results.compare import MARGIN
-from penstock_bench.results.results import Spread
+from penstock_bench.results.spread import Spread, known_spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,13 +187,8 @@ def decide(rounds: Sequence[tuple[Trial, Trial]]) -> Verdict:
         rounds: Of each round the trial of the defaults and that of the settings.
     """
     gains = [gain_of(trial, usual) for usual, trial in rounds]
-    save = spread([one.save for one in gains])
-    load = spread([one.load for one in gains])
-    gain = spread([one.mean for one in gains])
+    save = known_spread([one.save for one in gains])
+    load = known_spread([one.load for one in gains])
+    gain = known_spread([one.mean for one in gains])
     is_ahead = gain.least > 1 and gain.median >= 1 + MARGIN
     return Verdict(save, load, gain, is_ahead and min(save.median, load.median) >= 1 - MARGIN)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median and range."""
-    return Spread(median(values), min(values), max(values))

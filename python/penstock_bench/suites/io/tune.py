@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.reports import SaveReport
+    from penstock_bench.results.spread import Spread
 
 ROUNDS_MIN = 7
 """Of the decision: by chance settings that are as good are ahead in all of 7 once in 128 times."""
@@ -152,6 +153,5 @@ def _axes(usual: SaveReport) -> dict[str, list[Any]]:
     }
 
 
-def _rounded(spread: tuple[float, float, float]) -> dict[str, float]:
-    names = ("median", "least", "most")
-    return {name: round(value, 3) for name, value in zip(names, spread, strict=True)}
+def _rounded(spread: Spread) -> dict[str, float]:
+    return {name: round(getattr(spread, name), 3) for name in ("median", "least", "most")}

@@ -45,7 +45,7 @@ class Task:
 
 def run(task: Task) -> dict[str, Any]:
     """Measures the operation; returns the fields of its sample."""
-    contender = CONTENDERS[task.contender].writer()
+    contender = CONTENDERS[task.contender].make()
     directory = Path(task.directory)
     warm_up(contender, directory.with_name(f"{directory.name}-warm-up"), task.variant)
     spec = states.describe(task.state, task.size_bytes, task.is_tiny)

@@ -1,27 +1,29 @@
-"""One process that generates text: ``python -m penstock_bench.suites.stream.generating``.
+"""A process that generates text, or makes the model that does.
 
-It reads a job as JSON and prints, as the last line, what came of it. It joins the control group of
-the job before it imports anything large, so that all of its memory counts.
+``python -m penstock_bench.suites.stream.generating`` joins the control group of its job before it
+imports anything large, so that all of its memory counts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 import time
 from typing import Any
 
-from penstock_bench.harness.usage import counted, join, peak_bytes
+from penstock_bench.harness.child import answer, io_counts, join, peak_bytes, read_job
 
 
 def main() -> None:
     """Does what standard input says."""
-    job = json.loads(sys.stdin.read())
+    job = read_job()
+    if "config" in job:
+        _make(job)
+        answer({})
+        return
     from penstock_bench.peers.stream import GENERATORS
     from penstock_bench.peers.stream.base import Setting
 
-    generator = GENERATORS[job["by"]].generator()
+    generator = GENERATORS[job["by"]].make()
     setting = Setting(job["model"], job["place"], job["memory_bytes"])
     if job["is_preparing"]:
         generator.prepare(setting)
@@ -35,8 +37,25 @@ def main() -> None:
         if not generator.joins_early:
             join(job["group"])
         found = {"open_seconds": opened, **_generate(model, job), **generator.told()}
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
-    sys.stdout.flush()
+    answer(found)
+
+
+def _make(job: dict[str, Any]) -> None:
+    """Makes a model of random weights in bfloat16."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        "mixtral" if "num_local_experts" in job["config"] else "llama",
+        **job["config"],
+        dtype=torch.bfloat16,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(job["directory"], max_shard_size="1GB")
 
 
 def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +73,7 @@ def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
             """Nothing more."""
 
     tokens = torch.tensor([job["prompt"]])
-    before, cpu = counted(), time.process_time()
+    before, cpu = io_counts(), time.process_time()
     begun = time.perf_counter()
     with torch.inference_mode():
         made = model.generate(
@@ -68,7 +87,7 @@ def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
             streamer=Clock(),
         )
     seconds = time.perf_counter() - begun
-    cpu_seconds, after = time.process_time() - cpu, counted()
+    cpu_seconds, after = time.process_time() - cpu, io_counts()
     first, *later = at[1:]
     rows = [one.contiguous().view(torch.uint8).numpy().tobytes() for one in made.logits]
     return {

@@ -12,7 +12,7 @@ from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
 from penstock_bench.harness import cache, fio
 from penstock_bench.harness.fio import FioError
-from penstock_bench.harness.running import BenchError, once, rotated
+from penstock_bench.harness.running import BenchError, rotated, run_module
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.stream.tokens import CASE, FIO
@@ -134,7 +134,7 @@ class Stream:
         model, toy = self.plan.work / "model", self.plan.work / "toy"
         for size, directory in (("toy", toy), (self.plan.size, model)):
             self.tell(f"making the model {size}")
-            made = self._child(_MAKE, {"directory": str(directory), "config": SIZES[size]})
+            made = self._child({"directory": str(directory), "config": SIZES[size]})
             if "error" in made:
                 raise BenchError(f"making the model {size}: {made['error']}")
         weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
@@ -237,16 +237,17 @@ class Stream:
         files = [path for path in self.plan.work.rglob("*") if path.is_file()]
         cache.drop(files)
         if not entry.is_limited or is_preparing:
-            return self._child(_GENERATE, job)
+            return self._child(job)
         try:
             with limited(self._limit_bytes) as group:
-                found = self._child(_GENERATE, job | {"group": str(group.processes)})
+                found = self._child(job | {"group": str(group.processes)})
                 return found | {"group_peak_bytes": group.peak_bytes}
         except LimitError as error:
             return {"error": f"skipped, as memory cannot be limited: {error}"}
 
-    def _child(self, module: str, job: dict[str, Any]) -> dict[str, Any]:
-        return once(module, job, timeout_seconds=self.plan.timeout_seconds)
+    def _child(self, job: dict[str, Any]) -> dict[str, Any]:
+        module = "penstock_bench.suites.stream.generating"
+        return run_module(module, job, timeout_seconds=self.plan.timeout_seconds)
 
     def _place(self, name: str) -> Path:
         return self.plan.work / name
@@ -296,6 +297,3 @@ class Stream:
                 setup=" ".join(command[1:]),
             )
         )
-
-
-_MAKE, _GENERATE = "penstock_bench.suites.stream.making", "penstock_bench.suites.stream.generating"
