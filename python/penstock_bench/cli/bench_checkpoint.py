@@ -153,7 +153,7 @@ def bench_checkpoint(
 def _agreed(
     team: Team, place: Path, asked: dict[str, Any], here: Launched
 ) -> tuple[Plan, dict[str, Any]]:
-    """What the first rank of a launcher's plans, once all have come; where it cannot, all end."""
+    """Plans on the first rank of a launcher, once all have joined; an error there ends all."""
     team.join(store_at(here.address, here.port, here.rank, here.ranks))
     made: tuple[Plan, dict[str, Any]] | None = None
     problem: Exception | None = None

@@ -80,7 +80,7 @@ def bench_compare(before: Path, after: Path, margin: float, paired: bool, as_jso
 
 
 def _plain(one: Compared) -> dict[str, Any]:
-    """What JSON has no number for is null there."""
+    """The fields of a comparison; NaN is null in JSON."""
     return {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in one._asdict().items()

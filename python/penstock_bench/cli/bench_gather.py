@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 _TABLE_BYTES, _LIMIT_BYTES_MIN = 2 << 30, 512 << 20
 _CACHE_PART, _LIMIT_PART = 10, 4
 _LIBRARY_BYTES = 384 << 20
-"""Beside the cache, what a process with libraries and batches under way takes."""
+"""Memory of a process beside the cache: libraries, and batches in flight."""
 _OTHERS_TIMES = 2
-"""What the files of another one take at most, of the table."""
+"""The largest size of another library's files, relative to the table."""
 _QUICK: dict[str, Any] = {"rows": 1 << 16, "batches": 24, "rounds": 1}
 
 
@@ -168,7 +168,7 @@ def _planned(place: Path, asked: dict[str, Any], timeout: float) -> Plan:
 
 
 def _present(plan: Plan) -> list[str]:
-    """Who will gather; tells of those who are not installed."""
+    """The libraries of the cases that are installed."""
     wanted = plan.names
     if wanted is None:
         each = [CASES[name].names for name in plan.cases if name in CASES]
@@ -194,7 +194,7 @@ def _check(place: Path, plan: Plan) -> None:
 
 
 def _needed_bytes(plan: Plan, cases: list[Case]) -> int:
-    """What tables and what others make of them take."""
+    """Bytes of the tables, and of the files that other libraries make of them."""
     sizes = {case.table: table_size(plan, case.table) for case in cases}
     nbytes = {table: size.rows * size.row_bytes for table, size in sizes.items()}
     made = {

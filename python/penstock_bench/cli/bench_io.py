@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _NONE = "-"
 
 _WIDE_COLUMNS = 100
-"""What a terminal needs more of for columns that matter less."""
+"""A terminal with more columns than this also shows the less important figures."""
 
 _FREE_TIMES_SIZE = 1.05
-"""What has to be free: the files of one case at a time, and what a file system keeps for itself."""
+"""Free space for each byte of one case: a file system keeps some for itself."""
 
 
 class _Several(click.ParamType[list[Any]]):
@@ -375,7 +375,7 @@ def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[
         spread = results.spread(case, by, value)
         return _NONE if spread is None else format(spread.median, form)
 
-    # Who moves a tensor by one call says nothing of its requests.
+    # A library that moves a tensor by one call does not report the latency of its requests.
     found = latencies(results, case, by)
     figures = {
         "GB/s": rate.shown(".2f"),
@@ -387,7 +387,7 @@ def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[
     }
     if peer is None:
         return figures | {"CPU s/GiB": median(lambda one: one.cpu_seconds_per_gib, ".2f")}
-    # Of the processor the other columns matter more where they are to fit.
+    # The column of the processor makes room for that of the peer.
     theirs = results.spread(case, peer, lambda one: one.durable_gb_per_second)
     is_compared = by != peer and theirs is not None
     share = f"{rate.median / theirs.median:.2f}" if is_compared and theirs else ""
@@ -395,7 +395,7 @@ def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[
 
 
 def _figures_of_files(results: Results, case: str, by: str) -> dict[str, str]:
-    """What a wide terminal has room for: rates without the sync, and calls that concern files."""
+    """Columns for wide terminals: rates without the sync, and calls that concern files."""
     made = results.of(case, by)
     if not made:
         return {}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 5
 _TIMES_WEIGHTS = 2.2
-"""What has to be free: the model, and what one other makes of it."""
+"""Free space for each byte of weights: the model, and the files of one other library."""
 
 
 @click.command(

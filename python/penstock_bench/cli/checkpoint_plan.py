@@ -1,4 +1,4 @@
-"""What `penstock bench checkpoint` is asked for, made into a plan that has room."""
+"""Makes a plan of the options of `penstock bench checkpoint`, and checks that there is room."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from penstock_bench.harness.team import Launched
 
 _AUTO_BYTES_MAX = 4 << 30
-"""What ``--scale auto`` takes at most: two writers do five rounds in about two minutes."""
+"""The most that ``--scale auto`` writes: two writers do five rounds in about two minutes."""
 
 _AUTO_MEMORY_FRACTION = 0.25
-"""Of the memory that is free: the state, what is loaded, and what a writer stages of it."""
+"""The part of free memory that the state may take: loads and staging need as much each."""
 
 _MEMORY_TIMES_STATE = 2
-"""What has to be in memory at the least: the state, and what is loaded."""
+"""Memory for each byte of the state: the state itself, and the loaded one."""
 
 _STAGING = "penstock-async"
 """It keeps what it has staged of the state, while others are measured as well."""
@@ -46,7 +46,7 @@ PASSES = 3
 def planned(
     place: Path, asked: dict[str, Any], here: Launched | None
 ) -> tuple[Plan, dict[str, Any]]:
-    """What is to be done, and how that is told in the results.
+    """Makes the plan, and the settings that results record.
 
     Args:
         place: Where.

@@ -1,4 +1,4 @@
-"""What `penstock bench checkpoint` prints."""
+"""The tables of `penstock bench checkpoint`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = "-"
 
 
 def print_results(results: Results) -> None:
-    """What was saved, how fast, which way it went, and what there is to say of it."""
+    """Prints the state, the rates, the path of the bytes, and notes."""
     out = console()
     print_headlines(results)
     for line in _heading(results):
@@ -133,7 +133,7 @@ def _cached(found: list[Measurement]) -> str:
 
 
 def _legend(results: Results) -> str:
-    """What the columns mean."""
+    """The meaning of the columns."""
     is_filled = results.settings["fill"] is not None
     words = ["save s: by its slowest rank"]
     if results.settings["rounds"] > 1:

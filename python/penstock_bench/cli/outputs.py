@@ -1,6 +1,6 @@
 """Where benchmarks write what they measured: `--output` and `--report`.
 
-What cannot be written is refused before anything is measured for it.
+A file that cannot be written is refused before anything is measured.
 """
 
 from __future__ import annotations

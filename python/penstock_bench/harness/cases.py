@@ -1,4 +1,4 @@
-"""What is measured: one `Case`, and the sets of them that have a name."""
+"""A `Case` of requests, and named sets of cases."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ PRESETS = {
     "ds_io": "the grid of DeepSpeed's ds_io sweep",
     "gdsio": "block sizes 8K to 1M x threads 1 to 128, after GDSIO",
 }
-"""Every preset with what it is."""
+"""Every preset with its description."""
 
 
 def preset(name: str) -> list[Case]:

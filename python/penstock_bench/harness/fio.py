@@ -36,12 +36,12 @@ def is_there() -> bool:
 
 
 def job(command: list[str]) -> dict[str, Any]:
-    """What fio says of the one job, or group of jobs, that a command runs; see `jobs`."""
+    """Runs a command of one job, or group of jobs, and returns fio's report; see `jobs`."""
     return jobs(command)[0]
 
 
 def jobs(command: list[str]) -> list[dict[str, Any]]:
-    """What fio says of each job, or group of jobs, that a command runs.
+    """Runs a command and returns fio's report on each job, or group of jobs.
 
     Args:
         command: With ``--output-format=json``.
@@ -61,7 +61,7 @@ def jobs(command: list[str]) -> list[dict[str, Any]]:
 
 
 def cpu_seconds(told: dict[str, Any]) -> float:
-    """Processor time of a job, of what fio says of it."""
+    """Processor time of a job, from fio's report on it."""
     seconds: float = (told["usr_cpu"] + told["sys_cpu"]) / 100 * told["job_runtime"] / 1000
     return seconds
 
@@ -71,7 +71,7 @@ def run(
 ) -> Measurement:
     """Measures a case with fio at equal settings.
 
-    Leaves nothing behind. What fio cannot do is a measurement with an error.
+    Leaves nothing behind. A case that fio cannot run is a measurement with an error.
 
     Args:
         case: What to measure.
@@ -91,7 +91,7 @@ def run(
     try:
         command = _command(case, directory, total_bytes, seed)
         if case.pattern != "write":
-            # What is wrong with it, the run itself tells.
+            # The run below reports the error, if this fails.
             subprocess.run([*command, "--create_only=1"], capture_output=True, check=False)
             settle_after(directory, total_bytes)
         told = job(command)

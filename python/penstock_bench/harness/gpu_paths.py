@@ -1,4 +1,4 @@
-"""The ways that bytes take between storage and a GPU, by the names that gdsio gives them."""
+"""The paths of bytes between storage and a GPU, by the names that gdsio gives them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PATHS = {
     COMPAT: "storage, memory of the host, GPU: cuFile in compat mode, by its own counters",
     UNKNOWN: "cuFile does not tell which way it went: it has no counters (before 1.15)",
 }
-"""What each is, from or to storage."""
+"""The meaning of each path, from or to storage."""
 
 
 def of_ours(case: Case, is_direct: bool, counts: list[dict[str, int] | None]) -> str:
-    """The way that requests of ours took.
+    """The path that requests of Penstock took.
 
     Args:
         case: What was measured, with a GPU.

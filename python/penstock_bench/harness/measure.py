@@ -1,4 +1,4 @@
-"""What a call costs: time, processor time of the process and of the machine, peak memory."""
+"""The cost of a call: time, processor time of the process and of the machine, peak memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _machine_cpu_seconds() -> float:
 
 
 def memory_bytes(process: int | str = "self") -> dict[str, int]:
-    """What the kernel says of the memory of a process (``VmRSS`` and so on, proc(5)), in bytes.
+    """The kernel's figures of the memory of a process (``VmRSS`` and so on, proc(5)), in bytes.
 
     Raises:
         OSError: The process is gone.

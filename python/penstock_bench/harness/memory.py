@@ -12,7 +12,7 @@ from penstock_bench.workloads.states import GIB
 
 _WARM_TIMES_STATE = 3
 _WARM_FRACTION_OF_FREE = 0.7
-# What the kernel has reported to the host so far, where it counts that.
+# Memory that the kernel has reported to the host so far, where it counts that.
 _REPORTED = "/sys/module/page_reporting/parameters/reported_kib"
 # It reports at most every two seconds, and only what was freed.
 _TOUCH = f"""

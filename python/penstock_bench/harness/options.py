@@ -1,4 +1,4 @@
-"""What the commands of the benchmarks have in common: options, and what they show at the end."""
+"""Options that the commands of the benchmarks share, and the output at their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of their own for what is measured, so that memory and caches are nobody else's."""
+"""Runs each measurement in a process of its own, so that memory and caches are not shared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _preloaded: list[str] = []
 
 
 def preload(*modules: str) -> None:
-    """What to import before processes are forked; to be called before the first `run`."""
+    """Names modules to import before processes are forked. Call it before the first `run`."""
     _preloaded[:] = modules
 
 
@@ -45,7 +45,7 @@ def run(
         timeout_seconds: For all of them.
 
     Returns:
-        What each call returned, or ``{"error": …}``.
+        The results of the calls, or ``{"error": …}``.
     """
     # Not before: it is a setting of the whole interpreter, and who imports a benchmark may have
     # other forks.

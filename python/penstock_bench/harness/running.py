@@ -54,7 +54,7 @@ def unused(place: Path) -> Path:
 def interpreter(module: str) -> list[str]:
     """The command that runs a module of ours in a process of its own."""
     command = [sys.executable, "-m", module]
-    # What lies in the user's directory, such as a numpy.py, is no library.
+    # Files in the user's directory, such as a numpy.py, must not replace libraries.
     if Path(penstock.__file__).parents[1] != Path.cwd():
         command.insert(1, "-P")
     return command
@@ -153,7 +153,7 @@ def _tell(child: subprocess.Popen[str], line: str) -> None:
         child.stdin.write(line + "\n")
         child.stdin.flush()
     except BrokenPipeError:
-        # What it says tells why.
+        # The child has printed the reason.
         _hear(child)
 
 
@@ -241,8 +241,8 @@ def run_module(module: str, job: dict[str, Any], *, timeout_seconds: float) -> d
     """Runs a module, which reads the job from its standard input, and ends what it has started.
 
     Args:
-        module: It prints what came of it, as JSON, in its last line.
-        job: What it is to do, for JSON.
+        module: Prints its answer as JSON in its last line.
+        job: Its job, for JSON.
         timeout_seconds: For how long.
 
     Returns:

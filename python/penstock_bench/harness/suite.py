@@ -153,7 +153,7 @@ class Run:
             cell: A name for the measurement: once it has failed it is not tried again.
 
         Returns:
-            What the function returned, or ``{"error": …}``.
+            The result of the function, or ``{"error": …}``.
         """
         return self.children(function, [task], cell)[0]
 
@@ -172,7 +172,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """What a suite shows in the end.
+    """The output of a suite.
 
     Attributes:
         tables: Its tables, for the terminal and the text file.

@@ -76,9 +76,11 @@ def figures(
         caption: Below it.
         bold: Rows whose names begin with it are printed in bold.
     """
-    table = Table(first, title=title, title_justify="left", title_style="bold", caption=caption)
+    # Brackets are text, not markup.
+    table = Table(first, title_justify="left", title_style="bold", caption=caption)
+    table.title = Text(title) if title else None
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(Text(heading), justify="right")
     for name, cells in rows.items():
         table.add_row(name, *cells, style="bold" if bold and name.startswith(bold) else "")
     return table
@@ -155,7 +157,7 @@ def bars(every: Sequence[Bar], unofficial: str | None) -> Table:
     table = Table("", "ratio", title="Bars", title_justify="left", title_style="bold")
     table.caption = caption
     for heading in ("median [least, most]", "bar", "aim", ""):
-        table.add_column(heading, justify="right")
+        table.add_column(Text(heading), justify="right")
     for one in every:
         is_met = one.is_met if unofficial is None else None
         table.add_row(

@@ -1,4 +1,4 @@
-"""The processes that run a benchmark together: how they meet, and what they tell each other."""
+"""The processes that run a benchmark together: how they meet and exchange values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _TIMEOUT = timedelta(minutes=30)
-"""For whoever waits for another: longer than any operation takes."""
+"""How long a rank waits for another one: longer than any operation takes."""
 
 _WRITERS_TIMEOUT = timedelta(minutes=10)
-"""For ranks in a collective of a writer's: one that has failed tells the team, and does not come"""
+"""For collectives of a writer: a rank that has failed reports to the team and does not join."""
 
 _HEAD_START_SECONDS = 0.05
 """Between the word that goes round and the moment at which all begin."""
@@ -33,7 +33,7 @@ class LaunchError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launcher says of this process.
+    """The place of this process among all, as its launcher says.
 
     Attributes:
         rank: Its number.
@@ -156,7 +156,7 @@ class Team:
                 dist.barrier(self._group)
 
     def gather(self, value: Any) -> list[Any]:
-        """What each has, by rank; everybody hears it."""
+        """Gathers a value of each rank on all ranks, by rank."""
         if self._group is None:
             return [value]
         import torch.distributed as dist
@@ -167,7 +167,7 @@ class Team:
         return found
 
     def share(self, value: Any) -> Any:
-        """What the first one has; that of the others is ignored."""
+        """Broadcasts the value of the first rank; those of the others are ignored."""
         if self._group is None:
             return value
         import torch.distributed as dist
@@ -190,11 +190,11 @@ class Team:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Says what it means that the others cannot be reached."""
+    """Explains the error when other ranks cannot be reached."""
     try:
         yield
     except RuntimeError as error:
-        # How gloo tells of any failure.
+        # gloo raises this for any failure.
         raise LaunchError(
             f"another rank has ended, or cannot be reached; it says why itself ({error})"
         ) from error
@@ -211,6 +211,6 @@ def store_at(address: str, port: int, rank: int, ranks: int) -> Any:
     """The store of the first rank; it hosts it, unless torchrun does."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # What torchrun sets where its own store is the one to take.
+    # torchrun sets this where ranks have to use its own store.
     is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return TCPStore(address, port, ranks, not rank and not is_there, timeout=_TIMEOUT)

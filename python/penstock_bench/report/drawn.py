@@ -1,4 +1,4 @@
-"""What is drawn of a run, in the order of the page: the answer first, then how it came about."""
+"""The plots of a run in the order of the page: results first, then their details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says in a sentence or two.
+"""The result of a run in a sentence or two.
 
 A ratio is there only where it is more than noise, with what it lies between. Of several others it
 is the fastest that ours are held against.
@@ -153,7 +153,7 @@ def _sentence(
     emulated: Sequence[str] = (),
     unit: str = "GB/s",
 ) -> str:
-    """What we do, beside the fastest of the others."""
+    """A sentence on Penstock's rate beside that of the fastest other."""
     rate = f"{what} at {_median(ours)} {unit}"
     if not others:
         return rate

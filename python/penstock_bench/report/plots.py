@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock_bench.results.results import Measurement, Results
 
 BUCKET_SECONDS = 0.1
-"""Of a timeline (`crates/bench`, `outcome.rs`)."""
+"""A step of a timeline (`crates/bench`, `outcome.rs`)."""
 
 BUCKETS_MIN = 4
 """With fewer, a measurement was too short to have a course."""
@@ -35,7 +35,7 @@ STEPS_MAX = 150
 WIDTH_INCHES, _HEIGHT_INCHES = 5.6, 2.7
 _LEGEND_ROW_INCHES = 0.19
 _LABEL_CHARACTERS_BESIDE = 32
-"""What leaves room for another label beside it in a legend."""
+"""The longest label that leaves room for another one beside it in a legend."""
 
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = "os^DvXP*"
@@ -108,8 +108,8 @@ def has_course(one: Measurement) -> bool:
 def _course(one: Measurement) -> tuple[list[float], list[float]]:
     """When each step of a measurement began, and its rate; the last rate stands twice, at its end.
 
-    The last step is seldom whole, so it is counted together with the one before. What has no course
-    is its mean.
+    The last step is seldom whole, so it is counted together with the one before. A measurement
+    without a timeline is drawn at its mean.
     """
     if not has_course(one):
         return [0.0, one.seconds], [one.gb_per_second] * 2
@@ -233,7 +233,7 @@ def lined(
 
 
 def _handles(panel: Panel, lines: list[Line]) -> list[Line2D]:
-    """What each colour stands for, then each kind of dash."""
+    """The legend: first the colours, then the kinds of dashes."""
     colours = {line.colour_index: line for line in lines}
     handles = [
         Line2D([], [], color=colour(line), marker=_marker(line), label=shortened(line.colour_label))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NOTHING = "–"  # noqa: RUF001 - the dash of a table
 
 _SYNC_PART_MIN = 0.001
-"""Of the time before it: less does not change a rate of three digits."""
+"""The least part of a sync in the time before it that changes a rate of three digits."""
 
 
 class Cell(NamedTuple):

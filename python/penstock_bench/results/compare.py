@@ -227,7 +227,7 @@ class Speedup(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """What the ratio lies between."""
+        """The ends of the ratio's interval."""
         return f"[{times(self.low)}, {times(self.high)}]"
 
 

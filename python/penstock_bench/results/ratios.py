@@ -2,9 +2,9 @@
 
 Both estimates are Hodges and Lehmann's (1963), of the logarithms of rates: like medians they do not
 mind the few rounds that something else has disturbed, but they take a third fewer to be as sure.
-The intervals are bootstrap ones (Efron 1979, percentiles). Of a few values such an interval is too
-narrow, as it never leaves what was seen; whether chance makes a difference is left to a rank test,
-which needs no assumption and is exact where values are few.
+The intervals are bootstrap ones (Efron 1979, percentiles). Such an interval is too narrow for few
+values, as it never exceeds their range. A rank test, which needs no assumption and is exact where
+values are few, decides whether a difference is chance.
 """
 
 from __future__ import annotations

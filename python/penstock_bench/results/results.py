@@ -1,4 +1,4 @@
-"""What was measured, in the one form that all tables, plots and comparisons are made from."""
+"""Measurements, in the one form that all tables, plots and comparisons are made from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT = "penstock-bench"
 FORMAT_VERSION = 1
 
 _SECONDS_MIN = 1e-9
-"""What no measurement takes less than."""
+"""The least time of a measurement."""
 
 
 class ResultsError(PenstockError, ValueError):
@@ -131,7 +131,7 @@ class Measurement:
 
     @property
     def waited_seconds(self) -> float:
-        """What training waits for a save: the stall, or all of it where none is in background."""
+        """Seconds that training waits for a save: the stall, or all of a synchronous save."""
         if self.stall_seconds is not None:
             return self.stall_seconds
         return self.seconds + self.sync_seconds
@@ -196,7 +196,7 @@ class Results:
         return spread(value(one) for one in self.of(case, by))
 
     def rates(self, case: str, by: str) -> Rates | None:
-        """What the measurements of a case come to; None where there are none."""
+        """The rates of a case; None if there is no measurement."""
         found = self.of(case, by)
         if not found:
             return None
@@ -231,7 +231,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """What `write` has written.
+        """Reads the results that `write` has written.
 
         Args:
             path: A file, or a directory of such files with the extension ``.json``: their
@@ -350,7 +350,7 @@ BEYOND_MIN = 10
 """Requests that have to lie beyond a percentile: of fewer the next round has another one."""
 
 _ALWAYS = ("mean", "p50", "max")
-"""What any number of requests has."""
+"""Percentiles that any number of requests supports."""
 
 
 def percent(name: str) -> float:

@@ -47,7 +47,7 @@ CASES = (Case(), Case(pattern="read"))
 """1 MiB x 16, direct: writes with their sync, and reads of what is in no cache."""
 
 EXTRA = 10
-"""Of so many requests one is made twice in the slowed build."""
+"""The slowed build makes one request in this many twice."""
 
 BUILDS = ("before", "same", "slowed")
 
@@ -127,7 +127,7 @@ def _measure(
 
 
 def _order(rounds: int, apart: bool) -> Iterator[tuple[int, Case, str]]:
-    """What is measured one after the other: in turns, the builds of a round come close together."""
+    """The order of measurements: in turns, the builds of a round come close together."""
     if apart:
         for build in BUILDS:
             yield from ((number, case, build) for number in range(rounds) for case in CASES)

@@ -52,7 +52,7 @@ class TensorSpec:
 
 
 class Source(Protocol):
-    """What a writer takes its states from."""
+    """A source of states for writers."""
 
     def nested(self) -> dict[str, Any]:
         """The state as a training script holds it, every page of it resident."""
@@ -113,7 +113,7 @@ class StateSpec:
         return HeldState(self, self._filled())
 
     def difference(self, loaded: dict[str, torch.Tensor]) -> str | None:
-        """What is wrong with loaded tensors by name; None if nothing is."""
+        """The first error in loaded tensors by name; None if there is none."""
         for index, tensor in enumerate(self.tensors, self.first_index):
             if tensor.name not in loaded:
                 return f"{tensor.name} was not loaded"
@@ -170,7 +170,7 @@ class HeldState:
 
 
 def rank_state(model: Model, rank: int) -> StateSpec:
-    """What a rank of a training job holds: its part of the model and of the optimizer."""
+    """The state of a rank of a training job: its part of the model and of the optimizer."""
     found = [
         TensorSpec(
             # The state of a training script: a dictionary of each, flat below it.
@@ -193,7 +193,7 @@ def filled(spec: TensorSpec, index: int) -> torch.Tensor:
 
 
 def difference(spec: TensorSpec, index: int, tensor: torch.Tensor) -> str | None:
-    """What is wrong with a loaded tensor; None if it is what was saved, bit for bit."""
+    """The error in a loaded tensor; None if it equals the saved one, bit for bit."""
     if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
         return f"{spec.name} is {tensor.dtype}{tuple(tensor.shape)}"
     found = bytes_of(tensor.detach().contiguous())

@@ -1,4 +1,4 @@
-"""What ranks of a training job hold of a model and its optimizer: names, types and shapes.
+"""The parts of a model and its optimizer on the ranks of a job: names, types and shapes.
 
 Two views of one model. `dlio_bytes` counts what the checkpoint generator of DLIO and MLPerf Storage
 writes, six large tensors a layer and three of the optimizer, so that totals can be held against
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MODEL_BYTES = 2
-"""Of an element of the model: fp16 or bf16."""
+"""Bytes of an element of the model: fp16 or bf16."""
 
 _OPTIMIZER_BYTES = 4
 
 _DLIO_GROUPS = 3
-"""Of the optimizer: a copy of the parameters and two moments."""
+"""Tensors of the optimizer: a copy of the parameters and two moments."""
 
 _DLIO_EXTRA_WIDTHS = 5
 """Beside each of them DLIO writes so many times the width, on every rank."""
@@ -158,10 +158,11 @@ def dlio_bytes(model: Model) -> int:
 
 
 def tensors(model: Model, rank: int) -> Iterator[Tensor]:
-    """What a rank writes: parameters, and of each two moments and a step.
+    """The tensors that a rank writes: parameters, and two moments and a step of each.
 
-    Matrices are split over tensor-parallel ranks, along rows or columns as Megatron does. What ZeRO
-    shards is split along the first dimension. Without it only the first data-parallel rank writes.
+    Matrices are split over tensor-parallel ranks, along rows or columns as Megatron does. Tensors
+    that ZeRO shards are split along the first dimension. Without it only the first data-parallel
+    rank writes.
 
     Args:
         model: The model and its layout.
@@ -207,7 +208,7 @@ def _parameters(model: Model, pp_rank: int) -> Iterator[tuple[str, tuple[int, ..
 def _shard(
     shape: tuple[int, ...], dp: int, dp_rank: int, *, is_sharded: bool
 ) -> tuple[int, ...] | None:
-    """What a data-parallel rank writes of a tensor; None for nothing."""
+    """The part of a tensor that a data-parallel rank writes; None for nothing."""
     if not is_sharded:
         return shape if dp_rank == 0 else None
     rows = -(-shape[0] // dp)

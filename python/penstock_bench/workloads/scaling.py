@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock_bench.workloads.models import Model
 
 _FFN_MULTIPLE = 8
-"""Of the feed-forward width of a rank."""
+"""The feed-forward width of a rank is a multiple of this."""
 
 
 class Scaled(NamedTuple):

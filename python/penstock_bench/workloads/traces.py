@@ -10,8 +10,8 @@ import numpy as np
 Law = Literal["uniform", "degree", "zipf"]
 
 _EXPONENTS = {"degree": 1 / 1.3, "zipf": 1.0}
-"""Of a weight by rank. Degrees of citation graphs follow a law with the exponent 2.3, so that those
-of nodes in order fall with the power 1 / (2.3 - 1)."""
+"""The exponent of a weight by rank. Degrees of citation graphs follow a law with the exponent 2.3,
+so that those of nodes in order fall with the power 1 / (2.3 - 1)."""
 _DRAWN_MIN = 64
 _DRAWN_TIMES = 4
 """A batch of rows that are drawn, each once, has no more than one of so many: what is left to be

@@ -53,11 +53,11 @@ INSTALLED = [name for name, entry in WRITERS.items() if entry.missing is None]
 TINY = Model(vocabulary=96, hidden=64, ffn=128, layers=2, heads=2, kv_heads=1)
 COMMAND = ["-m", "penstock", "bench", "checkpoint"]
 PATIENCE_SECONDS = 240
-"""For what takes a second: a hang is found before the test times out, a busy machine is none."""
+"""The limit of a command that takes a second: it finds a hang before the test times out."""
 
 
 def refused(*arguments):
-    """What is said of a command that makes no sense."""
+    """The words that refuse a command that makes no sense."""
     told = CliRunner().invoke(cli, ["bench", "checkpoint", *map(str, arguments)])
     assert told.exit_code == 2, told.output
     return " ".join(told.output.split())
@@ -118,7 +118,7 @@ def test_every_writer_saves_and_loads_on_two_ranks_and_proves_its_path(
         is_direct = by.startswith("penstock") or by == "fastpersist"
         for one in saved:
             assert one.is_direct == is_direct
-            # Of a direct one, the parts and the manifest are not.
+            # Parts and the manifest of a direct save are buffered.
             assert (one.resident_fraction > 0.9) == (not is_direct)
             assert one.metadata["sync"] > one.metadata["create"] >= 2
             assert one.synced_by.startswith("benchmark") == (
@@ -382,7 +382,7 @@ def test_a_rank_that_dies_ends_all(disk_path):
 
 
 def told_of_ranks(directory, *programs):
-    """What is said of ranks that run such programs instead."""
+    """The errors of ranks that run such programs instead."""
     logs = [directory / f"log-{rank}" for rank in range(len(programs))]
     children = []
     for rank, (program, log) in enumerate(zip(programs, logs, strict=True)):

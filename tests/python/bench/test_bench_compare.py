@@ -178,7 +178,7 @@ def test_what_a_disk_does_meanwhile_touches_both_of_a_pair():
         unpaired += is_alarm(*slowed)
     assert false == 0
     assert noticed >= 19
-    # What the pairing is for.
+    # Pairing finds what a drifting disk hides.
     assert unpaired <= 10
 
 

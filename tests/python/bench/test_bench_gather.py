@@ -112,7 +112,7 @@ def job_of(tmp_path: Path, ids: Any) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def done(job_of: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """What comes of a job, in this process."""
+    """Does a job in this process."""
     return lambda *arguments, **changed: gathering.done(job_of(*arguments, **changed))
 
 
@@ -152,7 +152,7 @@ def test_policies_of_others_miss_as_ours_do(ids: Any) -> None:
         assert policies.misses(policies.Sieve(slots), keys.tolist()) == ours(0)
         belady = policies.misses(policies.Belady(slots, keys), keys.tolist())
         assert belady == ours(len(keys))
-        # What is known of a part at a time, or within a window, is less.
+        # A policy that knows a part at a time, or a window, has fewer hits.
         parted = policies.Belady(slots, keys, 4 * BATCH_ROWS)
         assert policies.misses(parted, keys.tolist()) >= belady
         ahead = policies.RandomAhead(slots, keys, window=2 * BATCH_ROWS)
@@ -220,7 +220,7 @@ def test_others_are_emulated_with_a_request_for_each_line(
         assert found["asked_bytes"] == found["requests"] * 4096
         if setting.row_bytes == 4096:
             assert found["hits"] + found["read_rows"] == ids.size
-        # What one call asks for twice is read once.
+        # A line that one call has twice is read once.
         assert found["requests"] <= found["read_rows"]
     lines = np.unique(ids * setting.row_bytes // 4096)
     if by == "gids":
@@ -466,7 +466,7 @@ def test_who_fails_is_told_and_not_tried_again(
             "read_bytes": 100, "asked_bytes": 1000, "memory_peak_bytes": 1, "is_direct": True,
         }  # fmt: skip
 
-    monkeypatch.setattr(Gather, "_once", once)
+    monkeypatch.setattr(Gather, "_run", once)
     monkeypatch.setattr(fio, "is_there", lambda: False)
     told = run(tmp_path, f"{SMALL} --rounds 2 --case batches --by penstock,memmap --json")
     # Others may fail; ours has not.
@@ -479,7 +479,7 @@ def test_who_fails_is_told_and_not_tried_again(
     assert not ours["is_direct"]
     assert any("asked for 1000, and storage gave 100 bytes" in note for note in ours["notes"])
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(Gather, "_once", lambda *_: {"error": "no memory"})
+    monkeypatch.setattr(Gather, "_run", lambda *_: {"error": "no memory"})
     command = f"bench gather {tmp_path} {SMALL} --case batches --by penstock".split()
     assert cli.main(command, standalone_mode=False) == 1
 

@@ -53,7 +53,7 @@ def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     assert not_run - may_not == OF_CUDA
     for name in not_run:
         assert rows[name]["not_run"]
-    # What has no rate holds on any driver.
+    # Promises without a rate hold on any driver.
     for name in ("pinned_again", "graphs", "torn", "leaks"):
         assert rows[name]["is_met"], rows[name]
     table = (output / "gpu.md").read_text()

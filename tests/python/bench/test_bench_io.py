@@ -80,7 +80,7 @@ def test_every_layout_is_read_back_as_it_was_written(disk_path, layout, direct, 
         made = run(case, disk_path / "work", size, seed=1, verifies=True, round_index=0)
         assert made.is_direct == direct
         tensors = sum(cases.tensor_sizes(cases.share_bytes(case, size))) * 2
-        # What is padded comes on top.
+        # Padding comes on top.
         assert tensors <= made.nbytes <= 1.1 * tensors
         files = {"file_per_tensor": 2 * len(cases.tensor_sizes(size // 2)), "file_per_process": 2}
         if pattern == "write":
@@ -178,7 +178,7 @@ def test_requests_in_flight_that_memory_has_no_room_for_are_refused(tmp_path, mo
     [
         (Case(depth=4), 64 * MIB, 4 * MIB),
         (Case(depth=100), 64 * MIB, 64 * MIB),
-        # Whoever goes on for a time fills the whole queue, and posix reads what was written so.
+        # A case with a time fills the whole queue, and posix reads files that a queue has written.
         (Case(depth=100, seconds=1.0), 64 * MIB, 100 * MIB),
         (Case(pattern="read", method="posix", depth=1), 64 * MIB, 8 * MIB),
         (Case(method="posix", depth=1), 64 * MIB, MIB),

@@ -137,7 +137,7 @@ def all_of(connection):
 
 
 def sent(port, content):
-    """What comes back, and how long that takes."""
+    """The bytes that come back, and the seconds that takes."""
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(content)
@@ -211,7 +211,7 @@ def test_a_small_run_measures_all_places(tmp_path):
     to_server = [one for one in found["samples"] if one["place"] in PLACES]
     saves = [one for one in to_server if one["operation"] == SAVE]
     ends = {one["place"]: one["requests"].get("CompleteMultipartUpload", 0) for one in saves}
-    # What is one part is put as a whole.
+    # An object of one part is put as a whole.
     assert ends.pop("small") == 0
     assert set(ends.values()) == {1}
     assert list(Path(tmp_path / "place").iterdir()) == []

@@ -41,7 +41,7 @@ CHROMIUM = next(
 
 
 class Page(HTMLParser):
-    """What a page is made of; an element that is not closed, or closed twice, is an error."""
+    """The elements of a page; one that is not closed, or closed twice, is an error."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -133,7 +133,7 @@ def renamed(results, names):
 
 
 def assert_holds_everything(found):
-    """Nothing is asked of a network, and nothing runs."""
+    """A page uses no network and runs no script."""
     for value in found.values("src", "href", "xlink:href", "action", "data", "srcset", "poster"):
         assert value.startswith("#")
     addresses = re.findall(r"url\(([^)]*)\)", " ".join([*found.styles, *found.values("style")]))
@@ -190,7 +190,7 @@ def test_plots_are_there_and_say_what_they_show(results, shown):
     ]
     assert shown.values("role").count("img") == shown.tags["svg"] == len(labels)
     kinds = Counter(label.partition(",")[0] for label in labels)
-    # What is read once is over before there is a course of it, and is there all the same.
+    # A read that is over before it has a timeline is drawn all the same.
     assert kinds == {
         "Throughput": 2,
         "Throughput over time": 2,

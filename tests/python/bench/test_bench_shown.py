@@ -1,4 +1,4 @@
-"""What is seen first of a benchmark: its sentences and charts, and nothing that says nothing."""
+"""The first screen of a benchmark: its sentences and charts, without empty ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock bench stream`: who is measured how, what comes of it, what it leaves."""
+"""`penstock bench stream`: its processes, its figures, and that it leaves nothing."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_made_is_said(
 def test_a_run_is_told_as_table_and_page_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What processes would tell is given: they take minutes."""
+    """The answers of processes are given: they take minutes."""
     asked = []
 
     def child(self: Stream, module: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_run_is_told_as_table_and_page_and_leaves_nothing(
     assert read.kind == "stream"
     ours = read.of(tokens.CASE, OURS)
     assert [one.checked for one in ours] == [3, 3]
-    # What is taken with nearly nothing is no weight.
+    # Memory with a model of nearly nothing is not that of weights.
     assert [one.memory_over_bytes for one in ours] == [0, 0]
     errors = [one for one in read.measurements if one.error]
     assert {one.by for one in errors} <= {"airllm", "fio", OURS, "accelerate", "zero"}

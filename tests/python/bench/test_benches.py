@@ -1,4 +1,4 @@
-"""What the benchmarks make of their numbers, and how they are asked for them."""
+"""The figures and the options of the suites."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_each_build_is_measured_in_every_round_and_the_slowed_one_does_a_tenth_m
 ):
     arguments = ["--trials", "1", "--rounds", "3", "--size-mib", "10", "--output", str(tmp_path)]
     done = CliRunner().invoke(gate.main, [str(disk_path), *arguments])
-    # What it finds in three rounds of 10 MiB is up to the disk.
+    # The result of three rounds of 10 MiB depends on the disk.
     assert done.exit_code in (0, 1), done.output
     assert "alarms at the slowed build:" in done.output
     assert not [path for path in disk_path.iterdir() if path.name.startswith(".penstock")]

@@ -301,7 +301,7 @@ def test_the_command_tells_what_it_found_in_eighty_columns(disk_path, tmp_path):
             disk_path, "--tune", tmp_path / "o.json", "--size", "1M", "--tune-seconds", seconds,
             env={**os.environ, "COLUMNS": "80"},
         )  # fmt: skip
-        # Of a busy machine nothing can be said in so little time.
+        # On a busy machine nothing can be decided in so little time.
         if "allow more time" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
@@ -327,7 +327,7 @@ def test_the_verdict_is_told_with_both_and_what_it_means(
     monkeypatch.setattr(trials.Trials, "decide", decide_and_tell)
 
     def seconds(options):
-        # What is not better is ahead as long as it does not count.
+        # Settings that are not better may be ahead before the decision.
         is_ahead = options.queue_depth == 4 and (is_better or not is_deciding)
         return 0.5 if is_ahead else 1.0
 

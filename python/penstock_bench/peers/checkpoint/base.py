@@ -1,4 +1,4 @@
-"""What a writer is: a library, used as its documentation recommends for speed."""
+"""The interface of a writer: a library, used as its documentation recommends for speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock_bench.workloads.content import Source
 
 Detail = dict[str, Any]
-"""What a call tells of itself.
+"""The report of a call.
 
 Of these keys sums and tables are made, where they are there: ``direct_io`` (whether all data went
 past the page cache), ``engine`` and ``engine_setup``, ``fallbacks``, ``syncs`` (calls of fsync and
@@ -23,8 +23,8 @@ fdatasync that are not made in Python), ``metadata`` (counts of others that conc
 class Writer(ABC):
     """A way to save and load the state of one rank, or of several that save together.
 
-    Whoever runs it syncs what `save` wrote and does not sync by itself, within the time. A `load`
-    leaves every tensor in memory of its own: what a library maps from the file is copied, within
+    The harness syncs files that `save` wrote and did not sync, within the time. A `load` leaves
+    every tensor in memory of its own: tensors that a library maps from the file are copied, within
     the time.
 
     Attributes:
@@ -47,7 +47,7 @@ class Writer(ABC):
         return source.nested()
 
     def targets(self, source: Source) -> Any:
-        """What `load` fills, of memory that was never touched; not timed."""
+        """Tensors for `load` to fill, in memory that was never touched; not timed."""
         del source
 
     @abstractmethod

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock_bench.workloads.content import Source
 
-# It says at every call that it runs without torch.distributed, which is what is asked of it.
+# DCP warns at every call that it runs without torch.distributed, as it does here on purpose.
 warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 

@@ -1,7 +1,7 @@
 """Write patterns of libraries that are not installed: the requests are theirs, the code is ours.
 
-What a library does beside writing (copies from a GPU, formats, metadata) is left out, so that this
-is what its pattern can give at best. A file holds the tensors of a rank one after the other.
+A library's other work (copies from a GPU, formats, metadata) is left out, so that the result is the
+best that its pattern can reach. A file holds the tensors of a rank one after the other.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _filling(
 ) -> Iterator[int]:
     """Copies all tensors into two buffers in turn; yields how many bytes each time are in one.
 
-    Whoever takes them leaves in ``pending`` what a buffer has to wait for before it is refilled.
+    The caller puts into ``pending`` the requests that a buffer waits for before it is refilled.
     """
     views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     number = filled = 0

@@ -57,10 +57,11 @@ class Penstock(Writer):
         return {**dataclasses.asdict(report), "syncs": report.files + self._directory_syncs(path)}
 
     def _directory_syncs(self, path: Path) -> int:
-        """Of every file there is one; of directories what format.md, 7 has.
+        """One sync of every file, and those of directories by the rules of format.md, 7.
 
-        That is the checkpoint's own after the part of each rank; by the first rank also before
-        anything is written all above it on the same file system, and after the manifest its own.
+        Each rank syncs the directory of the checkpoint after its part. The first rank also syncs
+        all directories above it on the same file system before anything is written, and the
+        directory of the checkpoint once more after the manifest.
         """
         if self.rank:
             return 1

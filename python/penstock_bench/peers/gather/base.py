@@ -1,4 +1,4 @@
-"""What one that gathers rows has to do."""
+"""The interface of a library that gathers rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What it is given.
+    """The table to gather from, and limits.
 
     Attributes:
         table: A checkpoint of Penstock with the table, which is int64.
@@ -64,10 +64,10 @@ class Gatherer(Protocol):
         """The rows of each batch: int64 of shape (ids, words), until the next one is asked for."""
 
     def counts(self) -> dict[str, int]:
-        """What it counted so far, as far as it does: ``requests``, ``hits``, ``read_rows``."""
+        """Its counters so far, as far as it has them: ``requests``, ``hits``, ``read_rows``."""
 
     def told(self) -> dict[str, Any]:
-        """What it says of itself in the end: ``is_direct``, ``setup``, ``notes``."""
+        """Its final report: ``is_direct``, ``setup``, ``notes``."""
 
 
 class Plain(ABC):

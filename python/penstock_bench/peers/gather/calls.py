@@ -1,4 +1,4 @@
-"""What a cache of others reads and keeps, planned ahead: whoever runs it pays for bytes alone."""
+"""Plans ahead which rows another system's cache reads and keeps, so that only I/O is timed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rules:
         return -(-self.slots * self.unit_rows // self.line_rows) * self.line_rows
 
     def keys(self, batches: Sequence[_Array]) -> _Array:
-        """What is looked for, in order."""
+        """The lines that are looked up, in order."""
         if not self.keeps_lines:
             return np.concatenate(batches)
         return np.concatenate([_once(ids // self.line_rows) for ids in batches])
@@ -55,8 +55,8 @@ class Rules:
 class Call:
     """Batches that are served together.
 
-    Memory is the cache and, behind it, what is read. What is kept changes when all batches of the
-    call have their rows.
+    Memory holds the cache and, behind it, the rows that are read. The cache changes when all
+    batches of the call have their rows.
 
     Attributes:
         where: For each batch, where in memory each of its rows lies, in rows.
@@ -137,7 +137,7 @@ class _Planned:
         """The call."""
         rules = self._rules
         slots, places = (np.array([*some], np.int64) for some in (self._kept, self._kept.values()))
-        # What is kept is read to the front, in the order of its slots: copied at once.
+        # Rows to keep are read to the front, in the order of their slots: one copy moves them.
         kept = (places - rules.read_at) // rules.line_rows
         others = np.ones(len(self.lines), bool)
         others[kept] = False

@@ -1,9 +1,8 @@
 """Others' patterns of requests: GraphBolt, Ginex and GIDS, whose code runs on GPUs or not at all.
 
-What they keep and read is worked out before (`calls`), so that their bookkeeping costs nothing.
-What is timed is what they ask of the device, in which order and with how many requests in flight,
-and the copies that they make. Requests and threads are those of our executor, which takes less of
-the processor than what they have.
+Their reads and cache contents are planned before (`calls`), so their bookkeeping costs nothing.
+The time covers their requests, in their order and with as many in flight, and their copies. Our
+executor makes the requests, which takes less of the processor than their own threads.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     _Array = np.ndarray[Any, Any]
 
 LINE_BYTES = 4096
-"""What all of them read at least: a block of the file system, or of the cache."""
+"""The smallest read of all of them: a block of the file system, or of the cache."""
 
 
 class Emulated(ABC):
@@ -53,7 +52,7 @@ class Emulated(ABC):
 
     @abstractmethod
     def policy(self, rules: Rules, batches: Sequence[_Array]) -> Policy:
-        """What it keeps."""
+        """Rows that it keeps."""
 
     @abstractmethod
     def read(self, lines: _Array, into: _Array) -> None:
@@ -98,12 +97,12 @@ class Emulated(ABC):
         return np.take(self._rows, where, axis=0, out=out, mode="clip")
 
     def _some(self, kept_from: _Array) -> slice | _Array:
-        """What lies together as such: by numbers it would be copied twice."""
+        """A slice where rows are contiguous: indices would copy them twice."""
         first, last = int(kept_from[0]), int(kept_from[-1])
         return slice(first, last + 1) if last - first + 1 == len(kept_from) else kept_from
 
     def counts(self) -> dict[str, int]:
-        """Of the calls that were made."""
+        """Counters of the calls that were made."""
         made = self._calls[: self._at]
         lines = sum(len(call.lines) for call in made)
         return {

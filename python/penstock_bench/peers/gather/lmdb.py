@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock_bench.peers.gather.base import Setting
 
 _TIMES_BYTES = 4
-"""What the map may grow to, of the rows: a tree whose rows are of a page wastes up to half."""
+"""The largest map, relative to the rows: a tree whose rows are of a page wastes up to half."""
 
 
 class Lmdb(Plain):

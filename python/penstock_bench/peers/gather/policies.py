@@ -1,6 +1,6 @@
-"""What other caches keep, in Python and access by access: no part of it is what ours runs on.
+"""Cache policies of other systems, in Python and access by access, independent of our own code.
 
-For an oracle, and for what others read. Slow, and never timed.
+They serve as an oracle and plan the reads of others. Slow, and never timed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one that generates text has to do."""
+"""The interface of a library that generates text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What it is given.
+    """The model and the memory to use.
 
     Attributes:
         model: A directory as `save_pretrained` of transformers makes it.
@@ -44,4 +44,4 @@ class Generator(Protocol):
         """A model with the `generate` of transformers."""
 
     def told(self) -> dict[str, Any]:
-        """What it says of itself in the end: ``pass_bytes``, ``notes``."""
+        """Its final report: ``pass_bytes``, ``notes``."""

@@ -24,7 +24,7 @@ class Ours:
         return self._model
 
     def told(self) -> dict[str, Any]:
-        """What a pass reads, and how."""
+        """The bytes that a pass reads, and the path of the reads."""
         told = offload.report(self._model)
         notes = list(map(str, told.fallbacks))
         found = {

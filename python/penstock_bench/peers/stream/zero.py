@@ -60,7 +60,7 @@ class ZeroOnOurs(Zero):
 def _settings(setting: Setting, config: Any) -> dict[str, Any]:
     """As its documentation of ZeRO-Inference has it."""
     largest = max(config.vocab_size, config.intermediate_size) * config.hidden_size
-    # What it can use beside the buffers is nothing: there is no other cache.
+    # All of the memory goes to the buffers: ZeRO-Inference has no other cache.
     count = max(2, min(_BUFFERS, setting.memory_bytes // (largest * 2)))
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -90,7 +90,7 @@ def _settings(setting: Setting, config: Any) -> dict[str, Any]:
 
 
 def _alone() -> None:
-    """What a launcher would say: there is one process."""
+    """Sets the variables of a launcher for one process."""
     # Without GPUs: weights are computed with where they are read to.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with socket.socket() as free:

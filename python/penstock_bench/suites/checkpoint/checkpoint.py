@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock_bench.suites.checkpoint.plan import Plan
 
 _TOY = Model(vocabulary=64, hidden=64, ffn=128, layers=1, heads=1, kv_heads=1)
-"""What every writer saves and loads first: nobody is timed with what is done at the first use."""
+"""The state that every writer saves and loads first, so that no first use is timed."""
 
 
 class Rank:
@@ -76,7 +76,7 @@ class Rank:
         return [name for name in order[:: -1 if number % 2 else 1] if name in self._writers]
 
     def _open(self, name: str) -> None:
-        """Imports a writer and has it save and load once."""
+        """Imports a writer, and saves and loads with it once."""
         self._emit(f"{name}: trying")
         toy = rank_state(_TOY, 0).held()
 

@@ -1,4 +1,4 @@
-"""What comes of rounds in which checkpoints were saved and loaded, by writer."""
+"""Figures of checkpoints that were saved and loaded in rounds, by writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One save, or one load, by all ranks together, and what it is told of it.
+"""One save, or one load, by all ranks together, and its measurement.
 
 It lasts from a common moment until the slowest rank is done. Each rank runs these functions in the
 same order; where one fails, all of them raise.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _RESIDENT_MAX = 0.01
-"""What may be left of files in the page cache for a read to be called cold."""
+"""The largest part of files in the page cache for a read to be called cold."""
 
 
 _DIRECT_RESIDENT_MAX = 0.5
-"""What may be there of files that went past it: headers and metadata."""
+"""The largest cached part of files written with direct I/O: headers and metadata."""
 
 
 class WriterError(PenstockError):
@@ -42,7 +42,7 @@ class WriterError(PenstockError):
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of it on one rank.
+    """The outcome on one rank.
 
     Attributes:
         nbytes: Bytes of its tensors.
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def together(team: Team, function: Callable[[], _T]) -> _T:
-    """What a function returned here, once it has returned on every rank.
+    """Calls a function on every rank; returns its result here once all have returned.
 
     Raises:
         WriterError: It raised on one of them.
@@ -167,7 +167,7 @@ def load(
 
     def drop() -> tuple[int, int]:
         files = writer.own_files(directory)
-        # What is not on storage stays in the cache.
+        # Pages that are not on storage stay in the cache.
         sync_files(files)
         cache.drop(files)
         return cache.resident_pages(files)

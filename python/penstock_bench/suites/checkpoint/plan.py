@@ -1,4 +1,4 @@
-"""What a benchmark of checkpoints measures, as it is told to every rank."""
+"""The plan of a benchmark of checkpoints, which every rank receives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from penstock_bench.workloads.models import Model
 
 FULL_TIMES_BYTES = 1.02
-"""What a checkpoint takes of a file system, for each byte of its tensors."""
+"""Bytes of a file system that a checkpoint takes for each byte of its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured.
+    """The measurements to make.
 
     Attributes:
         directory: Where: a directory that is nobody else's.
@@ -45,7 +45,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Plan:
-        """What `dataclasses.asdict` has made of one."""
+        """A plan from the result of `dataclasses.asdict`."""
         return cls(**{**document, "model": Model(**document["model"])})
 
     @property

@@ -83,14 +83,14 @@ def _start(rank: int, log: IO[str]) -> subprocess.Popen[str]:
 def _tell(child: subprocess.Popen[str], what: Any) -> None:
     if child.stdin is None:
         raise AssertionError("it has a pipe")
-    # Of a process that is gone, the end is noticed elsewhere.
+    # `_messages` notices the end of a process that is gone.
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(json.dumps(what) + "\n")
         child.stdin.flush()
 
 
 def _messages(children: list[subprocess.Popen[str]], logs: list[Path]) -> Iterator[Any]:
-    """What the first rank says, line by line; an error when any of them dies."""
+    """Yields the lines of the first rank; raises when any rank dies."""
     stream = children[0].stdout
     if stream is None:
         raise AssertionError("it has a pipe")
@@ -126,7 +126,7 @@ def _messages(children: list[subprocess.Popen[str]], logs: list[Path]) -> Iterat
 
 
 def _why(died: list[int], children: list[subprocess.Popen[str]], logs: list[Path]) -> str:
-    """What the rank says that failed first: what others say may follow from it."""
+    """The error of the rank that failed first: those of the others may follow from it."""
     for rank in died:
         code = children[rank].returncode
         if code < 0:

@@ -1,1 +1,1 @@
-"""What a save costs a training loop: a framework's own, and by the plug-in."""
+"""The time a training loop waits for a save: by the framework's own means, and by the plug-in."""

@@ -1,4 +1,4 @@
-"""For how long training waits for ``save_state``: Accelerate's own, and Penstock's.
+"""How long training waits for ``save_state``: Accelerate's own, and Penstock's.
 
     python -m penstock_bench.suites.frameworks.accelerate --rounds 7
 
@@ -63,7 +63,7 @@ class Run:
         self.accelerator.save_state(str(directory))
         called = time.perf_counter() - began
         stall = called + max(self.step() - usual, 0)
-        # What is under way is none of the next one's business.
+        # A save must not run on during the next one.
         while self.is_ours and not (directory / "manifest.json").exists():
             time.sleep(0.01)
         shutil.rmtree(directory)

@@ -1,4 +1,4 @@
-"""For how long training waits for ``save_checkpoint``: DeepSpeed's own engine, and Penstock's.
+"""How long training waits for ``save_checkpoint``: DeepSpeed's own engine, and Penstock's.
 
     python -m penstock_bench.suites.frameworks.deepspeed --rounds 7
 
@@ -71,7 +71,7 @@ class Run:
         called = time.perf_counter() - began
         stall = called + max(self.step() - usual, 0)
         if self.is_ours:
-            # What is under way is none of the next one's business; a save that failed raises here.
+            # A save must not run on during the next one; one that failed raises here.
             self.engine.checkpoint_engine.wait()
         shutil.rmtree(directory)
         return stall

@@ -31,7 +31,7 @@ WAYS = ("ray", "ray async", "penstock", "penstock async")
 
 
 def train(config: dict[str, Any]) -> None:
-    """What the worker runs; writes the seconds of each report to a file."""
+    """Runs in the worker, and writes the seconds of each report to a file."""
     import torch
 
     import penstock

@@ -59,7 +59,7 @@ def _model(megabytes: int) -> Any:
 
 
 class _Progress:
-    """What the trainer keeps of itself."""
+    """The trainer's own state."""
 
     def state_dict(self) -> dict[str, int]:
         return {"step": 0, "ntokens_seen": 0}

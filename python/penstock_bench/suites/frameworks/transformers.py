@@ -50,12 +50,12 @@ class _Asynchronous(PenstockTrainerMixin, Trainer):
 
 
 class _InTurn(TrainerCallback):
-    """After each step, has one of the ways save, and notes how long that took."""
+    """Saves in one of the ways after each step, and measures how long that takes."""
 
     def __init__(self, trainer: Trainer, directory: str) -> None:
         self._trainer = trainer
         self._directory = directory
-        # What each way keeps from save to save is its own.
+        # Each way has its own state from save to save.
         self._kept: dict[type[Trainer], dict[str, Any]] = {}
         self.found: Found = {}
         self.bytes = 0

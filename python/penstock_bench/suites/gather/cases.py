@@ -1,4 +1,4 @@
-"""What is gathered: tables, traces of ids, and who is measured with them."""
+"""The cases of gathering: tables, traces of ids, and the libraries that are measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EMULATED = ("graphbolt", "ginex", "gids")
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
         work: A directory of this run.
@@ -111,7 +111,7 @@ class Case:
     is_warm: bool = False
 
     def trace(self, plan: Plan) -> Trace:
-        """What is asked for; of a warm case, once."""
+        """The ids to gather; a warm case repeats them."""
         size = table_size(plan, self.table)
         if self.is_cached and not self.is_warm:
             return cached_trace(plan, is_permuted=self.name != ORDERED)
@@ -143,7 +143,7 @@ class Case:
 
 
 def cached_trace(plan: Plan, *, is_permuted: bool) -> Trace:
-    """What is asked for where caches serve it."""
+    """The trace that caches serve."""
     return Trace(
         law=plan.law,
         rows=plan.rows,
@@ -168,7 +168,7 @@ ROWS_STEP = 512
 FIO, FIO_POOL = "fio", "fio-pread"
 """Beside who gathers: fio at its best, and fio with a pool of threads."""
 BELADY, SIEVE, REFERENCE, ALL = "belady", "sieve", "sieve (paper)", "window all"
-"""Whose misses are counted: of an oracle, of ours, of a model in Python, with all batches known."""
+"""Policies whose misses are counted: an oracle, ours, a model in Python, all batches known."""
 COLD, BATCHES, DENSE, CACHED, ORDERED, HITS, POLICIES = (
     "cold", "batches", "dense", "cached", "ordered", "hits", "policies",
 )  # fmt: skip

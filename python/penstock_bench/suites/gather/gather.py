@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from penstock_bench.results.results import Results
 
 _RESIDENT_MAX = 0.01
-"""What may be of a table in the page cache for a read to be called cold, or direct."""
+"""The largest cached part of a table for a read to be called cold, or direct."""
 _COUNTED_MIN = 0.99
-"""What of the bytes that were asked for the kernel has to have read from storage."""
+"""The least part of the requested bytes that the kernel has to read for reads to be direct."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Gather:
     _unlimited: str | None = None
 
     def run(self) -> None:
-        """Makes tables and traces, has everybody prepare, and measures in rounds."""
+        """Makes tables and traces, prepares every library, and measures in rounds."""
         cases = [CASES[name] for name in self.plan.cases if name in CASES]
         for case in cases:
             np.save(self._trace(case), case.ids(self.plan))
@@ -148,7 +148,7 @@ class Gather:
                 self._fio(case, number, is_pool=True)
 
     def _child(self, case: Case, name: str, *, is_preparing: bool = False) -> dict[str, Any]:
-        """What came of a process, within the limit, with nothing of its files in memory."""
+        """Runs a process within the limit, with nothing of its files in memory."""
         place, region = self._place(case, name), self._regions[case.table]
         place.mkdir(exist_ok=True)
         entry = GATHERERS[name]

@@ -1,4 +1,4 @@
-"""What comes of rounds in which rows were gathered: rates, ratios, and what caches miss."""
+"""Figures of rows that were gathered in rounds: rates, ratios, and misses of caches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ratio(value: float) -> str:
 
 
 def gathered_cases(results: Results) -> dict[str, list[str]]:
-    """Of each case in which rows came, who gathered, in the order of the first round."""
+    """The libraries that gathered rows, by case, in the order of the first round."""
     found: dict[str, list[str]] = {}
     for one in results.measurements:
         if rate(one) and one.case not in found:
@@ -125,14 +125,14 @@ def _by_round(results: Results, case: str, by: str, value: _Value) -> dict[int, 
 
 
 def request_bytes(results: Results) -> float | None:
-    """What the device reads in order in the time of a request at random, by fio."""
+    """Bytes that fio reads in order in the time of one random request."""
     scans = [one.read_bytes / one.seconds for one in results.of(DENSE, FIO) if one.read_bytes]
     randoms = [one.requests_per_second for one in results.of(BATCHES, FIO)]
     return float(np.median(scans) / np.median(randoms)) if scans and randoms else None
 
 
 def miss_curves(results: Results) -> dict[str, dict[float, float]]:
-    """Of each policy, the part of the rows that are not there, by the part that is kept."""
+    """The miss rate of each policy by the part of the table that is kept."""
     found: dict[str, dict[float, float]] = {}
     for case, settings in results.cases.items():
         if settings.get("pattern") == POLICIES:
@@ -213,7 +213,7 @@ def _by_better(results: Results) -> Spread | None:
 
 
 def _missed_by(results: Results, case: str) -> Spread | None:
-    """What is missed with everything known, by what others miss who know it as well."""
+    """Misses with all batches known, relative to those of others that know them as well."""
     ours, theirs = (
         _by_round(results, case, by, lambda one: 1 - (hit_rate(one) or 0))
         for by in (FORESEEING, "ginex")

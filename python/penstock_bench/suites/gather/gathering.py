@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def done(job: dict[str, Any]) -> dict[str, Any]:
-    """What comes of a job."""
+    """Does a job and returns its figures."""
     import numpy as np
 
     from penstock_bench.peers.gather import GATHERERS

@@ -1,4 +1,4 @@
-"""What fio makes of a part of a file: rows at random, at its best depth; or all of it in order."""
+"""Reads of a part of a file by fio: rows at random, at its best depth; or all of it in order."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _told(
         case="",
         by="",
         round_index=0,
-        # Of a block that is larger than a row, the row.
+        # A block that is larger than a row counts as a row.
         nbytes=side["total_ios"] * region.block_bytes if load.is_random else side["io_bytes"],
         requests=side["total_ios"],
         seconds=side["runtime"] / 1000,

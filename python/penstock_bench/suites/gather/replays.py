@@ -1,4 +1,4 @@
-"""What caches of several sizes would have had, by policy: no byte is read."""
+"""Hits of caches of several sizes by policy, from a trace: no byte is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock_bench.results.results import Results
 
 PARTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""Of the table, what is kept."""
+"""The parts of the table that are kept."""
 WINDOWS = (1, 8, 64)
 
 _Array = np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ def replay(plan: Plan, results: Results, tell: Callable[[str], object]) -> None:
 def _replays(
     keys: _Array, slots: int, batch_rows: int, batches: int
 ) -> dict[str, Callable[[], int]]:
-    """Of each policy, what counts its hits."""
+    """A function for each policy that counts its hits."""
 
     def ours(policy: str, window: int) -> Callable[[], int]:
         return lambda: _native.RowIndex(slots, policy).replay(_array(keys), batch_rows, window)

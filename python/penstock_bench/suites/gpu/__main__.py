@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[Callable[[Run], None], float, tuple[str, ...]]] = {
     "torn": (promises.torn, 30, ("torn",)),
     "leaks": (promises.leaks, 30, ("leaks",)),
 }
-"""What is measured together, in this order; its part of the time; the rows that it answers."""
+"""Groups of measurements in their order, with their part of the time and their rows."""
 
 _ROUNDS = 3
 _SIZE_BYTES, _SMALL_BYTES = 10_000_000_000, 48 << 20
@@ -102,7 +102,6 @@ def main(
         with accelerator() as device:
             is_small = quick or device.is_stand_in
             size = _SMALL_BYTES if is_small else int((gigabytes or _SIZE_BYTES / 1e9) * 1e9)
-            # What there is room for on all sides.
             with (
                 workplace(memory, _FREE_BYTES) as in_memory,
                 workplace(directory, _FREE_BYTES) as on_disk,
@@ -137,7 +136,7 @@ def main(
                     for name in steps.each(GROUPS):
                         run.end_group(_share(begun + minutes * 60, name, groups))
                         _measure(run, name, is_chosen=name in groups)
-                        # What was measured is there, whatever comes later.
+                        # A run that is broken off leaves the results so far.
                         results.settings["seconds"] = time.monotonic() - begun
                         _write(results, where)
     except NoGpuError as error:

@@ -1,4 +1,4 @@
-"""What tensors are on: a GPU by PyTorch, or the driver for tests, which PyTorch does not know."""
+"""The device of tensors: a GPU by PyTorch, or the driver for tests, which PyTorch does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LARGE_ITEMS, _SMALL_ITEMS, _SMALL_TENSORS = 16 << 20, 1 << 10, 64
 _LARGE_PART = 4
-"""Of a state at least so many tensors are large."""
+"""The least number of large tensors in a state."""
 
 State = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Accelerator(Protocol):
         """Whether it is such a one."""
 
     def fill(self, tensor: Any, value: float) -> None:
-        """Queues that all items become a value, and has PyTorch count it."""
+        """Queues that all items become a value, which PyTorch counts as a change."""
 
     def read(self, tensor: Any) -> torch.Tensor:
         """The content, on the host."""
@@ -56,7 +56,7 @@ class Accelerator(Protocol):
         """Waits for everything that is queued."""
 
     def release(self) -> None:
-        """Gives back what PyTorch keeps of memory that nobody has, for other processes."""
+        """Returns PyTorch's cached memory to the device, for other processes."""
 
     def capture(self) -> None:
         """Captures a graph.
@@ -165,7 +165,7 @@ class StandIn:
 
 @contextmanager
 def accelerator() -> Iterator[Accelerator]:
-    """What there is to measure on.
+    """The device to measure on.
 
     Raises:
         NoGpuError: Nothing is.
@@ -214,7 +214,7 @@ def empty(device: Accelerator, nbytes: int) -> State:
 
 
 def size(nbytes: int) -> int:
-    """What a state of about so many bytes has."""
+    """The exact size of a state of about so many bytes."""
     return sum(4 * items for _, items in shapes(nbytes))
 
 

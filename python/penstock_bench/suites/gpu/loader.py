@@ -71,7 +71,7 @@ def _kvikio(device: Accelerator, path: Path, nbytes: int) -> State:
 
 
 _KEPT: list[Any] = []
-"""What tensors are views of."""
+"""Keeps the memory that tensors are views of."""
 
 LOADERS: dict[str, Callable[[Accelerator, Path, int], State]] = {
     "penstock": _penstock,
@@ -112,12 +112,12 @@ def main() -> None:
             found["wrong"] = accelerators.wrong(device, loaded, nbytes)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     sys.stdout.flush()
-    # What libraries leave behind is not worth waiting for.
+    # Libraries need not clean up.
     os._exit(0)
 
 
 def small(path: Path) -> Path:
-    """What is loaded first, beside a path."""
+    """The path of the small state that is loaded first."""
     return path.with_name(f"small-{path.name}")
 
 

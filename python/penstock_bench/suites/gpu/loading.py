@@ -75,7 +75,7 @@ def from_disk(run: Run) -> None:
 
 
 def _fio(run: Run, nbytes: int) -> Callable[[], float] | None:
-    """What reads as many bytes at the best of a few settings; its seconds."""
+    """A function that reads as many bytes at fio's best setting and returns its seconds."""
     place = run.disk / "fio"
     place.mkdir()
     try:

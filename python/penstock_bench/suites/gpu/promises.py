@@ -1,4 +1,4 @@
-"""What has no rate: graphs that saves void, states they tear, what they leave, the driver."""
+"""Promises without a rate: valid graphs, consistent states, no leaks, a conforming driver."""
 
 from __future__ import annotations
 

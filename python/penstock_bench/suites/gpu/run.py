@@ -1,4 +1,4 @@
-"""What all measurements are given: where to write, how much, for how long, what came out."""
+"""The parameters that all measurements share: places, sizes, deadline, results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock_bench.suites.gpu.results import Results
 
 _BLOCK_BYTES = 4 << 20
-"""What saves and loads copy at a time."""
+"""The size of a copy of saves and loads."""
 
 
 class OverError(Exception):
@@ -71,7 +71,7 @@ class Run:
         return left
 
     def each_round(self, what: str) -> Iterator[int]:
-        """The numbers of the rounds, as long as there is time.
+        """Yields the numbers of the rounds until the deadline.
 
         Raises:
             OverError: The time is over before the first.

@@ -1,4 +1,4 @@
-"""What training waits for, and how long a save takes that it waits for as a whole."""
+"""The stalls of training in background saves, and the time of synchronous saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _STEPS, _BATCHES = 8, 8
-"""Of a training between two saves, and of a step."""
+"""Steps of a training between two saves, and batches of a step."""
 
 
 def stalls(run: Run) -> None:
@@ -219,5 +219,5 @@ class _Training:
             self._optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> Any:
-        """What is saved."""
+        """The state to save."""
         return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}

@@ -83,7 +83,7 @@ def _path(stats: CufileStats | None, *, is_cufile: bool) -> str:
 
 
 def _forget(path: str) -> None:
-    """Has the kernel forget a file that was synced, so that it is read."""
+    """Drops a synced file from the page cache, so that it is read from storage."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -40,7 +40,7 @@ def run(
 ) -> Measurement:
     """Measures a case: the tensor is moved by one call, in blocks, as ds_io does.
 
-    Leaves nothing behind. What a library cannot do is a measurement with an error.
+    Leaves nothing behind. A case that a library cannot run is a measurement with an error.
 
     Args:
         case: What to measure; its method is the library's.

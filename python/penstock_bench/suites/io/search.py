@@ -120,7 +120,7 @@ class Search:
         return True
 
     def _race(self, field: Sequence[Options]) -> None:
-        """Has the best of some settings take the place of the best so far, if it is better."""
+        """Replaces the best settings so far by the best of some others, if that is better."""
         gains: dict[Options, list[Gain]] = defaultdict(list)
         alive = [one for one in field if one != self.best]
         number = 0
@@ -148,7 +148,7 @@ class Search:
         usual = getattr(self._default, name)
         without = dataclasses.replace(self.best, **{name: usual})
         if without in (self.best, self._default):
-            # What is left of one setting alone is held against the defaults in any case.
+            # A single changed setting is compared with the defaults in any case.
             return
         kept, dropped = [], []
         for _ in range(_RACE_ROUNDS):

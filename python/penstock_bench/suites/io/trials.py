@@ -31,7 +31,7 @@ AXES: dict[str, list[Any]] = {
     "queue_depth": [2, 4, 8, 16, 32, 64],
     "engine": ["uring", "threads"],
 }
-"""What is tried, in the order in which it tends to matter."""
+"""The values to try, in the order in which the settings tend to matter."""
 
 
 class Trials:
@@ -177,12 +177,12 @@ def label(options: Options) -> str:
 
 
 def in_words(settings: dict[str, Any]) -> str:
-    """What differs from the defaults, in words."""
+    """The settings that differ from the defaults, in words."""
     return ", ".join(f"{name}={value}" for name, value in settings.items()) or "defaults"
 
 
 def changed(options: Options) -> dict[str, Any]:
-    """What differs from the defaults, of what is tried."""
+    """The tried settings that differ from the defaults."""
     values = {name: getattr(options, name) for name in AXES}
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from penstock_bench.results.spread import Spread
 
 ROUNDS_MIN = 7
-"""Of the decision: by chance settings that are as good are ahead in all of 7 once in 128 times."""
+"""The least rounds of a decision: equal settings are ahead in all of 7 once in 128 times."""
 
 
 class Tuning(NamedTuple):
-    """What came of it.
+    """The result of a search.
 
     Attributes:
         tuned: The settings that are better than the defaults; none where those are as good.
@@ -101,7 +101,7 @@ def tune(
         BenchError: Saving or loading fails with the defaults, or there is no time to try anything.
     """
     began = time.monotonic()
-    # What the environment says of these is what would be tuned; the rest stays as it will be.
+    # The search replaces the environment's values of these settings; all others keep theirs.
     default = Options(**{name: DEFAULTS[name] for name in AXES})
     settings = {"size_bytes": total_bytes, "rounds": rounds, "seed": seed, "seconds": seconds}
     results = Results(
@@ -138,7 +138,7 @@ def tune(
 
 
 def _axes(usual: SaveReport) -> dict[str, list[Any]]:
-    """What is tried: the values that the defaults do not come to, and the default itself."""
+    """The values to try: the default, and those that it does not resolve to."""
     threads_max = max(2, 2 * len(os.sched_getaffinity(0)))
     return {
         name: [

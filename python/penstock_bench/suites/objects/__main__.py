@@ -167,7 +167,7 @@ class _Site:
 
     @property
     def endpoint(self) -> str:
-        """What clients are told."""
+        """The URL for clients."""
         return (self.proxy or self.server).endpoint
 
 

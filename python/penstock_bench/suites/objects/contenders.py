@@ -38,9 +38,9 @@ PRELOADED = (
     "boto3",
     "safetensors.torch",
 )
-"""What they import; none of it has threads or connections before it is used."""
+"""Modules that contenders import; none has threads or connections before it is used."""
 
-# It says at every call that it runs without torch.distributed, which is what is asked of it.
+# DCP warns at every call that it runs without torch.distributed, as it does here on purpose.
 warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
@@ -83,7 +83,7 @@ class Contender(ABC):
         """Saves; at its end the checkpoint is complete at the server."""
 
     def targets(self, empty: State) -> State | None:
-        """What `load` fills, made before the time; None where the library makes it."""
+        """Tensors for `load` to fill, made before the time; None where the library makes them."""
         return empty
 
     @abstractmethod

@@ -28,7 +28,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 # At 90 MB/s every 1.5 ms: few enough wake-ups for a processor, and short beside the latency.
 _CHUNK_BYTES = 128 << 10
-# What a connection may have in the kernel beside that: little, or its rate would not be felt.
+# Buffers of a connection in the kernel: small, so that the client feels its rate.
 _SOCKET_BYTES = 256 << 10
 # A sleep ends late. So much is made up for.
 _SLACK_SECONDS = 0.01
@@ -83,7 +83,7 @@ class Direction:
         self.nbytes = 0
 
     def paces(self) -> list[Pace]:
-        """What a new connection is held to."""
+        """The limits of a new connection."""
         own = Pace(self._each) if self._each else None
         return [pace for pace in (own, self._in_all) if pace]
 
@@ -157,7 +157,7 @@ class _Proxy:
             target.shutdown(socket.SHUT_WR)
         os.close(reading)
         os.close(writing)
-        # Whoever comes last closes both: a number that is used again would be another connection.
+        # The last one closes both: a reused descriptor would be another connection.
         if ends.wait() == 0:
             source.close()
             target.close()

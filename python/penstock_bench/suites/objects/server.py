@@ -27,9 +27,9 @@ KEY, SECRET = "key", "secret"
 FLAGS = ("--keep-alive", "--quiet")
 STORAGE_FLAGS = ("--data-integrity-etag",)
 
-# Of a line of its log, which is as those of S3: owner, bucket, two words of time, address,
-# requester, id of the request, operation, key, what was asked, status, error, bytes sent and of
-# the object, milliseconds.
+# Words of a line of its log, which has the format of S3: owner, bucket, two words of time, address,
+# requester, id of the request, operation, key, request, status, error, bytes sent and of the
+# object, milliseconds.
 _WORD_OPERATION, _WORD_MILLISECONDS = 7, 14
 
 _STARTS = 5
@@ -91,7 +91,7 @@ class Server:
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        # What it starts later inherits that.
+        # Its later threads inherit the affinity.
         os.sched_setaffinity(self._process.pid, self._cores)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -106,7 +106,7 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """What it has used so far."""
+        """Processor time of the server so far."""
         assert self._process is not None
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)

@@ -1,4 +1,4 @@
-"""What moves a tensor from or to a file, in a process of its own."""
+"""Moves a tensor from or to a file, in a process of its own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Task:
 
 
 def grid(block_bytes: int) -> tuple[Setting, ...]:
-    """What DeepSpeed's own sweep tries at a block size, of as many threads as make sense here."""
+    """The settings of DeepSpeed's own sweep at a block size, for the cores of this machine."""
     threads = [count for count in (1, 2, 4, 8) if count <= 2 * (os.cpu_count() or 1)]
     flags = (False, True)
     points = itertools.product((32, 128), threads, flags, flags)
@@ -125,7 +125,7 @@ def fill(task: Task) -> dict[str, Any]:
 
 
 def _content(begin: int) -> Any:
-    """What is stored from there on, for a while: different in every page."""
+    """The content of a chunk that begins at an offset: different in every page."""
     words = np.arange(begin // 8, (begin + _CHUNK_BYTES) // 8, dtype=np.uint64)
     return (words * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)
 
@@ -147,7 +147,7 @@ def _prepared(task: Task, setting: Setting | None) -> tuple[Any, Callable[[Any],
         tensor = handle.new_cpu_locked_tensor(task.memory_bytes, torch.empty(0, dtype=torch.uint8))
     else:
         tensor = Buffers(task.memory_bytes + (2 << 20)).empty(task.memory_bytes, torch.uint8)
-    # What is written is what is there, so that what is read can be checked.
+    # Writes store the content that the file has already, so that reads can be checked.
     for begin in range(0, task.memory_bytes, _CHUNK_BYTES):
         part = tensor.numpy()[begin : begin + _CHUNK_BYTES]
         part[:] = _content(begin) if task.operation == WRITE else 0

@@ -1,1 +1,1 @@
-"""What a step costs of an optimizer whose state is on storage, beside ZeRO-Infinity and fio."""
+"""Steps of an optimizer whose state is on storage, beside ZeRO-Infinity and fio."""

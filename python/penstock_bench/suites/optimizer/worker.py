@@ -17,7 +17,7 @@ from penstock_bench.harness.process import launch_alone
 
 WIDTH = 4096
 STATE_BYTES = 12
-"""Of a parameter: a master and two moments in float32."""
+"""State of a parameter: a master and two moments in float32."""
 _WARM_UP = 2
 _BLOCK_BYTES, _DEPTH, _THREADS = 1 << 20, 32, 2
 
@@ -125,7 +125,7 @@ def _zero_infinity(task: Task) -> dict[str, Any]:
 
 
 def _config(task: Task) -> dict[str, Any]:
-    # Of a tile its buffers take a master, two moments and a gradient, and it has two at a time.
+    # A tile takes a master, two moments and a gradient, and there are two tiles at a time.
     tile = min(task.memory_bytes // (2 * 16), task.layers * WIDTH * WIDTH)
     tile = max(tile // (WIDTH * WIDTH), 1) * WIDTH * WIDTH
     place = {

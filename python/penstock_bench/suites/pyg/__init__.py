@@ -1,1 +1,1 @@
-"""What an epoch of a graph network takes with its features on storage, beside its bounds."""
+"""An epoch of a graph network with its features on storage, beside its bounds."""

@@ -202,7 +202,7 @@ def _rate(run: Run, setting: tuple[int, int]) -> float:
 
 
 def bounds(results: Samples[Sample]) -> dict[int, tuple[str, float]]:
-    """Of each round the longest part of an epoch, which no epoch can be faster than."""
+    """The longest part of an epoch by round, which no epoch can be faster than."""
     parts = {row: results.values(row) for row in (SAMPLE, TRAIN, FIO)}
     rounds = set.intersection(*(set(one) for one in parts.values()))
     return {

@@ -128,7 +128,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def _warm(task: Task, graph: Graph, labels: torch.Tensor) -> None:
-    """What is done once in a process: code that is loaded, memory that is touched."""
+    """Does everything that happens once in a process: loads code and touches memory."""
     training = _Training(graph, task.width)
     nodes = torch.arange(task.batch_size)
     store = FeatureStore({("paper", "y"): labels})
@@ -151,7 +151,7 @@ def _timed(batches: Iterable[Any], training: _Training | None = None) -> dict[st
         at.append(time.perf_counter() - begun)
         rows += sum(len(batch[kind].n_id) for kind in batch.node_types)
     seconds = time.perf_counter() - begun
-    # Of the processes that sample, which have ended by now, too.
+    # It includes the processes that sample, which have ended by now.
     cpu_seconds = _cpu_seconds() - spent
     found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "at": at, "rows": rows}
     return found if training is None else {**found, "losses": training.losses}

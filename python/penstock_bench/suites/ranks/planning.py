@@ -1,4 +1,4 @@
-"""What one of many ranks does before a save, by itself: it takes its state apart and plans.
+"""The work of one of many ranks before a save: it flattens its state and plans.
 
 The other ranks are not there: PyTorch's fake process group says that they are, so meshes and
 `DTensor` are those of a job of that size. Nothing is communicated and nothing written.
@@ -54,7 +54,7 @@ _STEP = 1024
 
 @dataclass(frozen=True)
 class Task:
-    """What to plan.
+    """A plan to make.
 
     Attributes:
         case: A name of `CASES`.
@@ -101,7 +101,7 @@ def run(task: Task) -> dict[str, Any]:
         "spread_seconds": statistics.median(spreads),
         "job_seconds": statistics.median(jobs),
         "pieces": len(flat.tensors),
-        # What a rank sends to be counted, with the keys, and what rank 0 gets to see of all.
+        # Bytes that a rank sends for its vote, keys included, and those that rank 0 receives.
         "vote_bytes": vote_bytes,
         "plain_bytes": plain_bytes,
         "gather_bytes": vote_bytes * task.ranks,
@@ -125,10 +125,10 @@ class _Counted(Mailbox):
 
 
 def _gathered_bytes(ranks: int) -> tuple[int, int]:
-    """What the last rank sends for its vote, and for its plain tensors if it has any."""
+    """Bytes that the last rank sends for its vote, and for its plain tensors."""
     mailbox = _Counted(HashStore(), "penstock/" + "0" * 12)
     one = Ranks(lambda: mailbox, ranks - 1, range(ranks)).enter("step", 0)
-    # What it leaves where it comes is for others to wait by, and not for rank 0 to gather.
+    # Others wait for the key that a rank puts when it enters; rank 0 does not gather it.
     come_bytes = mailbox.sent_bytes
     one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1))
     vote_bytes = mailbox.sent_bytes - come_bytes

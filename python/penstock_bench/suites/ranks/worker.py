@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 @dataclass(frozen=True)
 class Task:
-    """What a rank does.
+    """The work of a rank.
 
     Attributes:
         library: ``"penstock"`` or ``"dcp"``.

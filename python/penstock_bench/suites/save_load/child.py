@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Task:
-    """What the process is to do."""
+    """The work of the process."""
 
     contender: str
     variant: str | None
@@ -135,7 +135,7 @@ def save_and_load(
 
 
 def memory_to_touch(spec: StateSpec) -> int:
-    """What an operation may use beside the state it is given: a copy of it, and then some."""
+    """Memory that an operation may use beside its state: a copy of it, and an eighth more."""
     return spec.nbytes + spec.nbytes // 8
 
 

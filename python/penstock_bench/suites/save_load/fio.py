@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def settings(is_quick: bool) -> list[Setting]:
-    """What the sweep tries."""
+    """The settings that the sweep tries."""
     depths = (4, 16) if is_quick else (4, 16, 32)
     jobs = (1,) if is_quick else (1, 2)
     combined = itertools.product(("io_uring", "libaio"), (MIB, 4 * MIB), depths, jobs)

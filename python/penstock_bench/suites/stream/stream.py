@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS = 8
 _SPARE_BYTES = 64 << 20
-"""Of the limit, what is neither weights nor libraries: activations, caches, what is copied."""
+"""The part of the limit beside weights and libraries: activations, caches, copies."""
 _FIO_DEPTH = 64
 
 SIZES: dict[str, dict[str, int]] = {
@@ -89,7 +89,7 @@ def weight_bytes(size: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
         work: A directory of this run.
@@ -155,13 +155,13 @@ class Stream:
                     self._fio(model, number)
 
     def _look_at_libraries(self, toy: Path) -> None:
-        """What a process takes that has next to no weights."""
+        """Measures the memory of a process that has next to no weights."""
         self.tell("a model of nearly nothing")
         found = self._generated(OURS, toy, 0, tokens=2)
         if "error" in found:
             raise BenchError(f"with a model of nearly nothing: {found['error']}")
         self._library_bytes = found["memory_peak_bytes"]
-        # What is in memory already, as libraries that others use, is not counted for the group.
+        # Pages that are in memory already, as of shared libraries, are not counted for the group.
         counted_bytes = found.get("group_peak_bytes") or self._library_bytes
         self._budget_bytes = max(1, self._limit_bytes - counted_bytes - _SPARE_BYTES)
         self.results.settings |= {
@@ -218,7 +218,7 @@ class Stream:
     def _generated(
         self, name: str, model: Path, budget: int, *, tokens: int, is_preparing: bool = False
     ) -> dict[str, Any]:
-        """What came of a process; within the limit, with nothing of its files in memory."""
+        """Runs a process within the limit, with nothing of its files in memory."""
         entry = GENERATORS[name]
         place = self._place(name) if model.name == "model" else self.plan.work / f"toy-{name}"
         place.mkdir(exist_ok=True)

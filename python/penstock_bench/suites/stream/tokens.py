@@ -1,4 +1,4 @@
-"""What comes of rounds in which text was generated: rates, and what was possible."""
+"""Figures of text that was generated in rounds: rates, and their upper bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def token_rates(results: Results) -> dict[str, list[float]]:
 
 
 def of_roofline(results: Results) -> list[float]:
-    """What part of the speed that was possible we had, in each round that tells."""
+    """Penstock's speed relative to the upper bound, in each round that has both."""
     ours = {one.round_index: one for one in results.of(CASE, OURS)}
     found = []
     for index, least in _roofline_seconds(results).items():
@@ -62,7 +62,7 @@ def times_of(results: Results, by: str) -> list[float]:
 
 
 def _roofline_seconds(results: Results) -> dict[int, float]:
-    """What a pass of ours takes at least, by round: to read what passes through, or to compute."""
+    """The least seconds of a pass by round: of its reads, or of its computation."""
     found = {}
     for ours, fio, resident in _together(results):
         if ours.pass_bytes is not None and resident.token_seconds:

@@ -153,7 +153,7 @@ def figure(results: Samples[Training], row: str, name: str) -> dict[int, float]:
 
 
 def lost_seconds(results: Samples[Training], row: str) -> dict[int, float]:
-    """What training loses by one save, by round: in calls, waits, and to work in the background."""
+    """Training time lost to one save, by round: calls, waits, and work in the background."""
     idle = results.values(NOTHING, lambda one: one.timing.seconds)
     return {
         one.round_index: (one.timing.seconds - idle[one.round_index]) / len(one.timing.call_seconds)
@@ -172,7 +172,7 @@ def ratios(results: Samples[Training]) -> list[tuple[str, Spread | None]]:
         return {index: min(one[index] for one in every if index in one) for index in rounds}
 
     def over(above: dict[int, float], below: dict[int, float]) -> Spread | None:
-        # What was lost may be nothing, or less, in a round: there is no ratio then.
+        # The lost time of a round may be zero or negative: it has no ratio then.
         return quotient(
             *({i: one for i, one in some.items() if one > 0} for some in (above, below))
         )

@@ -33,7 +33,7 @@ _COPIES = 5
 
 @dataclass(frozen=True)
 class Task:
-    """What to train and how to save.
+    """A training, and its way to save.
 
     Attributes:
         saver: A name of `penstock_bench.suites.training.savers.SAVERS`.
@@ -83,7 +83,7 @@ class Training:
         return waited_seconds + saver.waited_seconds() - waited_before
 
     def state(self) -> dict[str, Any]:
-        """What is saved."""
+        """The state to save."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
-# It says at every call that it runs without torch.distributed, which is what is asked of it.
+# DCP warns at every call that it runs without torch.distributed, as it does here on purpose.
 warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
@@ -43,11 +43,11 @@ class Saver(ABC):
         """Saves; returns what waits for the end of it, or None if nothing goes on."""
 
     def change(self) -> AbstractContextManager[object]:
-        """What the state may be changed under; entering it waits until that is so."""
+        """A context in which the state may change; entering it waits until it may."""
         return nullcontext()
 
     def waited_seconds(self) -> float:
-        """For how long something in the optimizer's own step has waited so far."""
+        """Seconds that the optimizer's own step has waited so far."""
         return 0.0
 
     def close(self) -> None:  # noqa: B027
@@ -55,7 +55,7 @@ class Saver(ABC):
 
 
 class Nothing(Saver):
-    """What training takes when nobody saves."""
+    """Training without saves."""
 
     def save(self, step: int, state: State) -> None:
         """Does not."""
@@ -217,7 +217,7 @@ class PenstockLazy(Penstock):
         return self.store.save_async(step, state, lazy=True).result
 
     def waited_seconds(self) -> float:
-        """What the guard says."""
+        """The waits that the guard counts."""
         return self._guard.waited_seconds
 
 

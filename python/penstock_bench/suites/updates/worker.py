@@ -62,7 +62,7 @@ def run(task: Task) -> dict[str, Any]:
     rows = _rows(np.arange(task.batch_rows), task.seed)
     writer = {"table": _Table, "pwrite": _Pwrite, "queue": _Queue, "rocksdict": _RocksDict}
     with writer[task.kind](task) as one:
-        # Whoever begins a log does it now.
+        # A library that begins a log does it now.
         one.update(batches[0][:1], rows[:1])
         one.flush()
         spent, begun = time.process_time(), time.perf_counter()
@@ -150,7 +150,7 @@ class _Writer:
         """Lets it go."""
 
     def told(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Further figures of its own."""
         return {}
 
 
