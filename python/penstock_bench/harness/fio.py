@@ -47,8 +47,10 @@ def jobs(command: list[str]) -> list[dict[str, Any]]:
         command: With ``--output-format=json``.
 
     Raises:
-        FioError: It failed.
+        FioError: fio is missing, or failed.
     """
+    if not is_there():
+        raise FioError(MISSING)
     # Buffers in huge pages and not across them, as ours are: requests of few segments. Without
     # that fio writes a tenth slower, at twice as many segments.
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}

@@ -13,6 +13,7 @@ from penstock.common.machine.quiesce import settle
 from penstock.plugin import RankAttempt, of_tensor, to_native, to_source
 from penstock_bench.harness import fio, tables
 from penstock_bench.harness.cache import drop_everything
+from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample
 
@@ -47,7 +48,11 @@ def main(run: Run) -> Report:
         for index, name in run.in_rounds(run.names):
             settle(place)
             drop_everything(place.rglob("*.safetensors"))
-            sample = Sample(name, index, nbytes=nbytes, seconds=ways[name](place, nbytes))
+            sample = Sample(name, index, nbytes=nbytes)
+            try:
+                sample.seconds = ways[name](place, nbytes)
+            except FioError as error:
+                sample.error = str(error)
             results.samples.append(sample)
     table = tables.figures(
         f"{nbytes / 1e9:.1f} GB, {run.rounds} interleaved rounds, median [least, most]",
@@ -55,7 +60,7 @@ def main(run: Run) -> Report:
         {name: [tables.cell(results.spread(name), ".3f")] for name in run.names},
     )
     ratio = tables.ratios([("rate of fio's, assembled", results.ratio(COPIED, ASSEMBLED))])
-    return Report(tables.page(results, table, *tables.notes([], WAYS), ratio), {})
+    return Report(tables.page(results, table, *tables.notes(results.errors(), WAYS), ratio), {})
 
 
 def _make(place: Path, layers: int) -> None:

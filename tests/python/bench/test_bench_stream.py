@@ -137,9 +137,9 @@ def test_a_run_is_told_as_table_and_page_and_leaves_nothing(
     """The answers of processes are given: they take minutes."""
     asked = []
 
-    def child(self: Stream, module: str, job: dict[str, Any]) -> dict[str, Any]:
+    def child(self: Stream, job: dict[str, Any]) -> dict[str, Any]:
         asked.append((job.get("by"), job.get("group"), job.get("is_preparing")))
-        if module.endswith("making"):
+        if "config" in job:
             directory = self.plan.work / job["directory"]
             directory.mkdir()
             (directory / "model.safetensors").write_bytes(bytes(8 * MIB))

@@ -73,8 +73,6 @@ def best(region: Region) -> Load:
     Raises:
         FioError: fio is missing, or failed.
     """
-    if not fio.is_there():
-        raise FioError(fio.MISSING)
     block_bytes = region.block_bytes
     if block_bytes % _SECTOR_BYTES or not _reads(region, block_bytes):
         block_bytes = -(-block_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
@@ -113,8 +111,6 @@ def measured(region: Region, load: Load, rows: int | None) -> Measurement:
 def _told(
     region: Region, load: Load, *, rows: int | None = None, seconds: float | None = None
 ) -> Measurement:
-    if not fio.is_there():
-        raise FioError(fio.MISSING)
     command = [
         "fio",
         "--name=bench",

@@ -80,7 +80,6 @@ def _fio(run: Run, nbytes: int) -> Callable[[], float] | None:
     place.mkdir()
     try:
         if run.is_small:
-            fio.require()
             best = fio.settings(is_quick=True)[0]
             fio.run(best, "save", place, nbytes)
         else:

@@ -155,7 +155,7 @@ class _Scenario:
             command += [f"--numjobs={_THREADS}", f"--size={share}", f"--offset_increment={share}"]
         try:
             told = fio.job(command)
-        except (FioError, OSError) as error:
+        except FioError as error:
             return {"error": str(error)}
         side = told[WRITE if operation == WRITE else READ]
         if operation == LATENCY:

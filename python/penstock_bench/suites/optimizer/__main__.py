@@ -109,7 +109,7 @@ def _bound(run: Run, name: str, index: int) -> None:
     sample = Sample(name, index)
     try:
         sample.seconds = _fio(jobs)
-    except (FioError, OSError) as error:
+    except FioError as error:
         sample.error = str(error)
     run.results.samples.append(sample)
 

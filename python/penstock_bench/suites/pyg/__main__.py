@@ -168,7 +168,7 @@ def _bound(run: Run, setting: tuple[int, int], index: int) -> None:
             sample.error = f"there is no epoch of {PENSTOCK} to count the misses of"
         else:
             sample.seconds = misses / rate
-    except (FioError, OSError) as error:
+    except FioError as error:
         sample.error = str(error)
     run.results.samples.append(sample)
 
@@ -178,7 +178,7 @@ def _best(run: Run) -> tuple[int, int] | None:
     for setting in itertools.product(_DEPTHS, _JOBS):
         try:
             rates[setting] = _rate(run, setting)
-        except (FioError, OSError) as error:
+        except FioError as error:
             run.results.samples.append(Sample(FIO, 0, error=str(error)))
             return None
     run.results.extra["fio"] = {

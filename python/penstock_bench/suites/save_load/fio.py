@@ -58,16 +58,6 @@ def settings(is_quick: bool) -> list[Setting]:
     return [Setting(*one) for one in combined]
 
 
-def require() -> None:
-    """Refuses to go on without fio.
-
-    Raises:
-        FioError: It is not installed.
-    """
-    if not fio.is_there():
-        raise FioError(fio.MISSING)
-
-
 def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
     """Writes fresh files and syncs them, or reads the files that the last write left.
 
@@ -117,7 +107,6 @@ def sweep(
     Raises:
         FioError: fio is missing or failed at every setting.
     """
-    require()
     rates: dict[str, dict[Setting, list[float]]] = {"save": {}, "load": {}}
     failures: dict[str, str] = {}
 

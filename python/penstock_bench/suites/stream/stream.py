@@ -278,8 +278,6 @@ class Stream:
             "--output-format=json",
         ]
         try:
-            if not fio.is_there():
-                raise FioError(fio.MISSING)
             side = fio.job(command)["read"]
         except FioError as error:
             self._give_up(FIO, number, str(error))
