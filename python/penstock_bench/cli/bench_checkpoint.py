@@ -21,10 +21,10 @@ from penstock_bench.cli import outputs
 from penstock_bench.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.cli.outputs import output_option, report_option
-from penstock_bench.harness.team import Launched, Team, launched, store_at
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.compare import rounds_needed
 from penstock_bench.suites.checkpoint.spawning import spawn
+from penstock_bench.suites.checkpoint.team import Launched, Team, launched, store_at
 from penstock_bench.workloads.models import MODELS
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def bench_checkpoint(
             plan, settings = _agreed(team, place, asked, here)
         results = results_of(place, plan, settings)
         if not team.rank:
-            told = outputs.told(
+            shown = outputs.reported(
                 results, print_results, output=output, report=report, as_json=as_json
             )
-            stack.enter_context(told)
+            stack.enter_context(shown)
         _run(results, plan, team, is_spawned=here is None, is_quiet=as_json or bool(team.rank))
         team.leave()
     if team.rank:

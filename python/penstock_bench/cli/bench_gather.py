@@ -148,7 +148,7 @@ def bench_gather(
         "rounds": plan.rounds, "by": ",".join(present),
     }  # fmt: skip
     results = outputs.started("gather", place, settings)
-    with outputs.told(results, print_results, output=output, report=report, as_json=as_json):
+    with outputs.reported(results, print_results, output=output, report=report, as_json=as_json):
         working.worked(plan.work, lambda say: Gather(plan, results, say).run(), is_quiet=as_json)
     return int(any(one.error and one.by.startswith(OURS) for one in results.measurements))
 

@@ -19,7 +19,7 @@ from penstock.common.machine import gpus
 from penstock_bench.cli import outputs
 from penstock_bench.cli.outputs import output_option, print_headlines, report_option, writable
 from penstock_bench.cli.tune import tune_io
-from penstock_bench.harness import cases, fio, gpu_paths
+from penstock_bench.harness import cases, fio
 from penstock_bench.harness.cases import PRESETS, Case
 from penstock_bench.harness.running import BenchError, rotated, run, unused
 from penstock_bench.results.compare import rounds_needed
@@ -192,7 +192,7 @@ def bench_io(
     }
     results = outputs.started("io", place, settings)
     results.cases = {case.label: case.as_json() for case in chosen}
-    with outputs.told(results, _print, output=output, report=report, as_json=as_json):
+    with outputs.reported(results, _print, output=output, report=report, as_json=as_json):
         _measure(results, chosen, measures, rounds, is_quiet=as_json)
     return 0 if any(not one.error for one in results.measurements) else 1
 
@@ -337,7 +337,7 @@ def _print(results: Results) -> None:
         if one.path and not one.error:
             took.setdefault(one.path, set()).add(one.by)
     for path, who in sorted(took.items()):
-        out.print(f"{path} ({', '.join(sorted(who))}): {gpu_paths.PATHS[path]}")
+        out.print(f"{path} ({', '.join(sorted(who))}): {cases.GPU_PATHS[path]}")
 
 
 def _table(results: Results, *, is_wide: bool) -> Table:

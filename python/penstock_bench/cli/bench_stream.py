@@ -89,7 +89,7 @@ def bench_stream(
     )  # fmt: skip
     settings = {"model": model, "tokens": count, "rounds": rounds, "by": ",".join(present)}
     results = outputs.started("stream", place, settings)
-    with outputs.told(results, _print, output=output, report=report, as_json=as_json):
+    with outputs.reported(results, _print, output=output, report=report, as_json=as_json):
         working.worked(plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json)
     return int(not results.of(tokens.CASE, OURS))
 

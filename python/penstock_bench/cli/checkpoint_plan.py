@@ -22,7 +22,7 @@ from penstock_bench.workloads.models import MODELS, Model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock_bench.harness.team import Launched
+    from penstock_bench.suites.checkpoint.team import Launched
 
 _AUTO_BYTES_MAX = 4 << 30
 """The most that ``--scale auto`` writes: two writers do five rounds in about two minutes."""

@@ -104,7 +104,7 @@ def check_room(place: Path, needed_bytes: float, what: str, remedy: str) -> None
 
 
 @contextlib.contextmanager
-def told(
+def reported(
     results: Results,
     show: Callable[[Results], None],
     *,

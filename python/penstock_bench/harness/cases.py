@@ -200,3 +200,40 @@ def buffer_bytes(case: Case, size: int) -> int:
     in_flight = case.block_bytes * each * case.processes
     # With a time to go on for, a queue is filled whatever the files have.
     return in_flight if case.seconds else min(in_flight, total_bytes(case, size))
+
+
+GPU_DIRECT = "GPUD"
+HOST_ONLY = "CPUONLY"
+GPU_COPIED = "CPU_GPU"
+GPU_OVERLAPPED = "CPU_ASYNC_GPU"
+GPU_CACHED = "CPU_CACHED_GPU"
+GPU_COMPAT = "GPUD, compat"
+GPU_UNKNOWN = "GPUD, untold"
+
+GPU_PATHS = {
+    GPU_DIRECT: "storage, GPU: past memory of the host (gdsio -x 0)",
+    HOST_ONLY: "storage, memory of the host: no GPU (gdsio -x 1)",
+    GPU_COPIED: "storage, memory of the host, GPU: each copy waited for (gdsio -x 2)",
+    GPU_OVERLAPPED: "storage, pinned memory, GPU: copies while others are under way (gdsio -x 3)",
+    GPU_CACHED: "storage, page cache, pinned memory, GPU (gdsio -x 4)",
+    GPU_COMPAT: "storage, memory of the host, GPU: cuFile in compat mode, by its own counters",
+    GPU_UNKNOWN: "cuFile does not tell which way it went: it has no counters (before 1.15)",
+}
+"""The meaning of each path, from or to storage."""
+
+
+def gpu_path(case: Case, is_direct: bool, counts: list[dict[str, int] | None]) -> str:
+    """The path that requests of Penstock took.
+
+    Args:
+        case: What was measured, with a GPU.
+        is_direct: Whether the page cache was passed by.
+        counts: Of cuFile, what it counted in each process; None where it does not count.
+    """
+    if case.method == "cufile":
+        if None in counts:
+            return GPU_UNKNOWN
+        return GPU_COMPAT if any(one["by_host"] for one in counts if one) else GPU_DIRECT
+    if not is_direct:
+        return GPU_CACHED
+    return GPU_COPIED if case.method == "posix" else GPU_OVERLAPPED

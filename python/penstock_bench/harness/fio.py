@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.quiesce import settle_after
 from penstock.errors import PenstockError
-from penstock_bench.harness import gpu_paths
+from penstock_bench.harness import cases
 from penstock_bench.harness.cases import share_bytes
 from penstock_bench.results.results import Measurement
 
@@ -84,7 +84,7 @@ def run(
     """
     made = Measurement(case=case.label, by="fio", round_index=round_index)
     if case.device is not None:
-        made.path = gpu_paths.HOST
+        made.path = cases.HOST_ONLY
     if case.tensors or case.method in _NOT_OF_FIO:
         made.error = "fio has no tensors" if case.tensors else _NOT_OF_FIO[case.method]
         return made

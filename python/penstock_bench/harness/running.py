@@ -16,7 +16,7 @@ import numpy as np
 import penstock
 from penstock.common.machine.quiesce import settle_after
 from penstock.errors import PenstockError
-from penstock_bench.harness import gpu_paths
+from penstock_bench.harness import cases
 from penstock_bench.harness.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
 from penstock_bench.results.results import Measurement
 
@@ -204,7 +204,7 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
         metadata=metadata,
         is_direct=is_direct,
         setup=outcomes[0]["setup"],
-        path="" if case.device is None else gpu_paths.of_ours(case, is_direct, counts),
+        path="" if case.device is None else cases.gpu_path(case, is_direct, counts),
         notes=[one["fallback"] for one in outcomes[:1] if one["fallback"]],
         rate_spread=[one["bytes"] / one["seconds"] / 1e9 for one in outcomes],
         checked=sum(one["checked"] for one in outcomes),

@@ -15,8 +15,7 @@ from penstock_bench.report.drawn import drawn
 from penstock_bench.report.headline import NOTE, headlines
 from penstock_bench.report.lines import all_cases, measurers
 from penstock_bench.report.palette import COLOURS
-from penstock_bench.report.row_tables import row_tables
-from penstock_bench.report.tables import remarks, tables
+from penstock_bench.report.tables import remarks, row_tables, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock_bench.peers.gather import OURS
 from penstock_bench.report.lines import all_cases, durable_rate, durable_rates, measurers, spread
 from penstock_bench.results.results import BEYOND_MIN, latencies
+from penstock_bench.suites.gather import gathered
 from penstock_bench.suites.stream.tokens import token_rates
 
 if TYPE_CHECKING:
@@ -276,3 +278,71 @@ def remarks(results: Results) -> list[tuple[str, str, str, str, int]]:
             counted[one.case, one.by, "error", one.error] += 1
         counted.update((one.case, one.by, "note", note) for note in one.notes)
     return sorted((*key, times) for key, times in counted.items())
+
+
+def row_tables(results: Results) -> list[Table]:
+    """All of them that there is something for."""
+    made = [_gathered_rows(results), _comparisons(results), _misses(results)]
+    return [table for table in made if table.rows]
+
+
+def _gathered_rows(results: Results) -> Table:
+    """Of rows by id."""
+    rates = gathered.row_rates(results)
+
+    def hits(one: Measurement) -> float | None:
+        found = gathered.hit_rate(one)
+        return found and 100 * found
+
+    def cells(case: str, by: str) -> list[Cell]:
+        times = None if by == OURS else gathered.times_of(results, case, by)
+        ranges = [
+            gathered.spread_of(results, case, by, gathered.rate),
+            times,
+            *(
+                gathered.spread_of(results, case, by, value)
+                for value in (
+                    gathered.requests_per_row,
+                    gathered.read_per_byte,
+                    hits,
+                    gathered.cpu_seconds_per_million,
+                )
+            ),
+        ]
+        return [
+            Cell(NOTHING) if found is None else Cell(*found.texts(gathered.figure))
+            for found in ranges
+        ]
+
+    note = (
+        f"Medians of all rounds [least, most]; times: as fast {OURS} is, round by round; read:"
+        " bytes from storage for each byte of the rows, as the kernel counts them."
+    )
+    columns = ["rows/s", "times", "requests a row", "read", "hits %", "CPU s a million rows"]
+    rows = {case: {by: cells(case, by) for by in some} for case, some in rates.items()}
+    return Table("Rows", note, columns, [], rows).without_empty_columns()
+
+
+def _comparisons(results: Results) -> Table:
+    """Of rows by id, ours by others."""
+    rows: dict[str, dict[str, list[Cell]]] = {}
+    for one in gathered.comparisons(results):
+        rows.setdefault(one.case, {})[one.words] = [Cell(*one.found.texts(gathered.ratio))]
+    note = f"{OURS} by another one, round by round [least, most]; of caches, over their sizes."
+    return Table("Ratios", note, ["ratio"], [], rows)
+
+
+def _misses(results: Results) -> Table:
+    """Of caches, by policy."""
+    curves = gathered.miss_curves(results)
+    parts = sorted({part for curve in curves.values() for part in curve})
+    rows = {
+        by: {
+            "misses %": [
+                Cell(f"{100 * curve[part]:.2f}" if part in curve else NOTHING) for part in parts
+            ]
+        }
+        for by, curve in curves.items()
+    }
+    note = "Of rows that were asked for, by the part of the table that is kept."
+    return Table("Misses", note, [f"{part:.0%}" for part in parts], [], rows)

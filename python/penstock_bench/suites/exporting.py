@@ -12,8 +12,8 @@ import penstock
 from penstock.common.machine.quiesce import settle
 from penstock.plugin import RankAttempt, of_tensor, to_native, to_source
 from penstock_bench.harness import fio, tables
-from penstock_bench.harness.cache import drop_everything
 from penstock_bench.harness.fio import FioError
+from penstock_bench.harness.storage import drop_everything
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample
 

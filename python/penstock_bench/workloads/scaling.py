@@ -68,7 +68,7 @@ def scaled(model: Model, ranks: Sequence[int], target_bytes: int) -> Scaled:
         layers = counts[max(bisect_right(counts, target_bytes, key=with_layers) - 1, 0)]
         found = _cut(model, chosen, layers)
     nbytes = rank_bytes(found, ranks)
-    return Scaled(found, nbytes / full_bytes, nbytes, full_bytes, _told(model, found))
+    return Scaled(found, nbytes / full_bytes, nbytes, full_bytes, _in_words(model, found))
 
 
 def rank_bytes(model: Model, ranks: Sequence[int]) -> int:
@@ -142,7 +142,7 @@ def _cut(model: Model, heads: int, layers: int) -> Model:
     )
 
 
-def _told(model: Model, cut: Model) -> str:
+def _in_words(model: Model, cut: Model) -> str:
     if cut == model:
         return "the whole model"
     words = [

@@ -11,7 +11,7 @@ import numpy as np
 
 import penstock
 from penstock.cli.units import BYTES
-from penstock_bench.harness import cache
+from penstock_bench.harness import storage
 from penstock_bench.harness.cases import tensor_sizes
 
 
@@ -47,7 +47,7 @@ def _work(size: int, engine: str, worker: crew.Worker) -> None:
         return nbytes
 
     worker.phase("save", save)
-    cache.drop(place.iterdir())
+    storage.drop(place.iterdir())
     worker.phase("load", load)
     worker.to_verify = len(state) + 1
     worker.verified = sum(np.array_equal(loaded[name], one) for name, one in state.items())

@@ -26,14 +26,13 @@ from conftest import mounted, supports_direct
 from penstock.cli import cli
 from penstock_bench.cli.checkpoint_table import print_results
 from penstock_bench.harness import running
-from penstock_bench.harness import team as team_module
 from penstock_bench.harness.running import BenchError
-from penstock_bench.harness.team import LaunchError, Team, launched, store_at
 from penstock_bench.peers.checkpoint import WRITERS, torch_save
 from penstock_bench.peers.checkpoint.emulated import FastPersist
 from penstock_bench.results.compare import compare
 from penstock_bench.results.results import Results
 from penstock_bench.suites.checkpoint import spawning
+from penstock_bench.suites.checkpoint import team as team_module
 from penstock_bench.suites.checkpoint.checkpoint import Rank
 from penstock_bench.suites.checkpoint.operations import (
     Outcome,
@@ -44,6 +43,7 @@ from penstock_bench.suites.checkpoint.operations import (
     together,
 )
 from penstock_bench.suites.checkpoint.plan import Plan
+from penstock_bench.suites.checkpoint.team import LaunchError, Team, launched, store_at
 from penstock_bench.workloads import content, scaling
 from penstock_bench.workloads.content import TensorSpec, rank_state
 from penstock_bench.workloads.models import MODELS, Model
@@ -206,7 +206,7 @@ def test_syncs_are_counted_as_they_are_made(disk_path):
     from penstock_bench.workloads.content import rank_state
     from penstock_bench.workloads.models import Model
     from penstock_bench.suites.checkpoint.operations import save
-    from penstock_bench.harness.team import Team
+    from penstock_bench.suites.checkpoint.team import Team
     from penstock_bench.peers.checkpoint import WRITERS
     held = rank_state(Model(**eval(sys.argv[2])), 0).held()
     count = 0

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gpu import DRIVER, VARIABLE
 from penstock.cli import cli
-from penstock_bench.harness import gpu_paths
+from penstock_bench.harness import cases
 from penstock_bench.harness.cases import Case
 from penstock_bench.suites.io import cufile_stats, movers
 from penstock_bench.suites.io.cufile_stats import CufileStats
@@ -92,7 +92,7 @@ def test_the_way_of_each_byte_stands_below_the_table(disk_path, need_driver):
     assert max(map(len, done.stdout.splitlines())) <= 80
     said = " ".join(done.stdout.split())
     for path in ("CPU_GPU", "CPU_ASYNC_GPU"):
-        assert f"{path} (penstock): {gpu_paths.PATHS[path]}" in said
+        assert f"{path} (penstock): {cases.GPU_PATHS[path]}" in said
 
 
 def test_the_second_gpu_can_be_chosen(disk_path, need_driver):
@@ -156,15 +156,15 @@ def test_movers_are_not_given_what_they_have_no_way_for(tmp_path, library, case,
 
 def test_gdsio_names_its_ways_as_we_do():
     read = Case(pattern="read", device=0, method="posix", depth=1)
-    assert gpu_paths.of_ours(read, True, [None]) == "CPU_GPU"
-    assert gpu_paths.of_ours(read, False, [None]) == "CPU_CACHED_GPU"
+    assert cases.gpu_path(read, True, [None]) == "CPU_GPU"
+    assert cases.gpu_path(read, False, [None]) == "CPU_CACHED_GPU"
     ring = Case(pattern="read", device=0)
-    assert gpu_paths.of_ours(ring, True, [None]) == "CPU_ASYNC_GPU"
+    assert cases.gpu_path(ring, True, [None]) == "CPU_ASYNC_GPU"
     cufile = Case(pattern="read", device=0, method="cufile", depth=1)
     past = {"by_peers": 3, "by_module": 0, "by_host": 0}
-    assert gpu_paths.of_ours(cufile, True, [past, past]) == "GPUD"
-    assert gpu_paths.of_ours(cufile, True, [past, {**past, "by_host": 1}]) == "GPUD, compat"
-    assert gpu_paths.of_ours(cufile, True, [past, None]) == "GPUD, untold"
+    assert cases.gpu_path(cufile, True, [past, past]) == "GPUD"
+    assert cases.gpu_path(cufile, True, [past, {**past, "by_host": 1}]) == "GPUD, compat"
+    assert cases.gpu_path(cufile, True, [past, None]) == "GPUD, untold"
 
 
 @pytest.mark.parametrize(("direct", "path"), [(0, "GPUD, compat"), (1, "GPUD")])
@@ -214,7 +214,7 @@ def test_the_way_that_cufile_took_is_told_by_its_counters():
     assert not stats.is_compat()
     counters.reads = [5, 2, 10]
     assert stats.is_compat()
-    assert stats.told() == "4 p2p, 0 nvfs, 7 posix"
+    assert stats.report() == "4 p2p, 0 nvfs, 7 posix"
     assert ctypes.sizeof(cufile_stats._Level3) == 1024 + 8 + 16 * 248
 
 

@@ -56,7 +56,7 @@ def test_a_process_tells_what_its_model_did(tmp_path: Path) -> None:
     for name in (RESIDENT, OURS):
         generator = GENERATORS[name].make()
         opened = generator.open(Setting(str(model), str(tmp_path), 400_000))
-        found[name] = generating._generate(opened, job) | generator.told()
+        found[name] = generating._generate(opened, job) | generator.report()
     ours, resident = found[OURS], found[RESIDENT]
     assert ours["logits"] == resident["logits"]
     assert len(ours["logits"]) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from penstock_bench.results.results import Results
-from penstock_bench.suites import gate
+from penstock_bench.suites.io import gate
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from penstock_bench.harness.durable import files_below
+from penstock_bench.harness.storage import files_below
 from penstock_bench.peers.checkpoint.base import Writer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import penstock
 from penstock import _native
-from penstock_bench.harness.durable import files_below
+from penstock_bench.harness.storage import files_below
 from penstock_bench.peers.checkpoint.base import Detail, Writer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Penstock(Writer):
         """`penstock.save`."""
         path = directory / "state"
         report = penstock.save(path, state, options=self._options(), no_dist=self.ranks == 1)
-        return self._told(report, path)
+        return self._detail(report, path)
 
     def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
         """`penstock.load`."""
@@ -53,7 +53,7 @@ class Penstock(Writer):
     def _options(self, **changes: Any) -> penstock.Options:
         return penstock.Options(**{**self.settings, **changes})
 
-    def _told(self, report: penstock.SaveReport, path: Path) -> Detail:
+    def _detail(self, report: penstock.SaveReport, path: Path) -> Detail:
         return {**dataclasses.asdict(report), "syncs": report.files + self._directory_syncs(path)}
 
     def _directory_syncs(self, path: Path) -> int:
@@ -95,7 +95,7 @@ class PenstockAsync(Penstock):
             raise ValueError(f"{directory} is not named as the directory of a step")
         pending = self._store.save_async(step, state)
         report = pending.result()
-        return {**self._told(report, directory), "stall_seconds": pending.stall_seconds}
+        return {**self._detail(report, directory), "stall_seconds": pending.stall_seconds}
 
     def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
         """`penstock.load`."""

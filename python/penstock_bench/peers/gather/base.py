@@ -66,7 +66,7 @@ class Gatherer(Protocol):
     def counts(self) -> dict[str, int]:
         """Its counters so far, as far as it has them: ``requests``, ``hits``, ``read_rows``."""
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Its final report: ``is_direct``, ``setup``, ``notes``."""
 
 
@@ -96,6 +96,6 @@ class Plain(ABC):
         """Nothing."""
         return {}
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Nothing."""
         return {}

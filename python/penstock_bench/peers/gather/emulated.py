@@ -112,7 +112,7 @@ class Emulated(ABC):
             "asked_bytes": self._table.stats().read_bytes,
         }
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """How it read."""
         stats = self._table.stats()
         self._table.close()

@@ -88,7 +88,7 @@ class Ours:
             "asked_bytes": stats.read_bytes,
         }
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """How it read."""
         stats = self._table.stats()
         words = [stats.engine, "checked" if stats.is_checked else "not checked"]

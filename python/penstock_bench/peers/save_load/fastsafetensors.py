@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastsafetensors import ParallelSaver, SafeTensorsFileLoader
 
-from penstock_bench.harness.durable import files_below
+from penstock_bench.harness.storage import files_below
 from penstock_bench.peers.checkpoint.base import FlatWriter
 
 if TYPE_CHECKING:

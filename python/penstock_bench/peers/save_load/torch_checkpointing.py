@@ -9,7 +9,7 @@ from torch_checkpointing.checkpoint_writer import CheckpointWriterConfig
 from torch_checkpointing.config import SyncCheckpointSaverConfig
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
-from penstock_bench.harness.durable import files_below
+from penstock_bench.harness.storage import files_below
 from penstock_bench.peers.checkpoint.base import Writer
 
 if TYPE_CHECKING:

@@ -36,6 +36,6 @@ class Accelerate:
             model.eval(), setting.place, execution_device=torch.device("cpu")
         )
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Nothing."""
         return {}

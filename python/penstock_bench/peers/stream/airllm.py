@@ -32,6 +32,6 @@ class AirLlm:
         )
         return self._held.model
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Nothing."""
         return {}

@@ -43,5 +43,5 @@ class Generator(Protocol):
     def open(self, setting: Setting) -> Any:
         """A model with the `generate` of transformers."""
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Its final report: ``pass_bytes``, ``notes``."""

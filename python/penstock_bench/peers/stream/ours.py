@@ -23,7 +23,7 @@ class Ours:
         self._model = offload.stream(setting.model, memory_bytes=setting.memory_bytes)
         return self._model
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The bytes that a pass reads, and the path of the reads."""
         told = offload.report(self._model)
         notes = list(map(str, told.fallbacks))

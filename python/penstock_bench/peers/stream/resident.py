@@ -25,6 +25,6 @@ class Resident:
             parameter.data = parameter.data.clone()
         return model.eval()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Nothing."""
         return {}

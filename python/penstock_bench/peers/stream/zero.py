@@ -41,7 +41,7 @@ class Zero:
         self._engine = engine
         return engine.module.eval()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 

@@ -22,9 +22,9 @@ from penstock_bench.workloads.models import Model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock_bench.harness.team import Team
     from penstock_bench.peers.checkpoint.base import Writer
     from penstock_bench.suites.checkpoint.plan import Plan
+    from penstock_bench.suites.checkpoint.team import Team
 
 _TOY = Model(vocabulary=64, hidden=64, ffn=128, layers=1, heads=1, kv_heads=1)
 """The state that every writer saves and loads first, so that no first use is timed."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.errors import PenstockError
-from penstock_bench.harness import cache
-from penstock_bench.harness.durable import counted_syncs, files_below, sync_directories, sync_files
+from penstock_bench.harness import storage
 from penstock_bench.harness.running import described
+from penstock_bench.harness.storage import counted_syncs, files_below, sync_directories, sync_files
 from penstock_bench.results.results import Measurement
 from penstock_bench.workloads.content import flatten
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock_bench.harness.team import Team
     from penstock_bench.peers.checkpoint.base import Detail, Writer
+    from penstock_bench.suites.checkpoint.team import Team
     from penstock_bench.workloads.content import HeldState
 
 _T = TypeVar("_T")
@@ -140,7 +140,7 @@ def save(
 
     def look() -> Outcome:
         files = writer.own_files(directory)
-        made.files, made.pages = len(files), cache.resident_pages(files)
+        made.files, made.pages = len(files), storage.resident_pages(files)
         return made
 
     found = team.gather(together(team, look))
@@ -169,8 +169,8 @@ def load(
         files = writer.own_files(directory)
         # Pages that are not on storage stay in the cache.
         sync_files(files)
-        cache.drop(files)
-        return cache.resident_pages(files)
+        storage.drop(files)
+        return storage.resident_pages(files)
 
     pages = together(team, drop)
     targets = together(team, lambda: writer.targets(held))

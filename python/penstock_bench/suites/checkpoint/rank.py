@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock_bench.harness.team import Team, hosted_store, store_at
+from penstock_bench.suites.checkpoint.team import Team, hosted_store, store_at
 
 if TYPE_CHECKING:
     from penstock_bench.results.results import Measurement

@@ -12,7 +12,7 @@ import numpy as np
 from penstock import features
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
-from penstock_bench.harness import cache
+from penstock_bench.harness import storage
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.running import rotated, run_module
 from penstock_bench.peers.gather import GATHERERS, OURS, POOL, POOL_THREADS
@@ -49,12 +49,12 @@ class Gather:
     Args:
         plan: What to measure.
         results: Where it goes.
-        tell: Called with what is about to be done.
+        progress: Called with what is about to be done.
     """
 
     plan: Plan
     results: Results
-    tell: Callable[[str], object]
+    progress: Callable[[str], object]
     _failed: set[tuple[str, str]] = field(default_factory=set)
     _regions: dict[str, Region] = field(default_factory=dict)
     _best: dict[str, random_reads.Load] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Gather:
             for case in rotated(cases, number):
                 self._round(case, number)
         if POLICIES in self.plan.cases:
-            replays.replay(self.plan, self.results, self.tell)
+            replays.replay(self.plan, self.results, self.progress)
 
     def _described(self, case: Case) -> dict[str, Any]:
         ids = np.load(self._trace(case), mmap_mode="r")
@@ -88,7 +88,7 @@ class Gather:
     def _make(self, table: str) -> None:
         """Writes a table and looks what the device is best at."""
         size = table_size(self.plan, table)
-        self.tell(f"making a table of {size.rows:,} rows of {size.row_bytes} bytes")
+        self.progress(f"making a table of {size.rows:,} rows of {size.row_bytes} bytes")
         features.write(
             self.plan.work / table,
             row_content.chunks(size.rows, size.row_bytes),
@@ -105,7 +105,7 @@ class Gather:
         settle_after(self.plan.work, nbytes)
         uses = {case.fio for case in CASES.values() if case.table == table}
         if "random" in uses:
-            self.tell("fio: at which depth random reads are fastest")
+            self.progress("fio: at which depth random reads are fastest")
             try:
                 self._best[table] = random_reads.best(self._regions[table])
             except FioError as error:
@@ -119,7 +119,7 @@ class Gather:
         for name in self._names(case):
             if not GATHERERS[name].has_files or self._place(case, name).exists():
                 continue
-            self.tell(f"{name} makes its files")
+            self.progress(f"{name} makes its files")
             made = self._child(case, name, is_preparing=True)
             settle_after(self.plan.work, self._regions[case.table].nbytes)
             if "error" in made:
@@ -136,7 +136,7 @@ class Gather:
             # Devices drift: what this one gives is asked before and after ours.
             if name == OURS:
                 self._fio(case, number)
-            self.tell(f"round {number + 1} of {self.plan.rounds}, {case.name}: {name}")
+            self.progress(f"round {number + 1} of {self.plan.rounds}, {case.name}: {name}")
             found = self._child(case, name)
             if "error" in found:
                 self._give_up(case.name, name, number, found["error"])
@@ -176,13 +176,13 @@ class Gather:
             return self._run(job)
         files = [region.file, *(path for path in place.rglob("*") if path.is_file())]
         os.sync()
-        cache.drop(files)
-        warm = cache.resident_fraction(files)
+        storage.drop(files)
+        warm = storage.resident_fraction(files)
         if case.is_warm:
             found = self._run(job)
         else:
             found = self._limited(job, self.plan.limit_bytes + entry.library_bytes)
-        return found | {"warm": warm, "resident": cache.resident_fraction([region.file])}
+        return found | {"warm": warm, "resident": storage.resident_fraction([region.file])}
 
     def _limited(self, job: dict[str, Any], nbytes: int) -> dict[str, Any]:
         """In a control group, where one can be made."""
@@ -237,7 +237,7 @@ class Gather:
         by = FIO_POOL if is_pool else FIO
         if not case.fio or (case.fio == "scan" and is_pool) or (case.name, by) in self._failed:
             return
-        self.tell(f"round {number + 1} of {self.plan.rounds}, {case.name}: {by}")
+        self.progress(f"round {number + 1} of {self.plan.rounds}, {case.name}: {by}")
         region = self._regions[case.table]
         if case.fio == "scan":
             load = random_reads.SCAN

@@ -52,7 +52,7 @@ def done(job: dict[str, Any]) -> dict[str, Any]:
         for _ in gatherer.gather(batches):
             pass
     found = _gathered(gatherer, setting.row_bytes, batches, job["seconds_max"])
-    return {"open_seconds": opened, **found, **gatherer.told()}
+    return {"open_seconds": opened, **found, **gatherer.report()}
 
 
 def _gathered(

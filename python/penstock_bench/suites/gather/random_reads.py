@@ -77,7 +77,7 @@ def best(region: Region) -> Load:
     if block_bytes % _SECTOR_BYTES or not _reads(region, block_bytes):
         block_bytes = -(-block_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
     rates = {
-        load: _told(region, load, seconds=_LOOK_SECONDS).requests_per_second
+        load: _measured(region, load, seconds=_LOOK_SECONDS).requests_per_second
         for load in (
             Load("io_uring", jobs, depth, block_bytes) for jobs in _JOBS for depth in _DEPTHS
         )
@@ -88,7 +88,7 @@ def best(region: Region) -> Load:
 def _reads(region: Region, block_bytes: int) -> bool:
     """Whether blocks of a length can be read past the page cache."""
     try:
-        _told(region, Load("psync", 1, 1, block_bytes), rows=64)
+        _measured(region, Load("psync", 1, 1, block_bytes), rows=64)
     except FioError:
         return False
     return True
@@ -105,10 +105,10 @@ def measured(region: Region, load: Load, rows: int | None) -> Measurement:
     Raises:
         FioError: fio is missing, or failed.
     """
-    return _told(region, load, rows=rows)
+    return _measured(region, load, rows=rows)
 
 
-def _told(
+def _measured(
     region: Region, load: Load, *, rows: int | None = None, seconds: float | None = None
 ) -> Measurement:
     command = [

@@ -33,7 +33,7 @@ WINDOWS = (1, 8, 64)
 _Array = np.ndarray[Any, Any]
 
 
-def replay(plan: Plan, results: Results, tell: Callable[[str], object]) -> None:
+def replay(plan: Plan, results: Results, progress: Callable[[str], object]) -> None:
     """Asks each policy for the ids of the trace that caches serve, with caches of each size."""
     ids = cached_trace(plan, is_permuted=True).ids()
     keys = np.ascontiguousarray(ids.reshape(-1), np.uint64)
@@ -42,7 +42,7 @@ def replay(plan: Plan, results: Results, tell: Callable[[str], object]) -> None:
         case = f"{POLICIES}, {part:.0%}"
         results.cases[case] = {"pattern": POLICIES, "part": part, "slots": slots}
         for by, hits in _replays(keys, slots, plan.batch_rows, len(ids)).items():
-            tell(f"{case}: {by}")
+            progress(f"{case}: {by}")
             begun = time.perf_counter()
             found = hits()
             results.measurements.append(

@@ -131,7 +131,7 @@ def main(
                         disk=on_disk,
                         deadline=begun + minutes * 60,
                         is_small=is_small,
-                        tell=steps.say,
+                        progress=steps.say,
                     )
                     for name in steps.each(GROUPS):
                         run.end_group(_share(begun + minutes * 60, name, groups))

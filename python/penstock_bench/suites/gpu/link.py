@@ -15,7 +15,7 @@ _WAYS = {"to_device": "to the GPU", "to_host": "from it", "both": "both ways"}
 def measure(run: Run) -> None:
     """Rates by sizes of copies, a call for each and one for many."""
     sizes = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-    run.tell("the link")
+    run.progress("the link")
     found = gpus.link(
         0,
         block_bytes=sizes[:3] if run.is_small else sizes,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import penstock
-from penstock_bench.harness import cache
-from penstock_bench.harness.durable import files_below
+from penstock_bench.harness import storage
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.options import ROOT
 from penstock_bench.harness.running import rotated
+from penstock_bench.harness.storage import files_below
 from penstock_bench.suites.gpu import accelerators
 from penstock_bench.suites.gpu.loader import SMALL_BYTES, small
 from penstock_bench.suites.gpu.run import remove
@@ -83,7 +83,7 @@ def _fio(run: Run, nbytes: int) -> Callable[[], float] | None:
             best = fio.settings(is_quick=True)[0]
             fio.run(best, "save", place, nbytes)
         else:
-            run.tell("fio, at some settings")
+            run.progress("fio, at some settings")
             tried = fio.settings(is_quick=True)
             fio.run(tried[0], "save", place, nbytes)
             part = min(nbytes, 2 << 30)
@@ -161,7 +161,7 @@ class _Loads:
 
     def _load(self, who: str, *, checks: bool) -> float | None:
         path = self._paths[who]
-        cache.drop(files_below(path) if path.is_dir() else [path])
+        storage.drop(files_below(path) if path.is_dir() else [path])
         found = _child(who, path, self._run, checks=checks)
         error = found.get("error")
         if error is None and found.get("wrong") is not None:

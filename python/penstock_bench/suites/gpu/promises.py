@@ -30,7 +30,7 @@ def graphs(run: Run) -> None:
     pending: penstock.PendingSave | None = None
     step = 0
     voided = 0
-    run.tell(f"{captures} graphs")
+    run.progress(f"{captures} graphs")
     run.device.capture()
     for number in range(captures):
         run.left()
@@ -64,7 +64,7 @@ def torn(run: Run) -> None:
         if number and run.is_over():
             break
         done = number + 1
-        run.tell(f"save {done} of {saves} that are hunted for torn states")
+        run.progress(f"save {done} of {saves} that are hunted for torn states")
         for tensor in state.values():
             run.device.fill(tensor, number)
         pending = store.save_async(number, state, lazy=number % 2 == 0)
@@ -103,7 +103,7 @@ def leaks(run: Run) -> None:
         if before and run.is_over():
             break
         if number % 100 == 0:
-            run.tell(f"save {number} of {saves}")
+            run.progress(f"save {number} of {saves}")
         store.save_async(number, state, lazy=number % 2 == 0).result()
         store.delete(number)
         done = number + 1
@@ -152,7 +152,7 @@ def conformance(run: Run) -> None:
     if shutil.which("cargo") is None:
         run.results.skip("conformance", "there is no cargo to build it with")
         return
-    run.tell("conformance of crates/cuda")
+    run.progress("conformance of crates/cuda")
     command = ["cargo", "test", "--locked", "-p", "penstock-cuda", "--test", "conformance"]
     try:
         done = subprocess.run(

@@ -38,7 +38,7 @@ class Run:
         disk: A directory on the disk.
         deadline: When a group of measurements has to be over, on the monotonic clock.
         is_small: Whether only to show that it runs.
-        tell: Called with what is measured next.
+        progress: Called with what is measured next.
     """
 
     device: Accelerator
@@ -49,7 +49,7 @@ class Run:
     disk: Path
     deadline: float
     is_small: bool
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]
 
     def end_group(self, deadline: float) -> None:
         """Says when the measurements that come have to be over."""
@@ -80,7 +80,7 @@ class Run:
             if number and self.is_over():
                 return
             self.left()
-            self.tell(f"{what}, round {number + 1}")
+            self.progress(f"{what}, round {number + 1}")
             yield number
 
     def link(self, way: gpus.Way) -> float:

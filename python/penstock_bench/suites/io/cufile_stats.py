@@ -92,6 +92,6 @@ class CufileStats:
         """Whether any went through memory of the host."""
         return self.since().get("posix", 0) > 0
 
-    def told(self) -> str:
+    def report(self) -> str:
         """The counters, in words."""
         return ", ".join(f"{count} {way}" for way, count in self.since().items()) or "no counters"

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from penstock_bench.harness import gpu_paths
+from penstock_bench.harness import cases
 from penstock_bench.harness.child import answer, read_job
 from penstock_bench.suites.io.cufile_stats import CufileStats
 from penstock_bench.suites.io.mover import make_empty, synced
@@ -70,16 +70,16 @@ def main() -> None:
         "rate_spread": [moved / seconds / 1e9],
     }
     if stats is not None:
-        found["notes"] = [f"cuFile: {stats.told()}"]
+        found["notes"] = [f"cuFile: {stats.report()}"]
     answer(found)
 
 
 def _path(stats: CufileStats | None, *, is_cufile: bool) -> str:
     if not is_cufile:
-        return gpu_paths.COPIED
+        return cases.GPU_COPIED
     if stats is None:
-        return gpu_paths.UNKNOWN
-    return gpu_paths.COMPAT if stats.is_compat() else gpu_paths.DIRECT
+        return cases.GPU_UNKNOWN
+    return cases.GPU_COMPAT if stats.is_compat() else cases.GPU_DIRECT
 
 
 def _forget(path: str) -> None:

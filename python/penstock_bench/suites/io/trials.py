@@ -11,7 +11,7 @@ import numpy as np
 
 import penstock
 from penstock.options import DEFAULTS
-from penstock_bench.harness import cache
+from penstock_bench.harness import storage
 from penstock_bench.harness.cases import MIB, tensor_sizes
 from penstock_bench.harness.running import BenchError, rotated
 from penstock_bench.results.results import Measurement
@@ -142,7 +142,7 @@ class Trials:
         reports: list[LoadReport] = []
         try:
             saved = penstock.save(self._path, self._state, options=options, no_dist=True)
-            cache.drop(self._path.iterdir())
+            storage.drop(self._path.iterdir())
             penstock.load(self._path, options=options, report=reports.append)
         finally:
             shutil.rmtree(self._path, ignore_errors=True)

@@ -12,7 +12,7 @@ import click
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle
 from penstock.integrations.pyg.synthetic import WIDTH, Igbh
-from penstock_bench.harness import cache, fio, tables
+from penstock_bench.harness import fio, storage, tables
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample, Samples, quotient
@@ -145,7 +145,7 @@ def _measure(run: Run, task: Task, made: Igbh) -> None:
 
 def _epoch(run: Run, task: Task, name: str, index: int) -> None:
     settle(run.place)
-    cache.drop([path for path in run.place.rglob("*") if path.is_file()])
+    storage.drop([path for path in run.place.rglob("*") if path.is_file()])
     settings = run.results.settings
     batches = settings["peer_batches" if name in PEERS else "batches"]
     task = dataclasses.replace(task, kind=name, seed=index, batches=batches)

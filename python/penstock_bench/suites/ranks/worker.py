@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import cache, memory
-from penstock_bench.harness.durable import files_below, sync_tree
+from penstock_bench.harness import memory, storage
+from penstock_bench.harness.storage import files_below, sync_tree
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -155,7 +155,7 @@ def _prepare(task: Task, directory: Path) -> None:
     """The state of the machine before an operation; see ../README.md."""
     settle(directory.parent)
     if task.operation == "load":
-        cache.drop_everything(files_below(directory))
+        storage.drop_everything(files_below(directory))
     memory.touch(task.size_bytes + task.size_bytes // 8)
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.common.machine.quiesce import settle
-from penstock_bench.harness import cache, memory
-from penstock_bench.harness.durable import files_below, sync_tree
+from penstock_bench.harness import memory, storage
 from penstock_bench.harness.measure import Cost, measured
+from penstock_bench.harness.storage import files_below, sync_tree
 from penstock_bench.peers.save_load import CONTENDERS
 from penstock_bench.workloads import content, states
 
@@ -97,8 +97,8 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
     targets = contender.targets(spec)
     files = files_below(directory)
     settle(directory.parent)
-    dropped = cache.drop_everything(files)
-    resident_fraction = cache.resident_fraction(files)
+    dropped = storage.drop_everything(files)
+    resident_fraction = storage.resident_fraction(files)
     memory.touch(memory_to_touch(spec))
     with measured() as cost:
         state, detail = contender.load(directory, targets, task.variant)
@@ -124,7 +124,7 @@ def save_and_load(
     settle(path.parent)
     with measured() as saving:
         penstock.save(path, state, options=options, no_dist=True)
-    cache.drop_everything(files_below(path))
+    storage.drop_everything(files_below(path))
     settle(path.parent)
     memory.touch(memory_to_touch(spec))
     with measured() as loading:

@@ -36,7 +36,7 @@ def main() -> None:
         opened = time.perf_counter() - begun
         if not generator.joins_early:
             join(job["group"])
-        found = {"open_seconds": opened, **_generate(model, job), **generator.told()}
+        found = {"open_seconds": opened, **_generate(model, job), **generator.report()}
     answer(found)
 
 

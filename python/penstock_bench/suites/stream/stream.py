@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.limits import LimitError, limited
 from penstock.common.machine.quiesce import settle_after
-from penstock_bench.harness import cache, fio
+from penstock_bench.harness import fio, storage
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.running import BenchError, rotated, run_module
 from penstock_bench.peers.stream import GENERATORS, OURS, RESIDENT
@@ -117,12 +117,12 @@ class Stream:
     Args:
         plan: What to measure.
         results: Where it goes.
-        tell: Called with what is about to be done.
+        progress: Called with what is about to be done.
     """
 
     plan: Plan
     results: Results
-    tell: Callable[[str], object]
+    progress: Callable[[str], object]
     _failed: set[str] = field(default_factory=set)
     _logits: list[str] | None = None
     _limit_bytes: int = 0
@@ -133,7 +133,7 @@ class Stream:
         """Makes the model, tries everybody with a toy, and measures in rounds."""
         model, toy = self.plan.work / "model", self.plan.work / "toy"
         for size, directory in (("toy", toy), (self.plan.size, model)):
-            self.tell(f"making the model {size}")
+            self.progress(f"making the model {size}")
             made = self._child({"directory": str(directory), "config": SIZES[size]})
             if "error" in made:
                 raise BenchError(f"making the model {size}: {made['error']}")
@@ -149,14 +149,14 @@ class Stream:
                 # Devices drift: what this one gives is asked before and after ours.
                 if name == OURS:
                     self._fio(model, number)
-                self.tell(f"round {number + 1} of {self.plan.rounds}: {name}")
+                self.progress(f"round {number + 1} of {self.plan.rounds}: {name}")
                 self._turn(name, model, number)
                 if name == OURS:
                     self._fio(model, number)
 
     def _look_at_libraries(self, toy: Path) -> None:
         """Measures the memory of a process that has next to no weights."""
-        self.tell("a model of nearly nothing")
+        self.progress("a model of nearly nothing")
         found = self._generated(OURS, toy, 0, tokens=2)
         if "error" in found:
             raise BenchError(f"with a model of nearly nothing: {found['error']}")
@@ -235,7 +235,7 @@ class Stream:
         }
         os.sync()
         files = [path for path in self.plan.work.rglob("*") if path.is_file()]
-        cache.drop(files)
+        storage.drop(files)
         if not entry.is_limited or is_preparing:
             return self._child(job)
         try:
@@ -262,7 +262,7 @@ class Stream:
         """Reads the files one behind the other, as fast as it goes."""
         if FIO in self._failed:
             return
-        self.tell(f"round {number + 1} of {self.plan.rounds}: fio")
+        self.progress(f"round {number + 1} of {self.plan.rounds}: fio")
         files = sorted(model.glob("*.safetensors"))
         command = [
             "fio",

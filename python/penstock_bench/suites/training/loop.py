@@ -17,8 +17,8 @@ from torch import nn
 
 from penstock.common.machine.quiesce import settle
 from penstock_bench.harness import memory
-from penstock_bench.harness.durable import files_below, sync_tree
 from penstock_bench.harness.measure import measured, memory_bytes
+from penstock_bench.harness.storage import files_below, sync_tree
 from penstock_bench.suites.training.savers import NOTHING, SAVERS, Saver
 
 if TYPE_CHECKING:

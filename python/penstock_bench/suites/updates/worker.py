@@ -75,7 +75,7 @@ def run(task: Task) -> dict[str, Any]:
         found = one.read(ids[:100])
     if not np.array_equal(found, rows[:100]):
         raise AssertionError(f"{task.kind} has not written what it was given")
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, **one.told()}
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, **one.report()}
 
 
 def _rows(ids: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
@@ -149,7 +149,7 @@ class _Writer:
     def close(self) -> None:
         """Lets it go."""
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Further figures of its own."""
         return {}
 
@@ -174,7 +174,7 @@ class _Table(_Writer):
         self._seconds = time.perf_counter() - begun
         self._table.close()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         return {"fold_seconds": self._seconds, "folded_rows": self._report.rows}
 
 

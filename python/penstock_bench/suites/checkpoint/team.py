@@ -128,7 +128,7 @@ class Team:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         store = PrefixStore(f"groups-{self._groups_made}", self._store)
-        with _told():
+        with _explained():
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -152,7 +152,7 @@ class Team:
         if self._group is not None:
             import torch.distributed as dist
 
-            with _told():
+            with _explained():
                 dist.barrier(self._group)
 
     def gather(self, value: Any) -> list[Any]:
@@ -162,7 +162,7 @@ class Team:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.ranks
-        with _told():
+        with _explained():
             dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -173,7 +173,7 @@ class Team:
         import torch.distributed as dist
 
         shared = [value]
-        with _told():
+        with _explained():
             dist.broadcast_object_list(shared, src=0, group=self._group)
         return shared[0]
 
@@ -189,7 +189,7 @@ class Team:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """Explains the error when other ranks cannot be reached."""
     try:
         yield

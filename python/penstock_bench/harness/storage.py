@@ -1,17 +1,19 @@
-"""The page cache: emptied of files before they are read, and looked at to prove that it was."""
+"""Files of a measurement: evicted from the page cache before reads, made durable after writes."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -84,3 +86,65 @@ def resident_pages(files: Iterable[Path]) -> tuple[int, int]:
         resident += int(np.count_nonzero(np.frombuffer(vector.raw, np.uint8)[:pages] & 1))
         total += pages
     return resident, total
+
+
+_SYNC_THREADS = 4
+
+
+def sync_tree(root: Path) -> None:
+    """Syncs every file below a directory, then every directory and the one above it."""
+    sync_files(files_below(root))
+    sync_directories(root)
+
+
+def sync_files(files: Iterable[Path]) -> None:
+    """Syncs files.
+
+    Several at a time: to sync them one by one would cost a library for having many, which is its
+    design and not its lack of an fsync.
+    """
+    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+        list(pool.map(_sync, files))
+
+
+def sync_directories(root: Path) -> None:
+    """Syncs a directory with those below it, and the one above it."""
+    for path in (root.parent, root, *(path for path in root.rglob("*") if path.is_dir())):
+        _sync(path)
+
+
+def files_below(root: Path) -> list[Path]:
+    """Every regular file below a directory."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+@contextmanager
+def counted_syncs() -> Iterator[list[int]]:
+    """Counts what Python code of this process syncs, as libraries written in Python do.
+
+    Yields:
+        A list that grows with each call of `os.fsync` and `os.fdatasync`, by its descriptor.
+    """
+    calls: list[int] = []
+
+    def counting(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def counted(descriptor: Any) -> None:
+            function(descriptor)
+            calls.append(descriptor)
+
+        return counted
+
+    plain = os.fsync, os.fdatasync
+    os.fsync, os.fdatasync = map(counting, plain)  # type: ignore[assignment]
+    try:
+        yield calls
+    finally:
+        os.fsync, os.fdatasync = plain
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,7 +1,7 @@
 """Whether `penstock bench compare` alarms when it should, and only then, on a real disk.
 
 ```
-python -m penstock_bench.suites.gate DIRECTORY --trials 20
+python -m penstock_bench.suites.io.gate DIRECTORY --trials 20
 ```
 
 A trial measures three builds in turns, round by round: this one, this one again, and one that is
