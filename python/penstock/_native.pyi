@@ -4,6 +4,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, final
 
+from penstock.tensors.devices import Place
+from penstock.tensors.native_rows import (
+    Fill,
+    Grouped,
+    Linked,
+    LoadTarget,
+    NativeArray,
+    TensorSource,
+    TensorTarget,
+)
+
 __all__ = [
     "CHUNK_BYTES",
     "FORMAT_VERSION",
@@ -99,39 +110,7 @@ TABLE_MANIFEST: Final[str]
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 _Alias: TypeAlias = tuple[str, int, _View | None]
-_Box: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
-_Device: TypeAlias = tuple[int, int]
-_TensorSource: TypeAlias = tuple[
-    str,
-    str,
-    tuple[int, ...],
-    int,
-    tuple[int, ...] | None,
-    int,
-    object,
-    _Box | None,
-    _Device | None,
-]
-_LinkedFile: TypeAlias = tuple[str, int, list[int], object]
-_LinkedTensor: TypeAlias = tuple[str, str, tuple[int, ...], int, int, int, str, _Box | None]
-_Linked: TypeAlias = tuple[list[_LinkedFile], list[_LinkedTensor]]
-_Grouped: TypeAlias = tuple[int, str, str]
 _Beside: TypeAlias = tuple[str, bytes]
-_Target: TypeAlias = (
-    tuple[int, int, object]
-    | tuple[tuple[int, ...], int, tuple[int, ...] | None, int, object, _Device]
-)
-_Fill: TypeAlias = tuple[
-    str | int,
-    tuple[int, ...],
-    tuple[int, ...],
-    int,
-    tuple[int, ...] | None,
-    int,
-    object,
-    _Device | None,
-]
-_Array: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...] | None, int, object]
 _MissingRow: TypeAlias = tuple[str, str, tuple[int, ...], str, str, int | None]
 
 @final
@@ -179,19 +158,19 @@ class Checkpoint:
     def load(
         self,
         indices: list[int] | None,
-        targets: dict[int, _Target] | None,
+        targets: dict[int, LoadTarget] | None,
         *,
         options: dict[str, object],
         progress: _Progress,
     ) -> tuple[list[HostBuffer], list[tuple[int, int] | None], dict[str, Any]]: ...
     def fill(
-        self, requests: list[_Fill], *, options: dict[str, object], progress: _Progress
+        self, requests: list[Fill], *, options: dict[str, object], progress: _Progress
     ) -> dict[str, Any]: ...
     def check(
         self,
         file: str,
         start: int,
-        pieces: list[tuple[int, int, object]],
+        pieces: list[TensorTarget],
         wanted: tuple[int, int],
     ) -> None: ...
 
@@ -238,12 +217,12 @@ class Job:
     def __new__(
         cls,
         path: str,
-        tensors: list[_TensorSource],
+        tensors: list[TensorSource],
         aliases: list[_Alias],
         tree: str,
         *,
-        linked: _Linked | None = None,
-        grouped: list[_Grouped] = ...,
+        linked: Linked | None = None,
+        grouped: list[Grouped] = ...,
         options: dict[str, object],
         arena: Arena | None,
         lazy: bool,
@@ -257,7 +236,7 @@ class Job:
     def is_on_device(self) -> bool: ...
     @property
     def snapshots(self) -> list[int]: ...
-    def hold(self, streams: list[_Device]) -> None: ...
+    def hold(self, streams: list[Place]) -> None: ...
     def stage(self) -> None: ...
     def wait_staged(self, timeout_seconds: float | None) -> bool: ...
     @property
@@ -327,12 +306,12 @@ class Store:
 
 def save(
     path: str,
-    tensors: list[_TensorSource],
+    tensors: list[TensorSource],
     aliases: list[_Alias],
     tree: str,
     *,
-    linked: _Linked | None = None,
-    grouped: list[_Grouped] = ...,
+    linked: Linked | None = None,
+    grouped: list[Grouped] = ...,
     step: int | None,
     metadata: str,
     overwrite: bool,
@@ -394,10 +373,10 @@ def rank_of_file(name: str) -> int | None: ...
 def shard_file(rank: int, index: int, attempt_id: str) -> str: ...
 def cuda_problem() -> str | None: ...
 def fifo_header() -> str: ...
-def digests(tensors: list[_TensorSource]) -> list[int]: ...
-def chunk_digests(tensor: _TensorSource) -> list[int]: ...
-def block_checks(array: _Array) -> bytes: ...
-def check_stream(device: _Device) -> None: ...
+def digests(tensors: list[TensorSource]) -> list[int]: ...
+def chunk_digests(tensor: TensorSource) -> list[int]: ...
+def block_checks(array: NativeArray) -> bytes: ...
+def check_stream(device: Place) -> None: ...
 def combine_digests(first: int, second: int, second_bytes: int) -> int: ...
 def dtypes() -> list[tuple[str, int]]: ...
 def header_end(path: str, start: bytes, nbytes: int) -> int: ...
@@ -486,13 +465,13 @@ class Executor:
 class Share:
     def read(
         self,
-        requests: list[tuple[DataFile, int, _Array]],
-        on_devices: list[tuple[DataFile, int, _Array, _Device]],
+        requests: list[tuple[DataFile, int, NativeArray]],
+        on_devices: list[tuple[DataFile, int, NativeArray, Place]],
     ) -> Transfer: ...
     def write(
         self,
-        requests: list[tuple[DataFile, int, _Array]],
-        on_devices: list[tuple[DataFile, int, _Array, _Device]],
+        requests: list[tuple[DataFile, int, NativeArray]],
+        on_devices: list[tuple[DataFile, int, NativeArray, Place]],
         durable: bool,
     ) -> Transfer: ...
 
@@ -516,8 +495,8 @@ class RowCache:
 @final
 class RowIndex:
     def __new__(cls, slots: int, policy: str) -> RowIndex: ...
-    def replay(self, keys: _Array, batch_keys: int, window: int) -> int: ...
-    def pin(self, keys: _Array) -> int: ...
+    def replay(self, keys: NativeArray, batch_keys: int, window: int) -> int: ...
+    def pin(self, keys: NativeArray) -> int: ...
 
 @final
 class RowReader:
@@ -529,42 +508,42 @@ class RowReader:
         *,
         row_bytes: int,
         value_bytes: int,
-        checks: _Array | None,
+        checks: NativeArray | None,
         cache: RowCache | None,
         gap_bytes: int,
         run_bytes_max: int,
     ) -> RowReader: ...
     def gather(
-        self, ids: _Array, is_signed: bool, out: tuple[int, int, object], hinted: int | None
+        self, ids: NativeArray, is_signed: bool, out: TensorTarget, foreseen: int | None
     ) -> RowBatch: ...
     def gather_to_device(
         self,
-        ids: _Array,
+        ids: NativeArray,
         is_signed: bool,
-        out: _Array,
-        device: _Device,
+        out: NativeArray,
+        device: Place,
         hinted: int | None,
     ) -> DeviceRowBatch: ...
     def finish_devices(self) -> None: ...
     def device_copies(self) -> tuple[int, str | None]: ...
-    def hint(self, ids: _Array, is_signed: bool) -> int | None: ...
-    def forget(self, hinted: int) -> None: ...
-    def pin(self, ids: _Array, is_signed: bool) -> int | None: ...
-    def unpin(self, ids: _Array, is_signed: bool) -> None: ...
+    def foresee(self, ids: NativeArray, is_signed: bool) -> int | None: ...
+    def forget(self, foreseen: int) -> None: ...
+    def pin(self, ids: NativeArray, is_signed: bool) -> int | None: ...
+    def unpin(self, ids: NativeArray, is_signed: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int, int, int, int]: ...
 
 @final
 class Moment:
-    def __new__(cls, device: _Device) -> Moment: ...
+    def __new__(cls, device: Place) -> Moment: ...
     def done(self) -> bool: ...
     def wait(self) -> None: ...
     def before_fills(self) -> None: ...
-    def before_work(self, device: _Device) -> None: ...
+    def before_work(self, device: Place) -> None: ...
 
 @final
 class RowProxy:
     def __new__(cls, reader: RowReader, ordinal: int, staging_bytes: int) -> RowProxy: ...
-    def gather(self, device: _Device, ids: int, id_bytes: int, count: int, out: int) -> None: ...
+    def gather(self, device: Place, ids: int, id_bytes: int, count: int, out: int) -> None: ...
     def check(self) -> None: ...
     def serve(self) -> RowServing: ...
     def fifo(self) -> tuple[int, int, int]: ...
@@ -572,7 +551,7 @@ class RowProxy:
 
 @final
 class RowServing:
-    def end(self, device: _Device) -> None: ...
+    def end(self, device: Place) -> None: ...
 
 @final
 class NewRowTable:
@@ -585,7 +564,7 @@ class NewRowTable:
         note: str,
         direct: str,
     ) -> NewRowTable: ...
-    def append(self, rows: _Array) -> None: ...
+    def append(self, rows: NativeArray) -> None: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
@@ -604,8 +583,8 @@ class RowTable:
         log_bytes: int,
         record_bytes: int,
     ) -> RowTable: ...
-    def look_up(self, ids: _Array, is_signed: bool, out: tuple[int, int, object]) -> RowBatch: ...
-    def update(self, ids: _Array, is_signed: bool, rows: _Array) -> None: ...
+    def look_up(self, ids: NativeArray, is_signed: bool, out: TensorTarget) -> RowBatch: ...
+    def update(self, ids: NativeArray, is_signed: bool, rows: NativeArray) -> None: ...
     def flush(self) -> None: ...
     def freeze(self) -> FrozenTable: ...
     def logged(self) -> tuple[int, int]: ...
@@ -614,7 +593,7 @@ class RowTable:
 
 @final
 class FrozenTable:
-    def read(self, piece: int, out: tuple[int, int, object]) -> None: ...
+    def read(self, piece: int, out: TensorTarget) -> None: ...
     def compact(self) -> tuple[int, int, int]: ...
     def close(self) -> None: ...
 

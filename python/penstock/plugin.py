@@ -101,15 +101,8 @@ from penstock.io.arguments import (
     to_native,
 )
 from penstock.tensors.marks import Boxes, Frozen, PerRank
-from penstock.tensors.memory import (
-    CPU,
-    GlobalBox,
-    Memory,
-    TensorSource,
-    of_array,
-    of_tensor,
-    to_source,
-)
+from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
+from penstock.tensors.native_rows import GlobalBox, TensorSource
 
 __all__ = [
     "CPU",

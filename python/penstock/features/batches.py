@@ -11,6 +11,7 @@ from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions, copy_elements
 from penstock.tensors.devices import DirectPlaces, current_streams, open_place
 from penstock.tensors.memory import of_tensor
+from penstock.tensors.native_rows import NativeArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,19 +73,20 @@ class Batches:
         if place is None:
             host = self._results.empty(shape, is_torch=True)
             return self._on_host(numbers, host, foreseen, out)
-        target = memory.address, (memory.nbytes,), None, 1, (out, out.untyped_storage())
+        owner = out, out.untyped_storage()
+        target = NativeArray.of_bytes(memory.address, memory.nbytes, owner)
         native = self._reader.gather_to_device(
             numbers.array, numbers.is_signed, target, place, foreseen
         )
 
         def hold() -> None:
             # Runs for the caller that asks for the rows, on the stream current at that time.
-            (current,) = current_streams([place[0]])
+            (current,) = current_streams([place.ordinal])
             native.hold(current[1])
             if is_ours and current != place:
                 # The memory belongs to the stream that gathered; PyTorch reuses it after this one,
                 # too.
-                out.record_stream(dtypes.import_torch().cuda.current_stream(place[0]))
+                out.record_stream(dtypes.import_torch().cuda.current_stream(place.ordinal))
 
         return PendingRows(native, out, self._check, hold)
 

@@ -41,7 +41,9 @@ class Delivery:
     ) -> None:
         place = open_place(device)
         # A device without an index is PyTorch's current device.
-        self._device = device if place is None else dtypes.import_torch().device("cuda", place[0])
+        self._device = (
+            device if place is None else dtypes.import_torch().device("cuda", place.ordinal)
+        )
         self._host: Any = None if place is None else pinned(shape, dtypes.import_torch().uint8)
         self._is_pinned = self._host is not None
         if self._host is None:
@@ -69,7 +71,7 @@ class Delivery:
                 return
             self._copied[1].before_work(place)
             # The memory belongs to the stream of the copy; PyTorch reuses it after this one, too.
-            current = dtypes.import_torch().cuda.current_stream(place[0])
+            current = dtypes.import_torch().cuda.current_stream(place.ordinal)
             self.rows.buffer.record_stream(current)
 
     def _copy(self, place: Place | None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock.features.source import Source
+    from penstock.tensors.devices import Place
 
 STAGING = Number(0, 1 << 40, "bytes")
 STAGING_BYTES = 64 << 20
@@ -208,14 +209,14 @@ class DeviceFeatures:
                 f" {self._source.dtype} of shape {shape} on the device"
             )
 
-    def _place(self, tensor: Any, name: str) -> _native._Device:
+    def _place(self, tensor: Any, name: str) -> Place:
         """The tensor's device and its current stream."""
         device = tensor.device
         if device.type != "cuda" or device.index not in (None, self.ordinal):
             raise ValueError(f"{name}: on {device}: needed is one on cuda:{self.ordinal}")
         place = DirectPlaces().on(f"cuda:{self.ordinal}")
         check_known(device, place)
-        return cast("_native._Device", place)
+        return cast("Place", place)
 
 
 def _dropped(native: _native.RowProxy) -> None:

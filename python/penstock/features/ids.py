@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.tensors import dtypes
-
-if TYPE_CHECKING:
-    from penstock._native import _Array
+from penstock.tensors.native_rows import NativeArray
 
 
 class Ids(NamedTuple):
@@ -29,7 +27,7 @@ class Ids(NamedTuple):
     dtype: np.dtype[Any]
     is_signed: bool
     values: np.ndarray[Any, Any]
-    array: _Array
+    array: NativeArray
 
 
 def ids_of(value: Any) -> Ids:
@@ -51,7 +49,7 @@ def ids_of(value: Any) -> Ids:
         found = np.ascontiguousarray(found, dtype.newbyteorder("="))
     # Five times as fast as `ctypes.data`.
     address: int = found.__array_interface__["data"][0]
-    array = address, (found.size,), None, found.itemsize, found
+    array = NativeArray(address, (found.size,), None, found.itemsize, found)
     return Ids(shape, is_torch, dtype, dtype.kind == "i", found, array)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from penstock import _native
 from penstock.errors import MissingDependencyError, StorageError
 from penstock.tensors import dtypes
+from penstock.tensors.native_rows import TensorTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,8 +127,8 @@ def _is_on(found: torch.device, wanted: torch.device) -> bool:
     return str(wanted) in (found.type, str(found))
 
 
-def target_of(result: Any) -> tuple[int, int, Any]:
-    """The memory of a result: its address, its bytes, and the object that owns it."""
+def target_of(result: Any) -> TensorTarget:
+    """The memory of a result."""
     if isinstance(result, np.ndarray):
-        return result.__array_interface__["data"][0], result.nbytes, result
-    return result.data_ptr(), result.nbytes, (result, result.untyped_storage())
+        return TensorTarget(result.__array_interface__["data"][0], result.nbytes, result)
+    return TensorTarget(result.data_ptr(), result.nbytes, (result, result.untyped_storage()))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.features.columns import Columns
     from penstock.io.tensor_io import TensorIO
     from penstock.reports import Fallback
+    from penstock.tensors.native_rows import TensorTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def write_snapshot(
     where: str,
     columns: Columns,
     sizes: tuple[int, int, int],
-    read: Callable[[int, tuple[int, int, Any]], None],
+    read: Callable[[int, TensorTarget], None],
     *,
     metadata: Mapping[str, Any] | None,
     overwrite: bool,

@@ -32,6 +32,7 @@ from penstock.io.own_io import claim_of, for_rows
 from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
 from penstock.tensors.memory import check_strided
+from penstock.tensors.native_rows import NativeArray
 
 if TYPE_CHECKING:
     from typing import Self
@@ -332,11 +333,9 @@ class Table:
         wanted = (*numbers.shape, self._value_bytes)
         if tuple(buffer.shape) != wanted:
             raise ValueError(f"rows: of shape {tuple(buffer.shape[:-1])}: ids have {wanted[:-1]}")
-        address, nbytes, owner = target_of(on_host(buffer, "rows")[0])
+        array = NativeArray.of_bytes(*target_of(on_host(buffer, "rows")[0]))
         try:
-            self._native.update(
-                numbers.array, numbers.is_signed, (address, (nbytes,), None, 1, owner)
-            )
+            self._native.update(numbers.array, numbers.is_signed, array)
         except IndexError as error:
             raise self._named(error, numbers) from None
 
@@ -531,5 +530,4 @@ def _fill(
         if begun > count:
             raise ValueError(f"init: {begun} rows or more: the table has {count}")
         buffer = packed(columns, (rows,), chunk, is_whole=False).buffer
-        address, nbytes, owner = target_of(buffer)
-        new.append((address, (nbytes,), None, 1, owner))
+        new.append(NativeArray.of_bytes(*target_of(buffer)))

@@ -21,6 +21,7 @@ from penstock.io.digested_file import sync
 from penstock.io.digests import combined
 from penstock.tensors.dtypes import header_entry
 from penstock.tensors.file_tensor import CHUNK_BYTES
+from penstock.tensors.native_rows import TensorSource
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -200,9 +201,7 @@ class TableFile:
 def _digests(memory: np.ndarray[Any, Any], ranges: list[tuple[int, int]]) -> list[int]:
     """CRC-64/NVME of ranges of bytes."""
     address = memory.ctypes.data
+    places = [((end - begin,), address + begin, None, 1) for begin, end in ranges]
     return _native.digests(
-        [
-            ("rows", "uint8", (end - begin,), address + begin, None, 1, memory, None, None)
-            for begin, end in ranges
-        ]
+        [TensorSource("rows", "uint8", *place, memory, None, None) for place in places]
     )

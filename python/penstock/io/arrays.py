@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.tensors.dtypes import is_tensor
 from penstock.tensors.memory import CPU, Memory, of_array, of_tensor
-
-if TYPE_CHECKING:
-    from penstock._native import _Array
+from penstock.tensors.native_rows import NativeArray
 
 
-def to_read_into(value: Any, memory: Memory) -> _Array:
+def to_read_into(value: Any, memory: Memory) -> NativeArray:
     """Returns an array that the native module may fill.
 
     Args:
@@ -29,7 +27,7 @@ def to_read_into(value: Any, memory: Memory) -> _Array:
     return native_of(memory)
 
 
-def to_write_from(value: Any) -> _Array:
+def to_write_from(value: Any) -> NativeArray:
     """Returns an array that the native module writes to a file; its memory is on the host."""
     memory = memory_of(value)
     if memory.device != CPU:
@@ -52,7 +50,7 @@ def memory_of(value: Any) -> Memory:
     return of_array(bytes_of, "the buffer")
 
 
-def native_of(memory: Memory) -> _Array:
+def native_of(memory: Memory) -> NativeArray:
     """Converts a memory to the form that the native module takes."""
     owner = memory.owner
     if not isinstance(owner, np.ndarray):
@@ -60,8 +58,8 @@ def native_of(memory: Memory) -> _Array:
         # too.
         owner = owner, owner.untyped_storage()
     if memory.strides is None:
-        return memory.address, (memory.nbytes,), None, 1, owner
-    return memory.address, memory.shape, memory.strides, memory.item_bytes, owner
+        return NativeArray.of_bytes(memory.address, memory.nbytes, owner)
+    return NativeArray(memory.address, memory.shape, memory.strides, memory.item_bytes, owner)
 
 
 def refusal(problem: str) -> UnsupportedStateError:

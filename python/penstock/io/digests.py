@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError
+from penstock.tensors.native_rows import TensorSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,8 @@ def chunk_digests(memory: Any) -> list[int]:
         memory: Bytes that begin at a chunk boundary of a file; the last chunk may be shorter.
     """
     count = memory.numel()
-    source = ("memory", "uint8", (count,), memory.data_ptr(), None, 1, memory, None, None)
+    address = memory.data_ptr()
+    source = TensorSource("memory", "uint8", (count,), address, None, 1, memory, None, None)
     return _native.chunk_digests(source)
 
 

@@ -11,9 +11,9 @@ from penstock.tensors.dtypes import import_torch
 from penstock.tensors.memory import CPU
 
 if TYPE_CHECKING:
-    from penstock._native import _Array
     from penstock.tensors.devices import Place
     from penstock.tensors.memory import Memory
+    from penstock.tensors.native_rows import NativeArray
 
 
 class Requests:
@@ -27,8 +27,8 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        self.of_host: list[tuple[_native.DataFile, int, _Array]] = []
-        self.on_devices: list[tuple[_native.DataFile, int, _Array, Place]] = []
+        self.of_host: list[tuple[_native.DataFile, int, NativeArray]] = []
+        self.on_devices: list[tuple[_native.DataFile, int, NativeArray, Place]] = []
         self.copies: list[tuple[Any, Any]] = []
         self._places = DirectPlaces()
 

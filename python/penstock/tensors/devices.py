@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from penstock import _native
 from penstock.errors import DeviceError
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     import torch
 
 
-Place: TypeAlias = "_native._Device"
-"""Number of a device, and the handle of a stream on which its memory is up to date."""
+class Place(NamedTuple):
+    """Memory of a device, as work queued on one of its streams sees it.
+
+    Attributes:
+        ordinal: Number of the device.
+        stream: Handle of the stream.
+    """
+
+    ordinal: int
+    stream: int
 
 
 class _Addressed(Protocol):
@@ -84,7 +92,7 @@ def _place(device: str) -> Place | None:
     ordinal = int(number or torch.cuda.current_device())
     stream = torch.cuda.current_stream(ordinal).cuda_stream
     # Each thread has another stream behind that handle, and other threads queue work here.
-    return None if stream == _PER_THREAD else (ordinal, stream)
+    return None if stream == _PER_THREAD else Place(ordinal, stream)
 
 
 def check_fork() -> None:
@@ -167,7 +175,9 @@ def pinned(shape: Sequence[int], dtype: Any) -> torch.Tensor | None:
 def current_streams(ordinals: Iterable[int]) -> list[Place]:
     """Returns the current streams of this thread on the given devices."""
     torch = sys.modules["torch"]
-    return [(number, torch.cuda.current_stream(number).cuda_stream) for number in sorted(ordinals)]
+    return [
+        Place(number, torch.cuda.current_stream(number).cuda_stream) for number in sorted(ordinals)
+    ]
 
 
 def device_of(device: Any) -> torch.device | None:

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.native_rows import GlobalBox, TensorSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-
-    from penstock import _native
-
-GlobalBox: TypeAlias = "_native._Box"
-"""Name and shape of a global tensor, and the index of the first element of a box in it."""
-
-TensorSource: TypeAlias = "_native._TensorSource"
-"""A tensor in the form that the native module reads; see `to_source`."""
 
 CPU = "cpu"
 
@@ -236,7 +229,10 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
 
 
 def to_source(
-    memory: Memory, name: str, box: GlobalBox | None = None, places: DirectPlaces | None = None
+    memory: Memory,
+    name: str,
+    box: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None,
+    places: DirectPlaces | None = None,
 ) -> TensorSource:
     """Returns a tensor in the form that the native module reads.
 
@@ -245,8 +241,8 @@ def to_source(
     Args:
         memory: The elements; on a device, all elements of its owner unless they are contiguous.
         name: The tensor's name in the part.
-        box: The global tensor and the position in it, if the tensor is a box.
-        places: Cached device streams of the call, if the call has several tensors.
+        box: Its place in a global tensor, if it is a box: the fields of a `GlobalBox`.
+        places: Those of the call that this is for, where it has several tensors.
     """
     place = None
     if memory.device != CPU:
@@ -254,7 +250,7 @@ def to_source(
         place = None if is_scattered(memory) else places.of(memory)
         if place is None:
             memory = of_tensor(memory.owner.detach().to(CPU), name)
-    return (
+    return TensorSource(
         name,
         memory.dtype,
         memory.shape,
@@ -262,7 +258,7 @@ def to_source(
         memory.strides,
         memory.item_bytes,
         memory.owner,
-        box,
+        None if box is None else GlobalBox(*box),
         place,
     )
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.state.references import DATA_TAGS, needed
 from penstock.tensors import dtypes
+from penstock.tensors.native_rows import DeviceTarget, Fill
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock._native import _Fill, _Target
     from penstock.checkpoint.view.view import View
     from penstock.tensors.devices import DirectPlaces, Place
+    from penstock.tensors.native_rows import LoadTarget
 
 
 class DeviceTensors:
@@ -62,22 +63,22 @@ class DeviceTensors:
             empty = sys.modules["torch"].empty
             self.made[index] = empty(shape, dtype=dtype, device=device)
 
-    def native(self) -> dict[int, _Target]:
+    def native(self) -> dict[int, LoadTarget]:
         """Returns the memory that the native module fills with entries, by index."""
         return {
-            index: ((tensor.numel(),), *self._memory(tensor))
+            index: DeviceTarget((tensor.numel(),), *self._memory(tensor))
             for index, tensor in self.made.items()
             if index not in self._seen.wholes
         }
 
-    def requests(self) -> list[_Fill]:
+    def requests(self) -> list[Fill]:
         """Returns the requests for tensors that the native module assembles from boxes."""
-        found: list[_Fill] = []
+        found: list[Fill] = []
         for index, tensor in self.made.items():
             name = self._seen.wholes.get(index)
             if name is not None:
                 shape = self._seen.tensors[index][2]
-                found.append((name, (0,) * len(shape), shape, *self._memory(tensor)))
+                found.append(Fill(name, (0,) * len(shape), shape, *self._memory(tensor)))
         return found
 
     def __enter__(self) -> DeviceTensors:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.tensors.native_rows import Fill
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock import _native
-    from penstock._native import _Fill, _Target
     from penstock.checkpoint.state.references import Place, Row
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
+    from penstock.tensors.native_rows import LoadTarget
 
 _SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")
 """Fields that are added up when the reports of two reads are merged."""
@@ -38,11 +40,11 @@ class Fetched(NamedTuple):
 class _Destinations(Protocol):
     """Memory that the native module fills: targets of a load, or tensors made on a device."""
 
-    def native(self) -> dict[int, _Target]:
+    def native(self) -> dict[int, LoadTarget]:
         """Returns the memory of stored tensors, by index."""
         ...
 
-    def requests(self) -> list[_Fill]:
+    def requests(self) -> list[Fill]:
         """Returns the requests for boxes and assembled tensors."""
         ...
 
@@ -95,7 +97,7 @@ def fetch(
     return Fetched(places, merged(reads), stored is None)
 
 
-def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill]:
+def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], Fill]:
     """Allocates memory for a whole non-empty tensor, and returns it with its read request.
 
     Args:
@@ -106,7 +108,7 @@ def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill
     memory = np.empty(end - begin, np.uint8)
     item_bytes = memory.nbytes // math.prod(shape)
     zeros = (0,) * len(shape)
-    return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
+    return memory, Fill(key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
 
 
 def merged(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:

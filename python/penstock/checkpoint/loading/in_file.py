@@ -19,6 +19,7 @@ from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.linked import place_of, type_of
 from penstock.tensors.file_tensor import FileTarget, FileTensor
 from penstock.tensors.memory import contiguous_strides
+from penstock.tensors.native_rows import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -141,7 +142,7 @@ class Filling:
 
     def _read(self, ones: Sequence[InFile], memory: Any, boxes: Sequence[FileBox]) -> None:
         """Fills memory with boxes of this rank's tensors in one read."""
-        requests: list[_native._Fill] = []
+        requests: list[Fill] = []
         address, room = memory.data_ptr(), memory.numel()
         for box in boxes:
             one = ones[box.target]
@@ -164,7 +165,7 @@ class Filling:
                     strides = contiguous_strides(box.shape, item_bytes)
                     first += sum(map(int.__mul__, at, strides))
                 where = (first, strides, item_bytes, memory, None)
-                requests.append((key, part.start, part.shape, *where))
+                requests.append(Fill(key, part.start, part.shape, *where))
         if requests:
             self._note(self._checkpoint.fill(requests, options=self._options, progress=None))
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock import _native
-    from penstock._native import _Fill, _Target
     from penstock.checkpoint.loading.device_tensors import DeviceTensors
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.file_tensor import FileTensor
+    from penstock.tensors.native_rows import Fill, LoadTarget
 
 
 class Targets:
@@ -147,7 +147,7 @@ class Targets:
             self._hosts[held] = _host_of(target)
         return self._passing.take()
 
-    def requests(self) -> list[_Fill]:
+    def requests(self) -> list[Fill]:
         """Returns the requests that the native module fills box by box."""
         memories = [(target, target.memory) for target in self._filled.values()]
         memories += [(self._staged[held], host) for held, host in self._hosts.items()]
@@ -158,7 +158,7 @@ class Targets:
             for request in target.requests(wholes.get(target.index, target.index), memory)
         ] + self._passing.memory.requests()
 
-    def native(self) -> dict[int, _Target]:
+    def native(self) -> dict[int, LoadTarget]:
         """Returns the memory that the native module fills with entries, by index."""
         direct = {index: target.native() for index, target in self._direct.items()}
         return direct | self._passing.memory.native()

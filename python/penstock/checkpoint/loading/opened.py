@@ -18,12 +18,12 @@ from penstock.checkpoint.state.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
+from penstock.tensors.native_rows import Fill, TensorTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock._native import _Fill
     from penstock.checkpoint.state.references import Place
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
@@ -200,7 +200,7 @@ class OpenCheckpoint:
         Raises:
             CorruptCheckpointError: The bytes are not those that were saved.
         """
-        pieces = [(one.address, one.nbytes, one.owner) for one in memories]
+        pieces = [TensorTarget(one.address, one.nbytes, one.owner) for one in memories]
         self.native.check(file, start, pieces, wanted)
 
     def values(self, nodes: Sequence[Node], options: dict[str, Any]) -> Iterator[Any]:
@@ -222,7 +222,7 @@ class OpenCheckpoint:
         """Reads the tensors in values."""
         seen = self.seen
         places: dict[int, Place] = {}
-        requests: list[_Fill] = []
+        requests: list[Fill] = []
         for index in needed(nodes, seen.tensors, seen.aliases):
             row = seen.tensors[index]
             if row[4] != row[5]:
@@ -242,8 +242,8 @@ class OpenCheckpoint:
         Raises:
             CorruptCheckpointError: The bytes of a box are damaged.
         """
-        requests: list[_Fill] = [
-            (
+        requests: list[Fill] = [
+            Fill(
                 tensor.of,
                 start,
                 memory.shape,
@@ -258,6 +258,6 @@ class OpenCheckpoint:
         ]
         self._fill(requests, options)
 
-    def _fill(self, requests: list[_Fill], options: dict[str, Any]) -> None:
+    def _fill(self, requests: list[Fill], options: dict[str, Any]) -> None:
         if requests:
             self.native.fill(requests, options=options, progress=None)

@@ -10,11 +10,12 @@ from penstock.checkpoint.layout.boxes import Box
 from penstock.tensors.devices import Place, is_scattered
 from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
+from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
 
 if TYPE_CHECKING:
-    from penstock._native import _Fill, _Target
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
+    from penstock.tensors.native_rows import LoadTarget
 
 
 class _New:
@@ -93,24 +94,24 @@ class Target:
     def _is_boxed(self) -> bool:
         return self.boxes is not None or self.is_whole
 
-    def native(self) -> _Target:
+    def native(self) -> LoadTarget:
         """Returns the memory that the native module fills with an entry."""
         memory = self.memory
         if self.place is None:
-            return (memory.address, memory.nbytes, self.value)
+            return TensorTarget(memory.address, memory.nbytes, self.value)
         layout = (memory.shape, memory.address, memory.strides, memory.item_bytes)
-        return (*layout, memory.owner, self.place)
+        return DeviceTarget(*layout, memory.owner, self.place)
 
-    def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
+    def requests(self, key: str | int, memory: Memory) -> list[Fill]:
         """Returns the boxes of the tensor ``key`` for the native module, with their memory."""
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
         device = None if memory.device == CPU else self.place
-        found: list[_Fill] = []
+        found: list[Fill] = []
         for box in boxes:
             part = narrow(memory, box.at, box.shape)
             place = (part.address, part.strides, part.item_bytes, part.owner, device)
-            found.append((key, box.start, box.shape, *place))
+            found.append(Fill(key, box.start, box.shape, *place))
         return found
 
     @property

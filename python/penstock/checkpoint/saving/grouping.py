@@ -13,11 +13,13 @@ from penstock.checkpoint.state.plain import plain
 from penstock.checkpoint.state.references import is_data
 from penstock.errors import UnsupportedStateError
 from penstock.reports import Fallback
+from penstock.tensors.native_rows import Grouped
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from penstock.checkpoint.state.flattened import Flattened
+    from penstock.tensors.native_rows import GlobalBox
 
 _RESERVED = "__metadata__"
 _LED = re.compile(r"@[0-9]+$")
@@ -35,7 +37,7 @@ class Grouping:
             seemed to have changed.
     """
 
-    rows: list[tuple[int, str, str]]
+    rows: list[Grouped]
     index: str | None = None
     fallbacks: tuple[Fallback, ...] = ()
 
@@ -82,9 +84,9 @@ class _Names:
         if flat.tree == tree.AS_FIRST:
             # A planner flattened the state: the names are the planner's.
             for index, source in enumerate(flat.tensors):
-                box = source[7]
-                name = source[0] if box is None else _LED.sub("", box[0])
-                self._of[index if box is None else box[0]] = [name]
+                box = source.box
+                name = source.name if box is None else _LED.sub("", box.tensor)
+                self._of[index if box is None else box.tensor] = [name]
             return
         for name, node in tree.leaves(plain(tree.parse(flat.tree))):
             if is_data(node):
@@ -100,9 +102,9 @@ class _Names:
         if window is None and of is not None:
             self._of.setdefault(of, []).append(name)
 
-    def of(self, index: int, box: tuple[Any, ...] | None) -> list[str]:
+    def of(self, index: int, box: GlobalBox | None) -> list[str]:
         """Returns the names of a tensor, or of the tensor that it is a box of, first one first."""
-        return self._of.get(index if box is None else box[0], [])
+        return self._of.get(index if box is None else box.tensor, [])
 
     def all(self) -> list[str]:
         """Returns the names of all tensors."""
@@ -111,22 +113,22 @@ class _Names:
 
 def _rows(
     groups: Groups, own: Groups, flat: Flattened, names: _Names, rank: int | None
-) -> list[tuple[int, str, str]]:
-    rows: list[tuple[int, str, str]] = []
+) -> list[Grouped]:
+    rows: list[Grouped] = []
     taken: set[Member] = set()
     label_of: dict[Member, str] = {}
     members = own.members(names.all())
     present = set()
     for index, source in enumerate(flat.tensors):
-        box = source[7]
+        box = source.box
         if box is None and rank:
             continue
         listed = names.of(index, box)
         member = _of_tied([members[name] for name in listed if name in members])
         present |= {members[name].group for name in listed if name in members}
-        if member is None or _is_bytes(source[6]):
+        if member is None or _is_bytes(source.owner):
             continue
-        label, is_piece = listed[0], box is not None and box[1] != source[2]
+        label, is_piece = listed[0], box is not None and box.shape != source.shape
         if member.name == _RESERVED:
             raise UnsupportedStateError(
                 f"{label}: {_RESERVED} is no name of a tensor in safetensors: rename the key",
@@ -142,13 +144,15 @@ def _rows(
         # A rank may have several pieces, and names that differ by escapes are written alike.
         written = _free(member._replace(name=plain_text(unescaped(member.name))), taken)
         taken.add(written)
-        rows.append((index, *written))
-    for index, row in enumerate(flat.linked[1], len(flat.tensors)):
+        rows.append(Grouped(index, *written))
+    for index, row in enumerate(flat.linked.tensors, len(flat.tensors)):
         # The file fixes the tensor's name: the tensor belongs to the group only under that name.
-        for name in names.of(index, row[7]):
+        for name in names.of(index, row.box):
             found = members.get(name)
-            if found is not None and plain_text(unescaped(found.name)) == row[6] and row[7] is None:
-                rows.append((index, found.group, row[6]))
+            if found is None or row.box is not None:
+                continue
+            if plain_text(unescaped(found.name)) == row.stored_name:
+                rows.append(Grouped(index, found.group, row.stored_name))
                 present.add(found.group)
                 break
     missing = set(groups.group_of.values()) - present

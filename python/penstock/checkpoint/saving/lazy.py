@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from penstock.checkpoint.state.flattened import Flattened
-    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.native_rows import TensorSource
 
 _SMALL_BYTES_MAX = 64 << 10
 _SMALL_TOTAL_BYTES_MAX = 64 << 20
@@ -46,7 +46,7 @@ def lazy_sources(flat: Flattened) -> LazySources:
     held_from = 0 if small_bytes > _SMALL_TOTAL_BYTES_MAX else _SMALL_BYTES_MAX
     sources = [
         # A device copies at its turn, whatever the size.
-        _held(source) if size > held_from or source[8] is not None else source
+        _held(source) if size > held_from or source.device is not None else source
         for source, size in zip(flat.tensors, sizes, strict=True)
     ]
     return LazySources(sources, sorted(_unguarded(flat)))
@@ -54,7 +54,7 @@ def lazy_sources(flat: Flattened) -> LazySources:
 
 def _unguarded(flat: Flattened) -> set[int]:
     """Returns sources that may change without an optimizer's step, or unnoticed by the kernel."""
-    found = {index for index, source in enumerate(flat.tensors) if _is_unguarded(source[6])}
+    found = {index for index, source in enumerate(flat.tensors) if _is_unguarded(source.owner)}
     for overlap in flat.overlaps:
         if any(map(_is_unguarded, overlap.values)):
             found.update(overlap.sources)
@@ -73,13 +73,13 @@ def _is_unguarded(owner: Any) -> bool:
 
 
 def _nbytes(source: TensorSource) -> int:
-    return math.prod(source[2]) * source[5]
+    return math.prod(source.shape) * source.item_bytes
 
 
 def _held(source: TensorSource) -> TensorSource:
     """Returns a source that holds its memory even after ``tensor.data = …``."""
-    owner: Any = source[6]
+    owner: Any = source.owner
     if isinstance(owner, np.ndarray):
         return source
     held = (owner[0].detach(), *owner[1:]) if type(owner) is tuple else owner.detach()
-    return (*source[:6], held, *source[7:])
+    return source._replace(owner=held)

@@ -34,11 +34,12 @@ from penstock.common.found import has_bytes
 from penstock.common.process import own_rank
 from penstock.errors import CheckpointNotFoundError, RankError
 from penstock.reports import Fallback
+from penstock.tensors.native_rows import Linked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.native_rows import TensorSource
 
 _T = TypeVar("_T")
 
@@ -245,7 +246,7 @@ class RankAttempt:
     def _make_job(
         self, number: int, tensors: list[TensorSource], options: dict[str, Any]
     ) -> _native.Job:
-        flat = Flattened(tensors, [], AS_FIRST, ([], []))
+        flat = Flattened(tensors, [], AS_FIRST, Linked([], []))
         grouping = Grouping.of(self._groups, flat, number)
         self._renamed = [one for one in grouping.fallbacks if one.kind == "renamed"]
         return _native.Job(

@@ -30,6 +30,7 @@ from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
 from penstock.tensors.devices import DirectPlaces, is_scattered
 from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
+from penstock.tensors.native_rows import GlobalBox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.state.ties import Window
     from penstock.tensors.file_tensor import FileTensor
     from penstock.tensors.marks import Boxes, PerRank
-    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.native_rows import TensorSource
 
 GENERATOR_BYTES_MAX = 64 << 10
 """Largest vector of bytes that is taken for the state of a random generator, one per rank."""
@@ -200,7 +201,7 @@ class _Spreader(Flattener):
         pieces = self._shares(leaves)
         own, aliases = self.finish()
         self.link_files(len(own) + len(pieces), aliases)
-        taken = [row[0] for rows in (own, self.linker.linked[1], aliases) for row in rows]
+        taken = [row[0] for rows in (own, self.linker.linked.tensors, aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
         labels = unique_names(taken + wanted)[len(taken) :]
@@ -210,7 +211,9 @@ class _Spreader(Flattener):
             for piece, name in zip(pieces, labels[: len(pieces)], strict=True)
         ]
         for (leaf, box), name in zip(in_files, labels[len(pieces) :], strict=True):
-            self.linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
+            self.linker.add(
+                leaf.value, name, GlobalBox(leaf.global_name, leaf.how.shape, box.start)
+            )
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps: list[Overlap] = []
         if finds_overlaps:
@@ -440,11 +443,11 @@ def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) ->
         for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
             part = part.narrow(dim, at, size)
         memory = of_tensor(part.to(CPU), name)
-    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start), places)
-    if source[6] is leaf.value:
+    source = to_source(memory, name, GlobalBox(leaf.global_name, leaf.how.shape, box.start), places)
+    if source.owner is leaf.value:
         return source
     # PyTorch counts the changes of a `DTensor` on itself, not on its local tensor.
-    return (*source[:6], (source[6], leaf.value), *source[7:])
+    return source._replace(owner=(source.owner, leaf.value))
 
 
 def _is_generator_state(memory: Memory) -> bool:

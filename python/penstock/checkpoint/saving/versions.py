@@ -16,7 +16,7 @@ from penstock.errors import StateMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.native_rows import TensorSource
 
 
 class Versions:
@@ -32,13 +32,13 @@ class Versions:
         self._lock = threading.Lock()
         self._error: StateMismatchError | None = None
         self._counted: list[tuple[int, str, Any, int]] = [
-            (index, source[0], tensor, tensor._version)
+            (index, source.name, tensor, tensor._version)
             for index, source in enumerate(sources)
-            if source[8] is not None
-            for tensor in _tensors(source[6])
+            if source.device is not None
+            for tensor in _tensors(source.owner)
             if not tensor.is_inference()
         ]
-        self.ordinals = {source[8][0] for source in sources if source[8] is not None}
+        self.ordinals = {source.device.ordinal for source in sources if source.device is not None}
         """Numbers of the devices."""
 
     def leave_out(self, copied: Sequence[int]) -> None:

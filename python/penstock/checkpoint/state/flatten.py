@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from penstock._native import _Alias
-    from penstock.tensors.memory import TensorSource
+    from penstock.tensors.native_rows import TensorSource
 
 INLINE_BYTES_MAX = 4096
 """Longer byte strings are stored as tensors, outside the tree."""
@@ -489,7 +489,7 @@ class Flattener:
         further = []
         for (_, node, value), name in zip(self._in_files, self._file_names, strict=True):
             index = index_of.setdefault(place_of(value), first + len(index_of))
-            if index == first + len(self.linker.linked[1]):
+            if index == first + len(self.linker.linked.tensors):
                 self.linker.add(value, name)
                 node["i"] = index
             else:

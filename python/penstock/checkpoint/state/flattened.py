@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock._native import _Alias, _Linked
-    from penstock.tensors.memory import TensorSource
+    from penstock._native import _Alias
+    from penstock.tensors.native_rows import Linked, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Flattened:
     tensors: list[TensorSource]
     aliases: list[_Alias]
     tree: str
-    linked: _Linked
+    linked: Linked
     overlaps: Sequence[Overlap] = ()
     untied: Sequence[tuple[str, str]] = ()
 

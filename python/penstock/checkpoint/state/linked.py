@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import StorageError, UnsupportedStateError
 from penstock.tensors import dtypes
+from penstock.tensors.native_rows import GlobalBox, Linked, LinkedFile, LinkedTensor
 
 if TYPE_CHECKING:
-    from penstock import _native
     from penstock.tensors.file_tensor import FileTarget, FileTensor
-    from penstock.tensors.memory import GlobalBox
 
 _PAGE_BYTES = 4096
 
@@ -26,7 +25,7 @@ class Linker:
     """
 
     def __init__(self) -> None:
-        self.linked: _native._Linked = ([], [])
+        self.linked = Linked([], [])
         self._index_of: dict[int, int] = {}
 
     def add(self, tensor: FileTensor, name: str, box: GlobalBox | None = None) -> None:
@@ -42,10 +41,11 @@ class Linker:
         # The list keeps the file alive, so that no other object gets its id.
         index = self._index_of.setdefault(id(held), len(files))
         if index == len(files):
-            files.append((held.path, held.nbytes, list(held.chunks), held))
+            files.append(LinkedFile(held.path, held.nbytes, list(held.chunks), held))
         dtype, item_bytes = type_of(tensor, name)
         shape = tuple(tensor.shape)
-        tensors.append((name, dtype, shape, item_bytes, index, tensor.offset, tensor.label, box))
+        place = (index, tensor.offset, tensor.label)
+        tensors.append(LinkedTensor(name, dtype, shape, item_bytes, *place, box))
 
 
 def place_of(tensor: FileTensor) -> object:

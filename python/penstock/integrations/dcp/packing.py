@@ -15,7 +15,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from penstock.checkpoint.state.composites import Parts, take_apart
 from penstock.checkpoint.state.refusals import refusal
 from penstock.errors import UnsupportedStateError
-from penstock.plugin import Flattener, PerRank, of_tensor, to_source, unique_names
+from penstock.plugin import (
+    Flattener,
+    GlobalBox,
+    PerRank,
+    of_tensor,
+    to_source,
+    unique_names,
+)
 from penstock.tensors import dtypes
 from penstock.tensors.devices import DirectPlaces
 from penstock.tensors.file_tensor import FileTensor
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
         WriteItem,
     )
 
-    from penstock.plugin import GlobalBox, Memory, Node, TensorSource
+    from penstock.plugin import Memory, Node, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +194,8 @@ class _Packer:
         if self.is_alone and is_whole:
             node["i"] = len(self._entries)
         else:
-            box = (global_name(name), shape, start)
-            node |= {"g": box[0], "dtype": memory.dtype, "shape": list(shape)}
+            box = GlobalBox(global_name(name), shape, start)
+            node |= {"g": box.tensor, "dtype": memory.dtype, "shape": list(shape)}
         self._entries.append((name, memory, box))
 
 

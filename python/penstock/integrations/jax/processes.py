@@ -201,7 +201,7 @@ class _Part:
         self.tree = json.dumps(root, ensure_ascii=False, check_circular=False)
         is_first = jax.process_index() == 0
         self.sources: list[TensorSource] = [
-            source for source in tensors if is_first or source[7] is not None
+            source for source in tensors if is_first or source.box is not None
         ]
         self.marks = _marks(pytree)
 

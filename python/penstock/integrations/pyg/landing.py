@@ -38,8 +38,8 @@ class Landing:
         self.rows: torch.device | None = None
         self._stream: torch.cuda.Stream | None = None
         if place is not None:
-            self.device = self.rows = torch.device("cuda", place[0])
-            self._stream = torch.cuda.current_stream(place[0])
+            self.device = self.rows = torch.device("cuda", place.ordinal)
+            self._stream = torch.cuda.current_stream(place.ordinal)
 
     def check(self) -> None:
         """Raises `DeviceError` if the current stream is being captured, or the driver fails."""

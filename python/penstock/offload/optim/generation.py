@@ -18,6 +18,7 @@ from penstock.common.process import own_size
 from penstock.errors import StateMismatchError
 from penstock.io.arguments import to_native
 from penstock.offload.optim.adopt_links import relinked
+from penstock.tensors.native_rows import Linked, LinkedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.offload.optim.layout import Segment
     from penstock.offload.optim.state import StoredState
     from penstock.tensors.file_tensor import FileTensor
+    from penstock.tensors.native_rows import LinkedTensor
 
 _STEPS_MAX = 1 << 53
 """Largest count of steps: counts are floats."""
@@ -52,7 +54,7 @@ class _Flat(NamedTuple):
     """
 
     tree: str
-    tensors: list[_native._LinkedTensor]
+    tensors: list[LinkedTensor]
     files: list[tuple[Segment, int]]
 
 
@@ -86,6 +88,7 @@ class Generation:
             self._numbers, self._flat = numbers, self._flattened(numbers)
         tree, tensors, places = self._flat
         held = [self._stored.file(segment, index) for segment, index in places]
+        files = [LinkedFile(one.path, one.nbytes, list(one.chunks), one) for one in held]
         note = {
             "optimizer": self._kind,
             "ranks": own_size(),
@@ -96,7 +99,7 @@ class Generation:
             [],
             [],
             tree,
-            linked=([(one.path, one.nbytes, list(one.chunks), one) for one in held], tensors),
+            linked=Linked(files, tensors),
             step=None,
             metadata=json.dumps(note),
             overwrite=True,
@@ -116,7 +119,7 @@ class Generation:
             for segment in segments
             for index in range(len(segment.moments))
         }
-        return _Flat(flat.tree, tensors, [place_of[id(held)] for *_, held in files])
+        return _Flat(flat.tree, tensors, [place_of[id(held.owner)] for held in files])
 
     def recover(self, path: str, count: int) -> Recovered | None:
         """Takes over the generation at a path into files of the state; None if there is none.

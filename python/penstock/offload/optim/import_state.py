@@ -15,6 +15,7 @@ from penstock.offload.optim.layout import label
 from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, Filler, HeldFile
+from penstock.tensors.native_rows import TensorSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -221,7 +222,7 @@ class Incoming(Filler):
 
     def _write(self, runs: Iterable[tuple[Any, Segment, int, int]]) -> None:
         """Starts to write bytes to their files, and records their digests."""
-        sources: list[_native._TensorSource] = []
+        sources: list[TensorSource] = []
         cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
         requests = []
         for flat, segment, file, offset in runs:
@@ -230,8 +231,8 @@ class Incoming(Filler):
             ends = range((offset // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
             for low, high in pairwise([offset, *ends, end]):
                 cuts.append((arriving.parts[file], low, high))
-                size = (high - low,)
-                sources.append(("part", "uint8", size, address + low, None, 1, flat, None, None))
+                place = (high - low,), address + low, None, 1
+                sources.append(TensorSource("part", "uint8", *place, flat, None, None))
             requests.append((flat, arriving.rooms[file].path, offset))
         for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
             parts.append((low, high, digest))
