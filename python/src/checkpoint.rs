@@ -11,13 +11,14 @@ use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::options::NativeOptions;
 use crate::owner::detached;
-use crate::report::{self, MissingRow};
+use crate::report;
+use crate::rows::{BoxEntry, GroupEntry, MissingTensor, TensorEntry};
 use crate::tensor::device::Followed;
 use crate::tensor::{self, HostBuffer, LoadTarget, NativeFill, TensorTarget};
 
@@ -27,9 +28,6 @@ type Loaded<'py> = (
     Vec<Option<(usize, u64)>>,
     Bound<'py, PyDict>,
 );
-
-/// Index, global name, global shape, start.
-type BoxRow<'py> = (usize, String, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
 /// Opens a complete checkpoint without reading tensor data.
 #[pyfunction]
@@ -124,24 +122,30 @@ impl Checkpoint {
     }
 
     /// Every entry that is a box of a global tensor, by its index.
-    fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<BoxRow<'py>>> {
+    fn boxes(&self, py: Python<'_>) -> PyResult<Vec<BoxEntry>> {
         let entries = self.inner.part().tensors.iter().enumerate();
         let boxes = entries.filter_map(|(index, entry)| Some((index, entry.region.as_ref()?)));
         let row = |(index, region): (usize, &TensorBox)| {
-            let (shape, start) = (&region.shape, &region.start);
-            let (shape, start) = (PyTuple::new(py, shape)?, PyTuple::new(py, start)?);
-            Ok((index, region.tensor.clone(), shape, start))
+            Ok(BoxEntry {
+                index,
+                tensor: region.tensor.clone(),
+                shape: PyTuple::new(py, &region.shape)?.unbind(),
+                start: PyTuple::new(py, &region.start)?.unbind(),
+            })
         };
         boxes.map(row).collect()
     }
 
     /// Tensors of groups: their indices, their groups, and their names in the shards.
-    fn grouped(&self) -> Vec<(usize, &str, &str)> {
+    fn grouped(&self) -> Vec<GroupEntry> {
         let entries = self.inner.part().tensors.iter().enumerate();
         entries
             .filter_map(|(index, entry)| {
-                let group = entry.group.as_deref()?;
-                Some((index, group, entry.stored_name()))
+                Some(GroupEntry {
+                    index,
+                    group: entry.group.clone()?,
+                    name: entry.stored_name().to_owned(),
+                })
             })
             .collect()
     }
@@ -161,7 +165,7 @@ impl Checkpoint {
     }
 
     /// The tensors that could not be salvaged.
-    fn missing<'py>(&self, py: Python<'py>) -> PyResult<Vec<MissingRow<'py>>> {
+    fn missing(&self, py: Python<'_>) -> PyResult<Vec<MissingTensor>> {
         report::missing_rows(py, self.inner.missing())
     }
 
@@ -182,25 +186,30 @@ impl Checkpoint {
     }
 
     /// Every tensor, with its file and byte range.
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<TensorEntry>> {
         let part = self.inner.part();
-        part.tensors
+        let text = |text: &str| PyString::new(py, text).unbind();
+        // Many tensors have few files and few dtypes: they share the strings.
+        let files: Vec<_> = part
+            .files
             .iter()
-            .map(|tensor| {
-                let shape = PyTuple::new(py, &tensor.shape)?;
-                let file = part.files[tensor.file].name.as_str();
-                let (begin, end) = tensor.range;
-                let row = (
-                    tensor.name.as_str(),
-                    tensor.dtype.as_str(),
-                    shape,
-                    file,
-                    begin,
-                    end,
-                );
-                Ok(row.into_pyobject(py)?.into_any())
+            .map(|file| text(file.name.as_str()))
+            .collect();
+        let mut dtypes: HashMap<&str, Py<PyString>> = HashMap::new();
+        let entries = part.tensors.iter().map(|tensor| {
+            let dtype = tensor.dtype.as_str();
+            let dtype = dtypes.entry(dtype).or_insert_with(|| text(dtype));
+            let (begin, end) = tensor.range;
+            Ok(TensorEntry {
+                name: text(tensor.name.as_str()),
+                dtype: dtype.clone_ref(py),
+                shape: PyTuple::new(py, &tensor.shape)?.unbind(),
+                file: files[tensor.file].clone_ref(py),
+                begin,
+                end,
             })
-            .collect()
+        });
+        entries.collect()
     }
 
     /// Further names of tensors, and views into them.

@@ -19,6 +19,7 @@ use crate::event_fd::EventFd;
 use crate::ids::Ids;
 use crate::offload::Executor;
 use crate::owner::{detached, release_dropped};
+use crate::rows::GatherCounts;
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
@@ -26,20 +27,17 @@ pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T>
     result.map_err(|error| errors::raise_gather(py, &error))
 }
 
-/// Rows, hits, shared, read rows, requests, read bytes, read again.
-pub(crate) type NativeCounts = (u64, u64, u64, u64, u64, u64, u64);
-
 /// The counters of a reader.
-pub(crate) fn counted(counts: &Counts) -> NativeCounts {
-    (
-        counts.rows.load(Relaxed),
-        counts.hits.load(Relaxed),
-        counts.shared.load(Relaxed),
-        counts.read_rows.load(Relaxed),
-        counts.requests.load(Relaxed),
-        counts.read_bytes.load(Relaxed),
-        counts.read_again.load(Relaxed),
-    )
+pub(crate) fn counted(counts: &Counts) -> GatherCounts {
+    GatherCounts {
+        rows: counts.rows.load(Relaxed),
+        hits: counts.hits.load(Relaxed),
+        shared: counts.shared.load(Relaxed),
+        read_rows: counts.read_rows.load(Relaxed),
+        requests: counts.requests.load(Relaxed),
+        read_bytes: counts.read_bytes.load(Relaxed),
+        read_again: counts.read_again.load(Relaxed),
+    }
 }
 
 /// CRC-32C of each block of a contiguous array that begins at a block boundary: `uint32` in native
@@ -272,7 +270,7 @@ impl RowReader {
     }
 
     /// The counters: rows, hits, shared, read rows, requests, read bytes, read again.
-    fn counts(&self) -> NativeCounts {
+    fn counts(&self) -> GatherCounts {
         counted(self.inner.counts())
     }
 }

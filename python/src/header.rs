@@ -6,18 +6,10 @@ use std::path::PathBuf;
 use penstock_store::format::dtype;
 use penstock_store::format::header::{self, Header};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::errors;
-
-/// A tensor: its name; its safetensors type; our dtype and the shape in its elements, if there is
-/// one; the shape in the header; and its byte range in the data.
-type TensorRow = (
-    String,
-    String,
-    Option<(&'static str, Vec<u64>)>,
-    Vec<u64>,
-    (u64, u64),
-);
+use crate::rows::HeaderTensor;
 
 /// Bytes of the start of a file that `parse_header` needs; `start` must have the first eight.
 #[pyfunction]
@@ -38,7 +30,7 @@ pub(crate) fn parse_header(
     path: PathBuf,
     start: &[u8],
     nbytes: u64,
-) -> PyResult<(u64, BTreeMap<String, String>, Vec<TensorRow>)> {
+) -> PyResult<(u64, BTreeMap<String, String>, Vec<HeaderTensor>)> {
     let parsed = header::parse_header(start, nbytes);
     let Header {
         data_start,
@@ -46,10 +38,22 @@ pub(crate) fn parse_header(
         tensors,
     } = parsed.map_err(|error| errors::raise_header(py, &path, &error))?;
     let rows = tensors.into_iter().map(|(name, tensor)| {
-        let ours = dtype::of_stored(&tensor.dtype, &tensor.shape);
-        (name, tensor.dtype, ours, tensor.shape, tensor.data_offsets)
+        let (dtype, shape) = match dtype::of_stored(&tensor.dtype, &tensor.shape) {
+            Some((dtype, shape)) => (Some(dtype), shape),
+            None => (None, tensor.shape),
+        };
+        let (begin, end) = tensor.data_offsets;
+        Ok(HeaderTensor {
+            name,
+            kind: tensor.dtype,
+            dtype,
+            shape: PyTuple::new(py, shape)?.unbind(),
+            begin,
+            end,
+        })
     });
-    Ok((data_start, metadata, rows.collect()))
+    let rows: PyResult<Vec<_>> = rows.collect();
+    Ok((data_start, metadata, rows?))
 }
 
 /// Every dtype that safetensors has a name for: our name, its name, and how many of its elements

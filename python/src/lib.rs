@@ -33,6 +33,7 @@ mod owner;
 mod remote;
 mod report;
 mod row_proxy;
+mod rows;
 mod salvage;
 mod save;
 mod store;
@@ -104,6 +105,11 @@ mod _native {
     use crate::remote::{Listener, Question, Questions, probe_bucket, reach};
     #[pymodule_export]
     use crate::row_proxy::{RowProxy, RowServing, fifo_header};
+    #[pymodule_export]
+    use crate::rows::{
+        BoxEntry, GatherCounts, GroupEntry, HeaderTensor, MissingTensor, RowTableForm,
+        SurveyedTensor, TensorEntry, TransferCounts,
+    };
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

@@ -20,6 +20,7 @@ use crate::data_file::DataFile;
 use crate::errors::{self, transferred as raised};
 use crate::event_fd::EventFd;
 use crate::owner::{detached, release_dropped};
+use crate::rows::TransferCounts;
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, landing, supply};
 
@@ -353,10 +354,6 @@ impl Files {
     }
 }
 
-/// Bytes moved; the bytes of these that passed through staging, through the page cache, and
-/// between the host and devices; and the seconds taken.
-type NativeMoved = (u64, u64, u64, u64, f64);
-
 /// Requests that were submitted together.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Transfer {
@@ -383,7 +380,11 @@ impl Transfer {
     }
 
     /// Waits for the end; `None` on timeout. Handles signals meanwhile.
-    fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        timeout_seconds: Option<f64>,
+    ) -> PyResult<Option<TransferCounts>> {
         let wait = |turn| match &self.inner {
             Handed::OfHost(inner) => {
                 let moved = raised(py, detached(py, || inner.wait(Some(turn))))?;
@@ -409,8 +410,13 @@ impl Transfer {
                 staged_bytes,
                 cached_bytes,
             } = moved;
-            let seconds = took.as_secs_f64();
-            (bytes, staged_bytes, cached_bytes, device_bytes, seconds)
+            TransferCounts {
+                bytes,
+                staged_bytes,
+                cached_bytes,
+                device_bytes,
+                seconds: took.as_secs_f64(),
+            }
         };
         Ok(moved.map(of))
     }

@@ -11,6 +11,8 @@ use penstock_store::steps::scrub::{Outcome, ScrubReport};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
+use crate::rows::{MissingTensor, SurveyedTensor};
+
 pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("path", report.path.as_os_str())?;
@@ -141,33 +143,32 @@ fn described_by(described: Described) -> &'static str {
     }
 }
 
-/// Name, dtype, shape, bytes, defect, the owning rank if there are several, and whether a digest
-/// covers it; tensors shared by ranks come first.
-fn fates<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyList>> {
-    let fates = PyList::empty(py);
+/// All tensors; those shared by ranks come first.
+fn fates(py: Python<'_>, survey: &Survey) -> PyResult<Vec<SurveyedTensor>> {
+    let mut fates = Vec::new();
     for tensor in &survey.shared {
-        let shape = PyTuple::new(py, &tensor.shape)?;
-        let (name, dtype, hit) = (&tensor.name, &tensor.dtype, tensor.hit.as_deref());
-        let whose: Option<u32> = None;
-        let is_vouched_for = tensor.is_vouched_for;
-        fates.append((name, dtype, shape, tensor.bytes, hit, whose, is_vouched_for))?;
+        fates.push(SurveyedTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: PyTuple::new(py, &tensor.shape)?.unbind(),
+            bytes: tensor.bytes,
+            hit: tensor.hit.clone(),
+            rank: None,
+            is_vouched_for: tensor.is_vouched_for,
+        });
     }
     let several = survey.world_size() > 1;
     let entries = survey.part.tensors.iter().zip(&survey.hits).enumerate();
     for (entry, (tensor, hit)) in entries.filter(|(_, (tensor, _))| tensor.region.is_none()) {
-        let shape = PyTuple::new(py, &tensor.shape)?;
-        let (name, dtype, hit) = (&tensor.name, &tensor.dtype, hit.as_deref());
-        let whose = several.then(|| survey.rank_of(entry));
-        let is_vouched_for = survey.is_vouched_for(entry);
-        fates.append((
-            name,
-            dtype,
-            shape,
-            tensor.nbytes(),
-            hit,
-            whose,
-            is_vouched_for,
-        ))?;
+        fates.push(SurveyedTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: PyTuple::new(py, &tensor.shape)?.unbind(),
+            bytes: tensor.nbytes(),
+            hit: hit.clone(),
+            rank: several.then(|| survey.rank_of(entry)),
+            is_vouched_for: survey.is_vouched_for(entry),
+        });
     }
     Ok(fates)
 }
@@ -195,22 +196,12 @@ pub(crate) fn of_salvage<'py>(
     Ok(dict)
 }
 
-/// Name, dtype, shape, the reason, the kind, and the owning rank if there are several.
-pub(crate) type MissingRow<'py> = (
-    String,
-    String,
-    Bound<'py, PyTuple>,
-    String,
-    &'static str,
-    Option<u32>,
-);
-
-pub(crate) fn missing_rows<'py>(
-    py: Python<'py>,
+pub(crate) fn missing_rows(
+    py: Python<'_>,
     missing: Vec<(Option<u32>, &Missing)>,
-) -> PyResult<Vec<MissingRow<'py>>> {
+) -> PyResult<Vec<MissingTensor>> {
     let row = |(rank, missing): (Option<u32>, &Missing)| {
-        let shape = PyTuple::new(py, &missing.shape)?;
+        let shape = PyTuple::new(py, &missing.shape)?.unbind();
         let kind = match missing.kind {
             MissingKind::Own => "own",
             MissingKind::Shared => "shared",
@@ -222,7 +213,14 @@ pub(crate) fn missing_rows<'py>(
             reason,
             ..
         } = missing.clone();
-        Ok((name, dtype, shape, reason, kind, rank))
+        Ok(MissingTensor {
+            name,
+            dtype,
+            shape,
+            reason,
+            kind,
+            rank,
+        })
     };
     missing.into_iter().map(row).collect()
 }

@@ -11,14 +11,12 @@ use pyo3::prelude::*;
 
 use crate::call;
 use crate::errors;
-use crate::features::{NativeCounts, RowBatch, RowCache, counted, raised};
+use crate::features::{RowBatch, RowCache, counted, raised};
 use crate::ids::Ids;
 use crate::offload::Executor;
 use crate::owner::detached;
+use crate::rows::{GatherCounts, RowTableForm};
 use crate::tensor::{self, NativeArray, TensorTarget};
-
-/// Number of rows, bytes of a row in its file, bytes of its values, rows of a piece.
-type NativeForm = (u64, u64, u64, u64);
 
 fn storage(py: Python<'_>, executor: &Executor, weight: u32, direct: &str) -> PyResult<Storage> {
     let direct: Direct = direct
@@ -51,18 +49,12 @@ impl NewRowTable {
         executor: &Executor,
         weight: u32,
         home: PathBuf,
-        form: NativeForm,
+        form: Py<RowTableForm>,
         note: &str,
         direct: &str,
     ) -> PyResult<NewRowTable> {
         let storage = storage(py, executor, weight, direct)?;
-        let (rows, row_bytes, value_bytes, piece_rows) = form;
-        let form = Form {
-            rows,
-            row_bytes,
-            value_bytes,
-            piece_rows,
-        };
+        let form = form.get().form();
         let note = serde_json::from_str(note)
             .map_err(|error| PyValueError::new_err(format!("note: {error}")))?;
         let begun = detached(py, || NewTable::begin(&home, form, note, storage));
@@ -122,10 +114,9 @@ impl NewRowTable {
 
 /// The form of a table, and its creator's metadata in JSON.
 #[pyfunction]
-pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeForm, String)> {
+pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(RowTableForm, String)> {
     let (form, note) = raised(py, detached(py, || MutableTable::describe(&home)))?;
-    let form = (form.rows, form.row_bytes, form.value_bytes, form.piece_rows);
-    Ok((form, note.to_string()))
+    Ok((RowTableForm::of(form), note.to_string()))
 }
 
 /// A table whose rows can be updated.
@@ -237,8 +228,8 @@ impl RowTable {
         raised(py, detached(py, || table.logged()))
     }
 
-    /// The counters: rows, hits, shared, read rows, requests, read bytes, read again.
-    fn counts(&self) -> PyResult<NativeCounts> {
+    /// The counters.
+    fn counts(&self) -> PyResult<GatherCounts> {
         Ok(counted(self.table()?.counts()))
     }
 

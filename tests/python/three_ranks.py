@@ -78,14 +78,14 @@ def file_of(path, kind, rank):
 def flip(path, name, rank):
     """Changes a byte of a rank's part of a tensor, or of the rank's own tensor with that name."""
     checkpoint = _native.open(str(path))
-    rows, boxes = checkpoint.tensors(), {index: whole for index, whole, _, _ in checkpoint.boxes()}
-    _, _, _, file, begin, _ = next(
+    rows, boxes = checkpoint.tensors(), {box.index: box.tensor for box in checkpoint.boxes()}
+    entry = next(
         row
         for index, row in enumerate(rows)
-        if boxes.get(index, row[0]) == name and row[3].startswith(f"shard-{rank:05}-")
+        if boxes.get(index, row.name) == name and row.file.startswith(f"shard-{rank:05}-")
     )
-    with open(path / file, "r+b") as stream:
-        stream.seek(begin)
+    with open(path / entry.file, "r+b") as stream:
+        stream.seek(entry.begin)
         byte = stream.read(1)[0]
-        stream.seek(begin)
+        stream.seek(entry.begin)
         stream.write(bytes([byte ^ 8]))

@@ -230,10 +230,10 @@ def missing_of(checkpoint: _native.Checkpoint, names: LeafNames) -> tuple[Missin
     return tuple(
         MissingInfo(
             name=names.of_missing(number, row),
-            dtype=row[1],
-            shape=row[2],
-            reason=row[3],
-            rank=row[5],
+            dtype=row.dtype,
+            shape=row.shape,
+            reason=row.reason,
+            rank=row.rank,
         )
         for number, row in enumerate(checkpoint.missing())
     )
@@ -252,27 +252,28 @@ def _tensors(
     def rank_of(index: int) -> int:
         return bisect.bisect_right(firsts, index) - 1
 
-    missing = {row[0] for row in checkpoint.missing() if row[4] == "shared"}
-    for index, whole, _, start in checkpoint.boxes():
-        _, _, shape, file, begin, end = rows[index]
-        boxes.add(index)
-        if whole in missing:
+    missing = {row.name for row in checkpoint.missing() if row.kind == "shared"}
+    for box in checkpoint.boxes():
+        row = rows[box.index]
+        boxes.add(box.index)
+        if box.tensor in missing:
             continue
-        pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
-        storing.setdefault(whole, rank_of(index))
+        piece = PieceInfo(box.start, row.shape, row.file, row.begin, row.end)
+        pieces.setdefault(box.tensor, []).append(piece)
+        storing.setdefault(box.tensor, rank_of(box.index))
     is_alone = checkpoint.world_size == 1
     aliases = {
-        names.aliases.get(number, name): names.tensors.get(index, rows[index][0])
+        names.aliases.get(number, name): names.tensors.get(index, rows[index].name)
         for number, (name, index, _) in enumerate(checkpoint.aliases())
     }
     own = [
         TensorInfo(
-            name=names.tensors.get(index, row[0]),
-            dtype=row[1],
-            shape=row[2],
-            file=row[3],
-            begin=row[4],
-            end=row[5],
+            name=names.tensors.get(index, row.name),
+            dtype=row.dtype,
+            shape=row.shape,
+            file=row.file,
+            begin=row.begin,
+            end=row.end,
             rank=None if is_alone else rank_of(index),
         )
         for index, row in enumerate(rows)
@@ -300,17 +301,17 @@ def _shared(
         if index not in seen.wholes:
             continue
         if index in found or window is not None:
-            stored = found[index].name if index in found else seen.tensors[index][0]
+            stored = found[index].name if index in found else seen.tensors[index].name
             aliases[name] = stored
             continue
-        _, dtype, shape, file, begin, end = seen.tensors[index]
+        whole = seen.tensors[index]
         found[index] = TensorInfo(
             name=name,
-            dtype=dtype,
-            shape=shape,
-            file=file,
-            begin=begin,
-            end=end,
+            dtype=whole.dtype,
+            shape=whole.shape,
+            file=whole.file,
+            begin=whole.begin,
+            end=whole.end,
             pieces=tuple(sorted(pieces.get(seen.wholes[index], ()))),
         )
     return list(found.values()), aliases

@@ -222,7 +222,7 @@ def explain(
     with shown(progress, "explaining") as update, telling(where):
         fields = _native.survey(where, options=to_native(options), progress=update)
     ranks = fields["ranks"]
-    names = names_of(where, [(row[0], row[5]) for row in fields["tensors"]])
+    names = names_of(where, [(one.name, one.rank) for one in fields["tensors"]])
     earlier_step, earlier_is_verified = _earlier(where)
     return Explanation(
         path=where,
@@ -233,16 +233,14 @@ def explain(
         tensors=tuple(
             TensorFate(
                 name=shown,
-                dtype=dtype,
-                shape=shape,
-                bytes=nbytes,
-                hit=hit,
-                rank=rank,
-                is_vouched_for=is_vouched_for,
+                dtype=one.dtype,
+                shape=one.shape,
+                bytes=one.bytes,
+                hit=one.hit,
+                rank=one.rank,
+                is_vouched_for=one.is_vouched_for,
             )
-            for shown, (_, dtype, shape, nbytes, hit, rank, is_vouched_for) in zip(
-                names, fields["tensors"], strict=True
-            )
+            for shown, one in zip(names, fields["tensors"], strict=True)
         ),
         missing_files=tuple(fields["missing_files"]),
         problems=problems_of(where, fields["problems"]),

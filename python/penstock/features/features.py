@@ -413,20 +413,20 @@ class Features:
 
     def stats(self) -> FeaturesStats:
         """Counters of the table since it was opened."""
-        rows, hits, shared, read_rows, requests, read_bytes, again = self._reader.counts()
+        counts = self._reader.counts()
         device_bytes, unpinned = self._reader.device_copies()
         fallbacks = self._fallbacks
         if unpinned is not None:
             fallbacks = (*fallbacks, Fallback(unpinned, "unpinned"))
         return FeaturesStats(
-            rows=rows,
-            hits=hits,
-            shared=shared,
-            read_rows=read_rows,
-            requests=requests,
-            read_bytes=read_bytes,
-            useful_bytes=read_rows * self._value_bytes,
-            read_again=again,
+            rows=counts.rows,
+            hits=counts.hits,
+            shared=counts.shared,
+            read_rows=counts.read_rows,
+            requests=counts.requests,
+            read_bytes=counts.read_bytes,
+            useful_bytes=counts.read_rows * self._value_bytes,
+            read_again=counts.read_again,
             device_bytes=device_bytes,
             is_checked=self.source.checks is not None,
             engine=self._engine,

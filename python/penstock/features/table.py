@@ -118,7 +118,9 @@ class Table:
         self.path = os.path.abspath(decode_local_path(path))
         _check_settings(fold_bytes, log_bytes, gap_bytes)
         check_cache(cache)
-        (rows, row_bytes, value_bytes, self._piece_rows), note = _native.row_table_form(self.path)
+        form, note = _native.row_table_form(self.path)
+        rows, row_bytes, value_bytes = form.rows, form.row_bytes, form.value_bytes
+        self._piece_rows = form.piece_rows
         self._columns = _noted(self.path, note, value_bytes)
         self.columns = {column.name: (column.shape, column.dtype) for column in self._columns}
         self._rows, self._row_bytes, self._value_bytes = rows, row_bytes, value_bytes
@@ -197,7 +199,8 @@ class Table:
             raise ValueError(f"rows={count}: rows of {row_bytes} bytes are more than a table has")
         # At most 256 pieces, as each takes a descriptor; a fold holds a piece twice in memory.
         piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
-        form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
+        piece_rows = max(1, min(count, piece_bytes // row_bytes))
+        form = _native.RowTableForm(count, row_bytes, made.nbytes, piece_rows)
         os.makedirs(os.path.dirname(where), exist_ok=True)
         with for_rows(io) as maker:
             claim = claim_of(maker)
@@ -417,15 +420,15 @@ class Table:
 
     def stats(self) -> TableStats:
         """Counters of the table since it was opened, and the size of its logs."""
-        rows, hits, shared, read_rows, requests, read_bytes, _ = self._native.counts()
+        counts = self._native.counts()
         logged_rows, log_bytes = self._native.logged()
         return TableStats(
-            rows=rows,
-            hits=hits,
-            shared=shared,
-            read_rows=read_rows,
-            requests=requests,
-            read_bytes=read_bytes,
+            rows=counts.rows,
+            hits=counts.hits,
+            shared=counts.shared,
+            read_rows=counts.read_rows,
+            requests=counts.requests,
+            read_bytes=counts.read_bytes,
             logged_rows=logged_rows,
             log_bytes=log_bytes,
         )

@@ -79,14 +79,8 @@ def read_header(file: BinaryIO, path: str, start: int = 0) -> Header:
     data_start, metadata, rows = _native.parse_header(path, first[:end], nbytes)
     begin = start + data_start
     tensors = {
-        name: Described(
-            kind,
-            None if ours is None else ours[0],
-            tuple(shape if ours is None else ours[1]),
-            begin + offsets[0],
-            begin + offsets[1],
-        )
-        for name, kind, ours, shape, offsets in rows
+        row.name: Described(row.kind, row.dtype, row.shape, begin + row.begin, begin + row.end)
+        for row in rows
     }
     return Header(tensors, metadata)
 

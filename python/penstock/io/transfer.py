@@ -165,12 +165,18 @@ class Transfer:
                 while self._copies:
                     copy_elements(*self._copies[-1])
                     self._copies.pop()
-        nbytes, staged, cached, on_device, seconds = moved
         fallbacks = self._fallbacks
-        if on_device and (unpinned := self._executor.unpinned) is not None:
+        if moved.device_bytes and (unpinned := self._executor.unpinned) is not None:
             fallbacks = (*fallbacks, Fallback(unpinned, "unpinned"))
-        engine = self._executor.engine
-        return TransferReport(nbytes, seconds, engine, staged, cached, on_device, fallbacks)
+        return TransferReport(
+            nbytes=moved.bytes,
+            seconds=moved.seconds,
+            engine=self._executor.engine,
+            staged_bytes=moved.staged_bytes,
+            cached_bytes=moved.cached_bytes,
+            device_bytes=moved.device_bytes,
+            fallbacks=fallbacks,
+        )
 
 
 def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> list[TransferReport]:

@@ -69,7 +69,7 @@ class Shards(NamedTuple):
 
 def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
     """Returns the group to export; None if a key selects the tensors, or nothing does."""
-    found = {name for _, name, _ in checkpoint.native.grouped()}
+    found = {entry.group for entry in checkpoint.native.grouped()}
     if group is not None:
         if group not in found:
             told = ", ".join(map(repr, sorted(found))) or "none"
@@ -85,23 +85,23 @@ def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> 
 def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
     """Returns the shards of a group, if they hold each of its tensors whole, with its own type."""
     tensors = checkpoint.native.tensors()
-    wholes = {index: (shape, start) for index, _, shape, start in checkpoint.native.boxes()}
+    wholes = {box.index: box.shape for box in checkpoint.native.boxes()}
     carried = set(checkpoint.native.carried())
     file_of: dict[str, str] = {}
     kinds, total_bytes = set(), 0
-    for index, name, stored_name in checkpoint.native.grouped():
-        if name != group:
+    for one in checkpoint.native.grouped():
+        if one.group != group:
             continue
-        _, dtype, shape, file, begin, end = tensors[index]
-        if index in wholes and tuple(wholes[index][0]) != tuple(shape):
+        entry = tensors[one.index]
+        if wholes.get(one.index, entry.shape) != entry.shape:
             return None
-        if stored_name in file_of or index in carried:
+        if one.name in file_of or one.index in carried:
             return None
-        file_of[stored_name] = file
-        kinds.add(dtype)
-        total_bytes += end - begin
+        file_of[one.name] = entry.file
+        kinds.add(entry.dtype)
+        total_bytes += entry.end - entry.begin
     used = set(file_of.values())
-    others = {row[3] for index, row in enumerate(tensors) if row[3] in used}
+    others = {entry.file for entry in tensors if entry.file in used}
     files = [name for name, _ in checkpoint.native.files() if name in others]
     return Shards(files, file_of, kinds, total_bytes)
 
@@ -181,13 +181,13 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
 
 def _names_in(checkpoint: OpenCheckpoint, group: str) -> dict[object, str]:
     """Returns the name of each tensor of a group in its shards, by the reference of its leaf."""
-    wholes = {index: name for index, name, _, _ in checkpoint.native.boxes()}
+    wholes = {box.index: box.tensor for box in checkpoint.native.boxes()}
     found: dict[object, str] = {}
-    for index, name, stored in checkpoint.native.grouped():
-        if name == group:
-            of = wholes.get(index, index)
+    for one in checkpoint.native.grouped():
+        if one.group == group:
+            of = wholes.get(one.index, one.index)
             # If a rank has several pieces, all but the first have a number as suffix.
-            found[of] = min(found.get(of, stored), stored, key=len)
+            found[of] = min(found.get(of, one.name), one.name, key=len)
     return found
 
 

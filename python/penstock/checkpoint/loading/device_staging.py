@@ -102,12 +102,13 @@ class Passing:
         batches: list[list[int]] = []
         room = 0
         for index in sorted(self._devices):
-            *_, begin, end = self._seen.tensors[index]
-            if end - begin > room:
+            entry = self._seen.tensors[index]
+            nbytes = entry.end - entry.begin
+            if nbytes > room:
                 batches.append([])
-                room = max(PASSING_BYTES, end - begin)
+                room = max(PASSING_BYTES, nbytes)
             batches[-1].append(index)
-            room -= end - begin
+            room -= nbytes
         return batches
 
     def _make(self, batch: list[int]) -> None:

@@ -57,11 +57,11 @@ class DeviceTensors:
 
     def make(self, index: int, device: Any) -> None:
         """Allocates a tensor, unless it has no bytes or no type of PyTorch; the builder copes."""
-        _, name, shape, _, begin, end = self._seen.tensors[index]
-        dtype = dtypes.torch_dtypes().get(name)
-        if begin < end and dtype is not None:
+        entry = self._seen.tensors[index]
+        dtype = dtypes.torch_dtypes().get(entry.dtype)
+        if entry.begin < entry.end and dtype is not None:
             empty = sys.modules["torch"].empty
-            self.made[index] = empty(shape, dtype=dtype, device=device)
+            self.made[index] = empty(entry.shape, dtype=dtype, device=device)
 
     def native(self) -> dict[int, LoadTarget]:
         """Returns the memory that the native module fills with entries, by index."""
@@ -77,7 +77,7 @@ class DeviceTensors:
         for index, tensor in self.made.items():
             name = self._seen.wholes.get(index)
             if name is not None:
-                shape = self._seen.tensors[index][2]
+                shape = self._seen.tensors[index].shape
                 found.append(Fill(name, (0,) * len(shape), shape, *self._memory(tensor)))
         return found
 

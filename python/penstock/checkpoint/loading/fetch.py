@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock import _native
-    from penstock.checkpoint.state.references import Place, Row
+    from penstock._native import TensorEntry
+    from penstock.checkpoint.state.references import Place
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.native_rows import LoadTarget
@@ -72,7 +73,7 @@ def fetch(
     requests = targets.requests()
     places: dict[int, Place] = {}
     for index in sorted(seen.wholes.keys() & (selection or set())):
-        if seen.tensors[index][5]:
+        if seen.tensors[index].end:
             memory, request = whole_request(seen.wholes[index], seen.tensors[index])
             places[index] = (memory, 0)
             requests.append(request)
@@ -97,18 +98,17 @@ def fetch(
     return Fetched(places, merged(reads), stored is None)
 
 
-def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], Fill]:
+def whole_request(key: str | int, entry: TensorEntry) -> tuple[np.ndarray[Any, Any], Fill]:
     """Allocates memory for a whole non-empty tensor, and returns it with its read request.
 
     Args:
-        key: The tensor's name in the parts, or the index of its entry.
-        row: The tensor's row in a view.
+        key: Its name in the parts, or the index of its entry.
+        entry: Its entry in a view.
     """
-    _, _, shape, _, begin, end = row
-    memory = np.empty(end - begin, np.uint8)
-    item_bytes = memory.nbytes // math.prod(shape)
-    zeros = (0,) * len(shape)
-    return memory, Fill(key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
+    memory = np.empty(entry.end - entry.begin, np.uint8)
+    item_bytes = memory.nbytes // math.prod(entry.shape)
+    zeros = (0,) * len(entry.shape)
+    return memory, Fill(key, zeros, entry.shape, memory.ctypes.data, None, item_bytes, memory, None)
 
 
 def merged(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:

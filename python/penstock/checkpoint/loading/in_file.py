@@ -137,8 +137,8 @@ class Filling:
         """Returns a tensor's stored position: neighbours share chunks, which are then read once."""
         if one.window is not None or one.index in self._seen.wholes:
             return True, "", 0
-        _, _, _, file, begin, _ = self._seen.tensors[one.index]
-        return False, file, begin
+        entry = self._seen.tensors[one.index]
+        return False, entry.file, entry.begin
 
     def _read(self, ones: Sequence[InFile], memory: Any, boxes: Sequence[FileBox]) -> None:
         """Fills memory with boxes of this rank's tensors in one read."""
@@ -184,11 +184,11 @@ class Filling:
 
     def _window(self, one: InFile) -> Any:
         """Returns a strided part of a stored tensor, read whole into memory."""
-        row = self._seen.tensors[one.index]
+        entry = self._seen.tensors[one.index]
         places = {}
-        if row[4] != row[5]:
+        if entry.begin != entry.end:
             key = self._seen.wholes.get(one.index, one.index)
-            memory, request = whole_request(key, row)
+            memory, request = whole_request(key, entry)
             self._note(self._checkpoint.fill([request], options=self._options, progress=None))
             places[one.index] = (memory, 0)
         return Builder(self._seen.tensors, self._seen.aliases, places).build(one.node)

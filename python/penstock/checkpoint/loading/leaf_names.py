@@ -22,7 +22,7 @@ from penstock.reports import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock._native import _MissingRow
+    from penstock._native import MissingTensor
 
 NAME_CHARS_PER_CHAR = 256
 """Upper bound of all names' characters per character of the tree: a file of kilobytes must not fill
@@ -74,9 +74,9 @@ class LeafNames:
                     found._add_shared(shared, name, shown)
         return found
 
-    def _add_missing(self, rows: list[_MissingRow], number: int, name: str) -> None:
+    def _add_missing(self, rows: list[MissingTensor], number: int, name: str) -> None:
         # Shared tensors may be listed before a rank's own tensors, and shift their numbers.
-        if number < len(rows) and _is_called(rows[number][0], name):
+        if number < len(rows) and _is_called(rows[number].name, name):
             self.missing.setdefault(number, name)
 
     def _add_shared(self, shared: str, name: str, shown: set[str]) -> None:
@@ -86,19 +86,20 @@ class LeafNames:
             self.shared[shared] = name
             shown.add(name)
 
-    def of_missing(self, number: int, row: _MissingRow) -> str:
+    def of_missing(self, number: int, row: MissingTensor) -> str:
         """Returns the name of a missing tensor, by its number."""
-        known = self.shared.get(row[0]) if row[4] == "shared" else self.missing.get(number)
-        return known or row[0]
+        if row.kind == "shared":
+            return self.shared.get(row.name) or row.name
+        return self.missing.get(number) or row.name
 
     def in_parts(self, checkpoint: _native.Checkpoint) -> dict[tuple[int, str], str]:
         """Returns the leaf name of each stored tensor, by rank and by name in that rank's part."""
-        wholes = {index: whole for index, whole, _, _ in checkpoint.boxes()}
-        ranks = [_native.rank_of_file(row[3]) or 0 for row in checkpoint.tensors()]
+        wholes = {box.index: box.tensor for box in checkpoint.boxes()}
         found = {}
-        for index, (rank, row) in enumerate(zip(ranks, checkpoint.tensors(), strict=True)):
+        for index, entry in enumerate(checkpoint.tensors()):
+            rank = _native.rank_of_file(entry.file) or 0
             known = self.shared.get(wholes[index]) if index in wholes else self.tensors.get(index)
-            found[rank, row[0]] = known or row[0]
+            found[rank, entry.name] = known or entry.name
         return found
 
 
@@ -178,11 +179,11 @@ def _leaves(text: str) -> list[tuple[str, dict[str, Any]]]:
         return []
 
 
-def _first_missing(rows: list[_MissingRow], rank: int) -> int:
+def _first_missing(rows: list[MissingTensor], rank: int) -> int:
     """Returns the number of the first row of a rank's own tensors."""
     if rank == 0:
         return 0
-    return next((number for number, row in enumerate(rows) if row[5] == rank), len(rows))
+    return next((number for number, row in enumerate(rows) if row.rank == rank), len(rows))
 
 
 def _is_missing(leaf: tree.Node) -> bool:

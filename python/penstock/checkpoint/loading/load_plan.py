@@ -115,9 +115,9 @@ class Targets:
         found: dict[int, Any] = {}
         for target in on_device:
             if target.boxes is None and self._is_to_copy(target):
-                *_, begin, end = self._seen.tensors[target.index]
+                entry = self._seen.tensors[target.index]
                 # The whole tensor of a window may be very large: then it stays on the host.
-                if target.window is None or end - begin <= PASSING_BYTES:
+                if target.window is None or entry.end - entry.begin <= PASSING_BYTES:
                     found[target.index] = target.memory.owner.device
         return found
 

@@ -161,7 +161,7 @@ class Matching:
 
     def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
         index, window = reference(node, self._seen.tensors, self._seen.aliases)
-        _, dtype, shape, *_ = self._seen.tensors[index]
+        dtype, shape = self._seen.tensors[index].dtype, self._seen.tensors[index].shape
         shape = shape if window is None else window[0]
         if is_in_file(state):
             self._match_file(InFile(name, state, node, index, window, []), dtype, tuple(shape))

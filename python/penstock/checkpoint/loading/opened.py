@@ -175,13 +175,13 @@ class OpenCheckpoint:
         """
         seen = self.seen
         index, window = reference(node, seen.tensors, seen.aliases)
-        _, dtype, shape, *_ = seen.tensors[index]
-        return StoredTensor(seen.wholes.get(index, index), dtype, tuple(shape), window)
+        entry = seen.tensors[index]
+        return StoredTensor(seen.wholes.get(index, index), entry.dtype, entry.shape, window)
 
     def boxes(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """Yields name, start and shape of each box of every tensor assembled from boxes."""
-        for index, name, _, start in self.native.boxes():
-            yield name, start, self.seen.tensors[index][2]
+        for box in self.native.boxes():
+            yield box.tensor, box.start, self.seen.tensors[box.index].shape
 
     # Reads.
 
@@ -224,9 +224,9 @@ class OpenCheckpoint:
         places: dict[int, Place] = {}
         requests: list[Fill] = []
         for index in needed(nodes, seen.tensors, seen.aliases):
-            row = seen.tensors[index]
-            if row[4] != row[5]:
-                memory, request = whole_request(seen.wholes.get(index, index), row)
+            entry = seen.tensors[index]
+            if entry.begin != entry.end:
+                memory, request = whole_request(seen.wholes.get(index, index), entry)
                 places[index] = (memory, 0)
                 requests.append(request)
         self._fill(requests, options)

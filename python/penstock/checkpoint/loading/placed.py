@@ -13,8 +13,8 @@ from penstock.checkpoint.state.references import BYTES_TAGS, is_data, reference
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
-    from penstock.checkpoint.state.references import Row
     from penstock.checkpoint.state.ties import Window
 
 
@@ -60,44 +60,46 @@ def placed(checkpoint: OpenCheckpoint, *, is_plain: bool = False) -> Iterator[Pl
             tensor, and tensors in values of classes.
     """
     seen = checkpoint.seen
-    boxes: dict[str, list[tuple[Row, tuple[int, ...]]]] = {}
-    for index, whole, _, start in checkpoint.native.boxes():
-        boxes.setdefault(whole, []).append((seen.tensors[index], start))
+    boxes: dict[str, list[tuple[TensorEntry, tuple[int, ...]]]] = {}
+    for box in checkpoint.native.boxes():
+        boxes.setdefault(box.tensor, []).append((seen.tensors[box.index], box.start))
     for name, leaf in tree.leaves(plain(seen.node) if is_plain else seen.node):
         if type(leaf) is not dict or not is_data(leaf) or leaf["$"] in BYTES_TAGS:
             continue
         index, window = reference(leaf, seen.tensors, seen.aliases)
-        row = seen.tensors[index]
-        _, dtype, shape, _, begin, end = row
+        entry = seen.tensors[index]
+        shape = entry.shape
         if index in seen.wholes:
             stored = boxes.get(seen.wholes[index], [])
         else:
-            stored = [(row, (0,) * len(shape))]
-        item_bytes = (end - begin) // max(1, math.prod(shape))
+            stored = [(entry, (0,) * len(shape))]
+        item_bytes = (entry.end - entry.begin) // max(1, math.prod(shape))
         runs = _runs(checkpoint.path, stored, shape, item_bytes)
         if window is not None:
             shape = window[0]
             runs = _within(runs, window, item_bytes)
-        yield PlacedTensor(name, dtype, tuple(shape), runs)
+        yield PlacedTensor(name, entry.dtype, tuple(shape), runs)
 
 
 def _runs(
     path: str,
-    stored: Sequence[tuple[Row, tuple[int, ...]]],
+    stored: Sequence[tuple[TensorEntry, tuple[int, ...]]],
     shape: tuple[int, ...],
     item_bytes: int,
 ) -> tuple[Run, ...] | None:
     """Returns the boxes as byte ranges of the whole tensor; None if one is not contiguous there."""
     strides = _row_major(shape)
     runs = []
-    for (_, _, box, file, begin, end), start in stored:
+    for entry, start in stored:
         # Behind its first dimension of more than one index, the box must be as large as the tensor.
-        cut = next((dim for dim, size in enumerate(box) if size != 1), len(shape))
-        if tuple(box[cut + 1 :]) != tuple(shape[cut + 1 :]):
+        cut = next((dim for dim, size in enumerate(entry.shape) if size != 1), len(shape))
+        if tuple(entry.shape[cut + 1 :]) != tuple(shape[cut + 1 :]):
             return None
         place = sum(index * stride for index, stride in zip(start, strides, strict=True))
-        if end > begin:
-            runs.append(Run(os.path.join(path, file), begin, end - begin, place * item_bytes))
+        nbytes = entry.end - entry.begin
+        if nbytes:
+            file = os.path.join(path, entry.file)
+            runs.append(Run(file, entry.begin, nbytes, place * item_bytes))
     return tuple(sorted(runs, key=lambda run: run.place))
 
 

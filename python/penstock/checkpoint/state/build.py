@@ -16,7 +16,6 @@ from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.references import (
     COMPOSITE_TAGS,
     Place,
-    Row,
     is_composite,
     is_data,
     reference,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock._native import _Alias
+    from penstock._native import TensorEntry, _Alias
     from penstock.checkpoint.state.ties import Window
 
 
@@ -62,7 +61,7 @@ class Builder:
 
     def __init__(
         self,
-        tensors: Sequence[Row],
+        tensors: Sequence[TensorEntry],
         aliases: Sequence[_Alias],
         places: Mapping[int, Place],
         device: Any = None,
@@ -227,13 +226,13 @@ class Builder:
         value = self._built.get(key)
         if value is None:
             if window is not None:
-                check_window(window, math.prod(self._tensors[index][2]))
+                check_window(window, math.prod(self._tensors[index].shape))
             try:
                 value = self._built[key] = self._make(kind, index, window, char)
             except TreeError as error:
-                raise type(error)(f"tensor {self._tensors[index][0]!r}: {error}") from None
+                raise type(error)(f"tensor {self._tensors[index].name!r}: {error}") from None
             except MissingDependencyError as error:
-                text = f"tensor {self._tensors[index][0]!r}: {error}"
+                text = f"tensor {self._tensors[index].name!r}: {error}"
                 raise MissingDependencyError(text, name=error.name) from None
         return value
 
@@ -261,11 +260,12 @@ class Builder:
         return self._torch
 
     def _bytes(self, index: int, kind: str) -> bytes | bytearray:
-        _, dtype, shape, _, begin, end = self._tensors[index]
-        if dtype != "uint8" or shape != (end - begin,):
+        entry = self._tensors[index]
+        nbytes = entry.end - entry.begin
+        if entry.dtype != "uint8" or entry.shape != (nbytes,):
             raise TreeError(f"it holds no {kind}")
-        buffer, offset = self._place(index, end - begin)
-        data = memoryview(buffer)[offset : offset + end - begin]
+        buffer, offset = self._place(index, nbytes)
+        data = memoryview(buffer)[offset : offset + nbytes]
         return bytes(data) if kind == "bytes" else bytearray(data)
 
     def _tensor(self, index: int, window: Window | None) -> torch.Tensor:
@@ -282,10 +282,11 @@ class Builder:
         made = self._made.get(index)
         if made is not None:
             return made
-        _, name, shape, _, begin, end = self._tensors[index]
-        dtype, item_bytes = self._torch_type(name)
+        entry = self._tensors[index]
+        shape = entry.shape
+        dtype, item_bytes = self._torch_type(entry.dtype)
         items = math.prod(shape)
-        buffer, offset = self._place(index, end - begin, items * item_bytes)
+        buffer, offset = self._place(index, entry.end - entry.begin, items * item_bytes)
         try:
             if items == 0:
                 tensor = self._torch.empty(shape, dtype=dtype, device="cpu")
@@ -306,10 +307,11 @@ class Builder:
         return known
 
     def _array(self, index: int, window: Window | None) -> np.ndarray[Any, Any]:
-        _, name, shape, _, begin, end = self._tensors[index]
-        dtype = self._numpy_type(name)
+        entry = self._tensors[index]
+        shape = entry.shape
+        dtype = self._numpy_type(entry.dtype)
         items = math.prod(shape)
-        buffer, offset = self._place(index, end - begin, items * dtype.itemsize)
+        buffer, offset = self._place(index, entry.end - entry.begin, items * dtype.itemsize)
         strides = contiguous_strides(shape, 1)
         if window is not None:
             shape, strides, start = window

@@ -9,13 +9,9 @@ from penstock.checkpoint.state.scalars import TreeError, member
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._native import _Alias
+    from penstock._native import TensorEntry, _Alias
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
-
-
-Row: TypeAlias = tuple[str, str, tuple[int, ...], str, int, int]
-"""Name, dtype, shape, file, begin and end of a stored tensor."""
 
 
 Place: TypeAlias = tuple[Any, int]
@@ -49,7 +45,7 @@ def is_data(node: Node) -> bool:
 
 def needed(
     node: Node,
-    tensors: Sequence[Row],
+    tensors: Sequence[TensorEntry],
     aliases: Sequence[_Alias],
     tags: frozenset[str] = DATA_TAGS,
 ) -> list[int]:
@@ -69,7 +65,7 @@ def needed(
 
 
 def reference(
-    node: dict[str, Node], tensors: Sequence[Row], aliases: Sequence[_Alias]
+    node: dict[str, Node], tensors: Sequence[TensorEntry], aliases: Sequence[_Alias]
 ) -> tuple[int, Window | None]:
     """Returns the stored tensor of a leaf, and the part of it; None for the whole."""
     if "a" in node:

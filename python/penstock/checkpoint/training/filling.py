@@ -151,8 +151,8 @@ def stored_type(leaf: Node, seen: View) -> tuple[str, tuple[int, ...]] | None:
     if not is_data(leaf) or leaf["$"] != "tensor":
         return None
     index, view = reference(leaf, seen.tensors, seen.aliases)
-    _, dtype, shape, *_ = seen.tensors[index]
-    return dtype, shape if view is None else view[0]
+    entry = seen.tensors[index]
+    return entry.dtype, entry.shape if view is None else view[0]
 
 
 def has_gaps(node: Node) -> bool:

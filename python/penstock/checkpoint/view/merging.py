@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.references import is_data, references
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.checkpoint.view.numbering import Numbering
-
-    _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 
 class Merging:

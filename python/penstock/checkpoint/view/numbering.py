@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock._native import TensorEntry
 from penstock.checkpoint.state.references import is_data, reference, references
 from penstock.checkpoint.state.scalars import TreeError, UnknownError, member
 from penstock.checkpoint.view.partial import MISSING
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
     from penstock._native import _Alias
-    from penstock.checkpoint.state.references import Row
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
-
-    _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 
 NO_FILE = ""
@@ -48,7 +46,7 @@ class Numbering:
 
     def __init__(
         self,
-        tensors: Sequence[Row],
+        tensors: Sequence[TensorEntry],
         aliases: Sequence[_Alias],
         offsets: Sequence[tuple[int, int]],
         stored: dict[str, Stored],
@@ -105,7 +103,7 @@ class Numbering:
         key = (index, repr(view))
         if key not in self._window_of:
             self._window_of[key] = len(self.aliases)
-            self.aliases.append((f"{self.tensors[index][0]}[…]", index, view))
+            self.aliases.append((f"{self.tensors[index].name}[…]", index, view))
         leaf["a"] = self._window_of[key]
 
     def _index(self, name: str, dtype: str, dims: list[Node]) -> int:
@@ -123,9 +121,9 @@ class Numbering:
                     f"tensor {name!r:.80}: the parts do not hold all of a {dtype} tensor of shape "
                     f"{list(shape)!r:.80}"
                 )
-            self.tensors.append((name, dtype, shape, NO_FILE, 0, nbytes))
+            self.tensors.append(TensorEntry(name, dtype, shape, NO_FILE, 0, nbytes))
             self.wholes[known] = name
-        elif self.tensors[known][1:3] != (dtype, shape):
+        elif (self.tensors[known].dtype, self.tensors[known].shape) != (dtype, shape):
             raise TreeError(f"tensor {name!r:.80} has two types or shapes")
         return known
 

@@ -95,9 +95,9 @@ class Gone(NamedTuple):
     def of(cls, checkpoint: _native.Checkpoint) -> Gone:
         """Returns the losses of a checkpoint; none unless it is partial."""
         rows = [] if checkpoint.partial is None else checkpoint.missing()
-        shared = frozenset(name for name, _, _, _, kind, _ in rows if kind == "shared")
+        shared = frozenset(row.name for row in rows if row.kind == "shared")
         states = {
-            rank: row[0] for row in rows if row[4] == "state" and (rank := row[5]) is not None
+            row.rank: row.name for row in rows if row.kind == "state" and row.rank is not None
         }
         return cls(shared, states)
 

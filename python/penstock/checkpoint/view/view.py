@@ -10,23 +10,21 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.view.merging import Merging
 from penstock.checkpoint.view.numbering import Numbering, Stored
 from penstock.checkpoint.view.partial import Gone, shared_only
+from penstock.common.gc_paused import gc_paused
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock import _native
-    from penstock._native import _Alias
-    from penstock.checkpoint.state.references import Row
+    from penstock._native import BoxEntry, TensorEntry, _Alias
     from penstock.checkpoint.state.tree import Node
-
-    _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 _OWN_SHARE_MAX = 0.1
 """Largest fraction of one rank's view that may be another rank's own values."""
@@ -37,7 +35,7 @@ class View(NamedTuple):
 
     Attributes:
         node: The tree; leaves refer to ``tensors`` and ``aliases`` by index.
-        tensors: Stored entries, then wholes: ``(name, dtype, shape, file, begin, end)``.
+        tensors: Stored entries, then wholes.
         aliases: Further names, and windows.
         wholes: Index of each whole -> its name in the parts.
         unreached: Wholes that are stored but not in the tree, by name.
@@ -47,7 +45,7 @@ class View(NamedTuple):
     """
 
     node: Node
-    tensors: Sequence[Row]
+    tensors: Sequence[TensorEntry]
     aliases: Sequence[_Alias]
     wholes: dict[int, str]
     unreached: dict[str, Stored]
@@ -62,7 +60,7 @@ class View(NamedTuple):
         An example are the statistics of a normalization, beside weights that all ranks have. Layers
         of pipeline stages with equal names are as large on one rank as on the next.
         """
-        reached_bytes = sum(self.tensors[index][5] for index in self.wholes)
+        reached_bytes = sum(self.tensors[index].end for index in self.wholes)
         own_bytes: Counter[str] = Counter()
         for name, stored in self.unreached.items():
             # Grouped by the lowest rank that holds it, which is the suffix of its name.
@@ -94,7 +92,9 @@ def view(
         state: The state to fill, if any: only its members are added from other ranks.
         is_alone: Whether the view has exactly the tensors that the rank saved.
     """
-    tensors, aliases, boxes = checkpoint.tensors(), checkpoint.aliases(), checkpoint.boxes()
+    # Collections would look through each entry while the next ones are made.
+    with gc_paused():
+        tensors, aliases, boxes = checkpoint.tensors(), checkpoint.aliases(), checkpoint.boxes()
     saved_rank = rank % checkpoint.world_size
     text = checkpoint.rank_tree(saved_rank)
     is_nothing_wanted = isinstance(state, dict) and not state
@@ -151,7 +151,7 @@ _NOTHING = "{}"
 
 
 def _storing_first(
-    checkpoint: _native.Checkpoint, boxes: Sequence[_BoxRow], unseen: set[str], own: int
+    checkpoint: _native.Checkpoint, boxes: Sequence[BoxEntry], unseen: set[str], own: int
 ) -> Iterator[int]:
     """Yields the ranks whose trees may name unseen tensors, as long as any are unseen.
 
@@ -166,9 +166,10 @@ def _storing_first(
     """
     firsts = [first for first, _ in checkpoint.offsets()]
     storing: dict[int, set[str]] = {}
-    for index, name, _, _ in boxes:
-        if name in unseen:
-            storing.setdefault(bisect.bisect_right(firsts, index) - 1, set()).add(name)
+    for box in boxes:
+        if box.tensor in unseen:
+            rank = bisect.bisect_right(firsts, box.index) - 1
+            storing.setdefault(rank, set()).add(box.tensor)
     looked = {own}
     for rank in sorted(storing):
         if rank != own and not unseen.isdisjoint(storing[rank]):
@@ -182,15 +183,17 @@ def _storing_first(
 
 
 def _stored(
-    boxes: Sequence[_BoxRow], tensors: Sequence[Row], missing: frozenset[str]
+    boxes: Sequence[BoxEntry], tensors: Sequence[TensorEntry], missing: frozenset[str]
 ) -> dict[str, Stored]:
     """Sums the boxes of each whole that is not missing, by name."""
     found: dict[str, Stored] = {}
-    for index, name, shape, _ in boxes:
+    for box in boxes:
+        name = box.tensor
         if name in missing:
             continue
-        _, dtype, box_shape, *_ = tensors[index]
-        items = math.prod(box_shape)
+        entry = tensors[box.index]
+        items = math.prod(entry.shape)
         known = found.get(name)
-        found[name] = Stored(dtype, shape, items + (0 if known is None else known.items))
+        items += 0 if known is None else known.items
+        found[name] = Stored(entry.dtype, box.shape, items)
     return found

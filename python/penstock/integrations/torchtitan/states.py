@@ -201,7 +201,7 @@ def _as_stored(value: Any, node: Node, seen: View) -> Any:
     if not isinstance(value, torch.Tensor) or not isinstance(node, dict) or not _is_tensor(node):
         return value
     index, _ = reference(node, seen.tensors, seen.aliases)
-    dtype = torch_dtype(seen.tensors[index][1])
+    dtype = torch_dtype(seen.tensors[index].dtype)
     are_floats = dtype.is_floating_point and value.is_floating_point()
     return torch.empty_like(value, dtype=dtype) if are_floats and dtype != value.dtype else value
 

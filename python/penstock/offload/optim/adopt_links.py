@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
-    from penstock.checkpoint.state.references import Row
     from penstock.offload.optim.layout import Segment
     from penstock.offload.optim.state import StoredState
 
@@ -78,7 +78,7 @@ def _plan(
     source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
 ) -> dict[Segment, list[_Own]] | None:
     """The files that make up the segments; None if some are laid out otherwise."""
-    rows = {row[0]: row for row in source.native.tensors()}
+    rows = {entry.name: entry for entry in source.native.tensors()}
     sizes = dict(source.native.files())
     segments: dict[Segment, list[int]] = {}
     for number in numbers:
@@ -98,7 +98,7 @@ def _plan(
 
 
 def _file_of(
-    rows: Mapping[str, Row], segment: Segment, numbers: list[int], moment: str
+    rows: Mapping[str, TensorEntry], segment: Segment, numbers: list[int], moment: str
 ) -> str | None:
     """The one file that holds a moment of all parameters at the segment's offsets; else None."""
     names = set()
@@ -108,9 +108,9 @@ def _file_of(
         if row is None:
             return None
         if segment.entries[index].count:
-            if row[4] != segment.starts[index]:
+            if row.begin != segment.starts[index]:
                 return None
-            names.add(row[3])
+            names.add(row.file)
     return names.pop() if len(names) == 1 else None
 
 
