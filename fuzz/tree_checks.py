@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError
-from penstock.checkpoint.loading.load_plan import Targets
+from penstock.checkpoint.loading.load_plan import LoadPlan
 from penstock.checkpoint.state import build, references, select, tree
 from penstock.checkpoint.view.view import View, view
 from penstock.tensors import dtypes
@@ -82,7 +82,7 @@ def _rows(dtype: str) -> list[references.Row]:
     return rows
 
 
-def _places(rows: list[references.Row], memory: bytearray) -> dict[int, references.Place]:
+def _places(rows: list[references.Row], memory: bytearray) -> dict[int, references.BytesLocation]:
     return {index: (memory, row[4]) for index, row in enumerate(rows)}
 
 
@@ -131,7 +131,7 @@ def _fill(text: str, rows: list[references.Row]) -> None:
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
     seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
-    targets = Targets(node, state, seen, _PATH, is_partial=False)
+    targets = LoadPlan(node, state, seen, _PATH, is_partial=False)
     targets.finish(node, state, targets.builder(_places(rows, _READ)))
 
 

@@ -3,8 +3,8 @@
     python scripts/check_prose.py [PATH...]
 
 It reads the comments, docstrings and documentation of the files that git tracks. A sentence such as
-"That were asked of storage." has no noun; "Bytes read from storage." has. Sentences that are good all
-the same stand in `EXCEPTIONS`, with the reason.
+"That were asked of storage." has no noun; "Bytes read from storage." has. `EXCEPTIONS` has the
+sentences that may stay, each with the reason.
 """
 
 import re

@@ -35,7 +35,7 @@ OF_OTHERS = {
 """Members of libraries' classes that classes of Penstock have by the same name."""
 
 HOOKS = {
-    "LiveState": {"_wanted", "_targets", "_restore", "_optimizers"},
+    "LiveState": {"_requested_names", "_targets", "_restore", "_optimizers"},
 }
 """Members that a class documents for others, by the class. Those of `LiveState` begin with an
 underscore because a `Training` has the names of its parts as attributes, which users choose."""

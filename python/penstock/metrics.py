@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.registry import Collector
 
-    from penstock.common.events import Call
+    from penstock.common.events import CallKind
     from penstock.reports import LoadReport
 
 __all__ = ["enable", "write_textfile"]
@@ -186,7 +186,7 @@ class _Metrics:
 
     # Methods of `events.Observer`.
 
-    def ended(self, call: Call, outcome: Any, seconds: float) -> None:
+    def ended(self, call: CallKind, outcome: Any, seconds: float) -> None:
         """Counts a call."""
         if call == "save":
             self._saved(outcome, seconds)
@@ -257,7 +257,7 @@ class _Metrics:
     def _checked(self, result: str) -> None:
         self.checks.labels(result).inc()
 
-    def _read(self, call: Call, nbytes: int, problems: int = 0) -> None:
+    def _read(self, call: CallKind, nbytes: int, problems: int = 0) -> None:
         self.read.labels(call).inc(nbytes)
         self.damage.labels(call).inc(problems)
 

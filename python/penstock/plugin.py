@@ -51,7 +51,7 @@ Example:
     {'w': array([0., 1., 2., 3., 4., 5., 6., 7.])}
     >>> checkpoint = plugin.OpenCheckpoint(path)
     >>> try:
-    ...     checkpoint.look(0)
+    ...     checkpoint.view_as(0)
     ...     stored = checkpoint.tensor(dict(plugin.branches(checkpoint.root))["w"])
     ...     middle = np.empty(4)
     ...     box = plugin.BoxRead(stored, (2,), plugin.of_array(middle, "w"))
@@ -63,7 +63,6 @@ Example:
     array([2., 3., 4., 5.])
 """
 
-from penstock.checkpoint.loading.foreign import check_no_store, describe, is_checkpoint
 from penstock.checkpoint.loading.opened import (
     MANIFEST,
     BoxRead,
@@ -71,6 +70,7 @@ from penstock.checkpoint.loading.opened import (
     StoredTensor,
     is_of_rank,
 )
+from penstock.checkpoint.loading.path_kind import check_no_store, describe, is_checkpoint
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
 from penstock.checkpoint.saving.groups import Files, Groups, read_files

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.inspection import CheckpointInfo, describe
-from penstock.checkpoint.loading.foreign import check_no_store, telling
 from penstock.checkpoint.loading.leaf_names import problems_of
-from penstock.checkpoint.loading.load import Wanted, deliver, read
-from penstock.checkpoint.ranks.entering import entered
+from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
+from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
+from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_alone
+from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.together import save_together
+from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.common.events import observed
 from penstock.common.gc_paused import gc_paused
 from penstock.common.progress import Progress, shown
@@ -147,14 +147,14 @@ def save(
     ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
     if ranks is None:
         with call("stall", "save", where):
-            return save_alone(destination, state, settings, progress)
+            return save_single(destination, state, settings, progress)
     enter = observed("save", ends=False)(ranks.enter)
     label, seconds = destination.label, settings["rank_timeout_seconds"]
     with (
-        entered(lambda: enter(label, seconds, step)) as together,
+        entered_round(lambda: enter(label, seconds, step)) as save_round,
         call("stall", "save", where),
     ):
-        return save_together(destination, state, together, settings, progress)
+        return save_multi_rank(destination, state, save_round, settings, progress)
 
 
 def load(
@@ -254,7 +254,7 @@ def load(
         >>> reports[0].verified
         True
     """
-    wanted = Wanted(
+    request = LoadRequest(
         into=into,
         keys=check_patterns(keys),
         device=device,
@@ -263,8 +263,8 @@ def load(
         rank=rank,
         is_plain=bool(plain),
     )
-    loaded = read(decode_path(path), wanted, options)
-    state = deliver(loaded, wanted)
+    loaded = read(decode_path(path), request, options)
+    state = restore_into(loaded, request)
     for message in loaded.warnings:
         warnings.warn(message, PenstockWarning, stacklevel=2)
     if report is not None:
@@ -299,7 +299,7 @@ def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:
     """
     where = decode_path(path)
     with gc_paused():
-        with telling(where):
+        with describing_contents(where):
             opened = _native.open(where)
         return describe(opened, where)
 
@@ -339,7 +339,7 @@ def verify(
 
 @observed("verify")
 def _verify(where: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
-    with shown(progress, "verifying") as update, telling(where):
+    with shown(progress, "verifying") as update, describing_contents(where):
         fields = _native.verify(where, options=options, progress=update)
     problems = problems_of(where, fields["problems"])
     return VerifyResult(**{**fields, "path": where, "problems": problems})

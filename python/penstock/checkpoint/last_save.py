@@ -34,16 +34,16 @@ class LastSave:
     @property
     def pending(self) -> PendingSave | None:
         """The last background save, unless it was already waited for here."""
-        return self._store._turns.pending
+        return self._store._save_queue.pending
 
     @property
     def needed_seconds(self) -> float:
         """Duration of the last save; 0 if there was none."""
-        return self._store._turns.last_seconds
+        return self._store._save_queue.last_seconds
 
     def covers(self, step: int) -> bool:
         """Whether a step is already saved, is being saved, or was the one resumed from."""
-        return self._store._turns.covers(step)
+        return self._store._save_queue.covers(step)
 
     @contextlib.contextmanager
     def patient(self, seconds: float) -> Iterator[None]:

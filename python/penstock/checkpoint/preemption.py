@@ -208,8 +208,8 @@ class Preemption:
             return None
         except PenstockError as error:
             # A cancelled save's error says so itself.
-            is_told = isinstance(error, SaveCancelledError)
-            message = f"{error}" if is_told else f"step {pending.step} is not saved: {error}"
+            is_reported = isinstance(error, SaveCancelledError)
+            message = f"{error}" if is_reported else f"step {pending.step} is not saved: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=4)
             return False
         return True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.inspection import MissingInfo, missing_of
-from penstock.checkpoint.loading.foreign import telling
 from penstock.checkpoint.loading.leaf_names import LeafNames, names_of, problems_of
+from penstock.checkpoint.loading.path_kind import describing_contents
 from penstock.common.file_names import FileNames
 from penstock.common.paths import absolute
 from penstock.common.progress import Progress, shown
@@ -219,7 +219,7 @@ def explain(
         ['a', 'b']
     """
     where = decode_path(path)
-    with shown(progress, "explaining") as update, telling(where):
+    with shown(progress, "explaining") as update, describing_contents(where):
         fields = _native.survey(where, options=to_native(options), progress=update)
     ranks = fields["ranks"]
     names = names_of(where, [(one.name, one.rank) for one in fields["tensors"]])
@@ -310,7 +310,7 @@ def salvage(
         {'b': array([1., 1., 1.]), 'step': 7}
     """
     source, where = decode_path(path), decode_path(out)
-    with shown(progress, "salvaging") as update, telling(source):
+    with shown(progress, "salvaging") as update, describing_contents(source):
         fields = _native.salvage(
             source,
             where,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from penstock.checkpoint.loading.foreign import check_no_store
+from penstock.checkpoint.loading.path_kind import check_no_store
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_alone
+from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.save_queue import Turns
-from penstock.checkpoint.saving.together import save_together
-from penstock.checkpoint.saving.waiting import Waiting
+from penstock.checkpoint.saving.save_queue import SaveQueue
+from penstock.checkpoint.saving.together import save_multi_rank
+from penstock.checkpoint.saving.waiting import BackgroundSaver
 from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 
-class Saver(Waiting):
+class Saver(BackgroundSaver):
     """Saves to paths that the caller chooses, each durable before the next save begins.
 
     A `CheckpointStore` names its directories and deletes old ones itself; a framework that does
@@ -67,7 +67,7 @@ class Saver(Waiting):
         self._options = options
         self._process_group = process_group
         self._no_dist = no_dist
-        self._turns = Turns("the saver")
+        self._save_queue = SaveQueue("the saver")
 
     def save(
         self,
@@ -95,12 +95,12 @@ class Saver(Waiting):
     def _save(self, destination: Destination, state: Any, progress: bool | Progress) -> SaveReport:
         options = to_native(self._options)
         ranks, seconds = self._ranks(), options["rank_timeout_seconds"]
-        with self._turns.together(ranks, destination, "wait", seconds) as (together, _):
-            if together is not None:
-                report = save_together(destination, state, together, options, progress)
+        with self._save_queue.next_round(ranks, destination, "wait", seconds) as (save_round, _):
+            if save_round is not None:
+                report = save_multi_rank(destination, state, save_round, options, progress)
             else:
-                report = save_alone(destination, state, options, progress)
-        self._turns.saved(report)
+                report = save_single(destination, state, options, progress)
+        self._save_queue.saved(report)
         return report
 
     @overload
@@ -175,7 +175,7 @@ class Saver(Waiting):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
         destination = _destination(path, step, metadata, overwrite, groups, files)
         with call("stall", "save_async", destination.path):
-            return self._turns.save_async(
+            return self._save_queue.save_async(
                 self._ranks,
                 destination,
                 state,

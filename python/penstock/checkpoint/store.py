@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock import _native
 from penstock.checkpoint import api
-from penstock.checkpoint.loading.foreign import is_checkpoint, not_a_store
-from penstock.checkpoint.loading.load import Wanted
+from penstock.checkpoint.loading.load import LoadRequest
+from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_alone
+from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.save_queue import Turns
-from penstock.checkpoint.saving.together import save_together
+from penstock.checkpoint.saving.save_queue import SaveQueue
+from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.retention import Retention
 from penstock.checkpoint.view.live import LiveState
@@ -116,7 +116,7 @@ class CheckpointStore(MirroredSteps):
         self._process_group = process_group
         self._no_dist = no_dist
         self._ranks()
-        self._turns = Turns(self._root)
+        self._save_queue = SaveQueue(self._root)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
@@ -162,13 +162,13 @@ class CheckpointStore(MirroredSteps):
     def _save(self, destination: Destination, state: Any, progress: bool | Progress) -> SaveReport:
         options = to_native(self._options)
         ranks, seconds = self._ranks(to_save=True), options["rank_timeout_seconds"]
-        with self._turns.together(ranks, destination, "wait", seconds) as (together, _):
-            if together is not None:
-                report = save_together(destination, state, together, options, progress)
+        with self._save_queue.next_round(ranks, destination, "wait", seconds) as (save_round, _):
+            if save_round is not None:
+                report = save_multi_rank(destination, state, save_round, options, progress)
             else:
-                report = save_alone(destination, state, options, progress)
-        self._turns.saved(report)
-        if together is None or together.is_coordinator:
+                report = save_single(destination, state, options, progress)
+        self._save_queue.saved(report)
+        if save_round is None or save_round.is_coordinator:
             self._after_save(destination.step or 0, 5)
         return report
 
@@ -268,7 +268,7 @@ class CheckpointStore(MirroredSteps):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
         destination = self._destination(step, metadata, overwrite, groups, files)
         with call("stall", "save_async", destination.path):
-            return self._turns.save_async(
+            return self._save_queue.save_async(
                 functools.partial(self._ranks, to_save=True),
                 destination,
                 state,
@@ -354,7 +354,7 @@ class CheckpointStore(MirroredSteps):
             StorageError: The operating system failed an operation.
         """
         ranks = self._ranks()
-        wanted = Wanted(
+        request = LoadRequest(
             into=into,
             keys=check_patterns(keys),
             device=device,
@@ -364,7 +364,7 @@ class CheckpointStore(MirroredSteps):
             is_plain=bool(plain),
         )
         last = None if step is None else check_step(step)
-        return self._load(ranks, last, wanted, fallback=fallback, report=report)
+        return self._load(ranks, last, request, fallback=fallback, report=report)
 
     def resume(
         self,
@@ -418,9 +418,9 @@ class CheckpointStore(MirroredSteps):
                 "a state"
             )
         # A lazy save may still be copying the training, so it must not change yet.
-        self._turns.wait()
+        self._save_queue.wait()
         ranks = self._ranks()
-        wanted = Wanted(
+        request = LoadRequest(
             into=training,
             progress=progress,
             own_rank=None if ranks is None else ranks.rank,
@@ -428,10 +428,10 @@ class CheckpointStore(MirroredSteps):
         )
         reports: list[LoadReport] = []
         try:
-            self._load(ranks, None, wanted, fallback=True, report=reports.append)
+            self._load(ranks, None, request, fallback=True, report=reports.append)
         except CheckpointNotFoundError:
             return None
-        self._turns.restored(reports[0].step)
+        self._save_queue.restored(reports[0].step)
         if report is not None:
             report(reports[0])
         return reports[0].step
@@ -440,7 +440,7 @@ class CheckpointStore(MirroredSteps):
         self,
         ranks: Ranks | None,
         last: int | None,
-        wanted: Wanted,
+        request: LoadRequest,
         *,
         fallback: bool,
         report: Callable[[LoadReport], object] | None,
@@ -449,7 +449,7 @@ class CheckpointStore(MirroredSteps):
             self._reader_of(ranks, fallback=fallback),
             ranks,
             last,
-            wanted,
+            request,
             where=self._root if last is None else self.path(last),
             fallback=fallback,
             report=report,

@@ -161,7 +161,7 @@ def _positions(path: str) -> dict[str, int]:
     checkpoint = OpenCheckpoint(path)
     try:
         with checkpoint.reading():
-            checkpoint.look(0, allow_partial=True)
+            checkpoint.view_as(0, allow_partial=True)
             leaves = tree.leaves(plain(checkpoint.root))
             return {name: index for index, (name, _) in enumerate(leaves)}
     finally:

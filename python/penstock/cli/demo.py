@@ -59,7 +59,7 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
     # If ended from outside, it cleans up as after Ctrl-C: training process and directory.
     with endings.tidy(), _workplace(directory, keep) as place:
         try:
-            Story(place, seconds, steps).tell()
+            Story(place, seconds, steps).run()
         except ClaimError as error:
             hint = "" if keep else "; --keep leaves the store for a closer look"
             raise click.ClickException(f"this does not hold: {error}{hint}") from error

@@ -7,7 +7,7 @@ import stat
 
 import penstock
 from penstock import _native
-from penstock.checkpoint.loading import foreign
+from penstock.checkpoint.loading import path_kind
 from penstock.common.file_names import step_of
 from penstock.common.found import is_directory, is_there
 
@@ -49,7 +49,7 @@ def check_directory(path: str) -> None:
         text = ": there is no such directory; check the path"
     else:
         # For a file of another format, says what reads it.
-        told = foreign.describe(path)
+        told = path_kind.describe(path)
         what_else = f": this is {what}, and checkpoints and stores are directories"
         text = what_else if told is None else f" {told}"
     raise penstock.CheckpointNotFoundError(f"{path}{text}", path=path)

@@ -51,7 +51,7 @@ class _PathType(click.Path):
 PATH = _PathType(path_type=Path)
 
 
-class _PlaceType(_PathType):
+class _LocationType(_PathType):
     """The path of a checkpoint or a store, or its URL in a bucket; as text."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -62,7 +62,7 @@ class _PlaceType(_PathType):
         return place if of_bucket(place) else str(super().convert(value, param, ctx))
 
 
-PLACE = _PlaceType(path_type=Path)
+PLACE = _LocationType(path_type=Path)
 
 TEXT_CHARACTERS_MAX = 200
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-Call = Literal["save", "load", "verify", "scrub"]
+CallKind = Literal["save", "load", "verify", "scrub"]
 
 
 class Observer(Protocol):
     """Receives events of calls; its methods are called on any thread."""
 
-    def ended(self, call: Call, outcome: Any, seconds: float) -> None:
+    def ended(self, call: CallKind, outcome: Any, seconds: float) -> None:
         """Handles the end of a call.
 
         Args:
@@ -53,7 +53,7 @@ class Observer(Protocol):
 
 
 class _Thread(threading.local):
-    is_told: bool = False
+    is_observed: bool = False
     """Whether an outer call of this thread is observed, so that inner calls are not."""
 
 
@@ -67,7 +67,7 @@ def observe(observer: Observer | None) -> None:
     _observer = observer
 
 
-def tell(say: Callable[[Observer], None]) -> bool:
+def notify(say: Callable[[Observer], None]) -> bool:
     """Calls the observer, if there is one; its exceptions become warnings.
 
     Returns:
@@ -86,13 +86,15 @@ def tell(say: Callable[[Observer], None]) -> bool:
     return True
 
 
-def told(call: Call, outcome: _T, seconds: float) -> _T:
+def report_end(call: CallKind, outcome: _T, seconds: float) -> _T:
     """Reports the outcome of a call to the observer, and returns the outcome."""
-    tell(lambda observer: observer.ended(call, outcome, seconds))
+    notify(lambda observer: observer.ended(call, outcome, seconds))
     return outcome
 
 
-def observed(call: Call, *, ends: bool = True) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def observed(
+    call: CallKind, *, ends: bool = True
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Returns a decorator that reports the outcome of a function to the observer.
 
     Not for public functions: doctest finds no examples in decorated ones.
@@ -105,18 +107,18 @@ def observed(call: Call, *, ends: bool = True) -> Callable[[Callable[_P, _T]], C
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
         def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            if _observer is None or _thread.is_told:
+            if _observer is None or _thread.is_observed:
                 return function(*args, **kwargs)
             began = time.perf_counter()
-            _thread.is_told = True
+            _thread.is_observed = True
             try:
                 outcome = function(*args, **kwargs)
             except BaseException as error:
-                told(call, error, time.perf_counter() - began)
+                report_end(call, error, time.perf_counter() - began)
                 raise
             finally:
-                _thread.is_told = False
-            return told(call, outcome, time.perf_counter() - began) if ends else outcome
+                _thread.is_observed = False
+            return report_end(call, outcome, time.perf_counter() - began) if ends else outcome
 
         return run
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from penstock.demo.run import Run
+    from penstock.demo.run import TrainingLog
 
 CLAIM_INDENT = 3
 EVIDENCE_INDENT = 6
@@ -64,7 +64,7 @@ class Narrator:
             listing.add_row(name, size(nbytes))
         self._print(listing, EVIDENCE_INDENT)
 
-    def losses(self, runs: dict[str, Run], interesting: Iterable[int]) -> None:
+    def losses(self, runs: dict[str, TrainingLog], interesting: Iterable[int]) -> None:
         """Shows losses of several runs side by side.
 
         Args:
@@ -97,7 +97,7 @@ class Narrator:
         self._print(rows, EVIDENCE_INDENT)
 
     @contextmanager
-    def bar(self, label: str) -> Iterator[Callable[[Run], None]]:
+    def bar(self, label: str) -> Iterator[Callable[[TrainingLog], None]]:
         """A bar of training steps on a terminal, nothing elsewhere."""
         bar = Progress(
             TextColumn(" " * (CLAIM_INDENT - 1) + "{task.description}"),
@@ -112,7 +112,7 @@ class Narrator:
         with bar:
             task = bar.add_task(label, total=None, loss="starting")
 
-            def show(run: Run) -> None:
+            def show(run: TrainingLog) -> None:
                 if run.losses:
                     step = max(run.losses)
                     loss = f"loss {run.loss(step):.3f}"

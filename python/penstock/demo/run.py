@@ -20,7 +20,7 @@ class RunError(Exception):
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingLog:
     """The reports of a training process, one JSON object a line: an `event` and its facts.
 
     `started` (steps, parameters), `resumed` (step, report), `loss` (step, loss), `saved` (step,
@@ -91,13 +91,13 @@ class TrainingProcess:
             if pipe is not None:
                 pipe.close()
 
-    def follow(self, on_event: Callable[[Run], object]) -> Run:
+    def follow(self, on_event: Callable[[TrainingLog], object]) -> TrainingLog:
         """Reads the process's output until it ends, calling `on_event` after each line.
 
         Returns:
             The run, with the exit code of the process.
         """
-        run = Run()
+        run = TrainingLog()
         for line in self._lines():
             run.hear(line)
             on_event(run)

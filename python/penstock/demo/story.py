@@ -20,7 +20,7 @@ import penstock
 from penstock.common.console import size
 from penstock.demo.crash import Kill, SaveKiller
 from penstock.demo.narrator import ClaimError, Narrator
-from penstock.demo.run import Run, TrainingProcess
+from penstock.demo.run import TrainingLog, TrainingProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ class Story:
         self._training_seconds = max(1.0, (seconds - OVERHEAD_SECONDS) / TRAINED_LENGTHS)
         self._steps = steps
 
-    def tell(self) -> None:
+    def run(self) -> None:
         """Runs all chapters.
 
         Raises:
@@ -69,7 +69,7 @@ class Story:
         self._damage_a_copy()
         self._numbers(killed, resumed, checked)
 
-    def _train_without_interruption(self) -> Run:
+    def _train_without_interruption(self) -> TrainingLog:
         self._narrator.chapter("1  Train without interruption, saving nothing")
         steps = ["--steps", str(self._steps)] if self._steps else []
         run, _ = self._train("reference", [*steps, "--seconds", str(self._training_seconds)])
@@ -81,7 +81,7 @@ class Story:
         )
         return run
 
-    def _kill_in_a_save(self, reference: Run) -> tuple[Run, Kill]:
+    def _kill_in_a_save(self, reference: TrainingLog) -> tuple[TrainingLog, Kill]:
         every = _save_every(reference)
         interval = f"every {every} steps" if every > 1 else "every step"
         self._narrator.chapter(
@@ -106,7 +106,7 @@ class Story:
         )
         return run, kill
 
-    def _resume(self, reference: Run, killed: Run, kill: Kill) -> Run:
+    def _resume(self, reference: TrainingLog, killed: TrainingLog, kill: Kill) -> TrainingLog:
         self._narrator.chapter("3  Start the same program once more")
         run, _ = self._train("resumed", self._saving(reference))
         newest = killed.saves[-1]["step"]
@@ -177,7 +177,9 @@ class Story:
             "verify finds it as well; the original is as good as before",
         )
 
-    def _numbers(self, killed: Run, resumed: Run, checked: penstock.VerifyResult) -> None:
+    def _numbers(
+        self, killed: TrainingLog, resumed: TrainingLog, checked: penstock.VerifyResult
+    ) -> None:
         self._narrator.chapter("6  Numbers")
         saves, loaded = [*killed.saves, *resumed.saves], resumed.loaded
         if loaded is None:
@@ -202,7 +204,7 @@ class Story:
 
     def _train(
         self, label: str, options: list[str], kill_from_step: int | None = None
-    ) -> tuple[Run, Kill | None]:
+    ) -> tuple[TrainingLog, Kill | None]:
         """Runs the training program; may kill it in its first save from a step on."""
         kill = None
         with TrainingProcess(options) as training, self._narrator.bar(label) as show:
@@ -217,13 +219,13 @@ class Story:
             training.require_success()
         return run, kill
 
-    def _saving(self, reference: Run) -> list[str]:
+    def _saving(self, reference: TrainingLog) -> list[str]:
         """Arguments of the run that is killed and of the one that resumes: the same."""
         store = ["--store", str(self._root), "--save-every", str(_save_every(reference))]
         return [*store, "--steps", str(reference.steps)]
 
 
-def _save_every(reference: Run) -> int:
+def _save_every(reference: TrainingLog) -> int:
     return max(1, reference.steps // SAVES)
 
 

@@ -5,7 +5,7 @@ Copy from this file. It is an ordinary training loop that saves its whole state 
 not know about being killed, which happens from outside.
 
 Without `--store` it saves nothing, for the reference run. It reports to standard output, one JSON
-object a line (see `penstock.demo.run.Run`).
+object a line (see `penstock.demo.run.TrainingLog`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALIBRATION_STEPS = 5
 STEPS_MIN = 48
 
 
-class Training:
+class DemoTraining:
     """All state of a training run, which is saved to resume it."""
 
     def __init__(self, steps: int, seed: int) -> None:
@@ -89,28 +89,28 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
 
     steps = arguments.steps or _steps_within(arguments.seconds, arguments.seed)
-    training = Training(steps, arguments.seed)
-    _tell("started", steps=steps, parameters=sum(p.numel() for p in training.model.parameters()))
+    training = DemoTraining(steps, arguments.seed)
+    _emit("started", steps=steps, parameters=sum(p.numel() for p in training.model.parameters()))
 
     store = None
     if arguments.store:
         store = penstock.CheckpointStore(arguments.store, keep_last=3, no_dist=True)
         if store.latest() is not None:
-            training.load_state_dict(store.load(report=_tell_loaded))
+            training.load_state_dict(store.load(report=_emit_loaded))
 
     while training.step < steps:
         loss = training.advance()
-        _tell("loss", step=training.step, loss=loss.hex())
+        _emit("loss", step=training.step, loss=loss.hex())
         if store is not None and training.step % arguments.save_every == 0:
             report = store.save(training.step, training.state_dict())
-            _tell("saved", step=training.step, report=dataclasses.asdict(report))
+            _emit("saved", step=training.step, report=dataclasses.asdict(report))
 
-    _tell("finished", weights=_digest(training.model))
+    _emit("finished", weights=_digest(training.model))
 
 
 def _steps_within(seconds: float, seed: int) -> int:
     """The steps that fit into so many seconds, measured on a throwaway training; a few at least."""
-    training = Training(1000, seed)
+    training = DemoTraining(1000, seed)
     training.advance()  # The first step pays for allocations and is not counted.
     started = time.perf_counter()
     for _ in range(CALIBRATION_STEPS):
@@ -127,11 +127,11 @@ def _digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _tell_loaded(report: penstock.LoadReport) -> None:
-    _tell("resumed", step=report.step, report=dataclasses.asdict(report))
+def _emit_loaded(report: penstock.LoadReport) -> None:
+    _emit("resumed", step=report.step, report=dataclasses.asdict(report))
 
 
-def _tell(event: str, **facts: object) -> None:
+def _emit(event: str, **facts: object) -> None:
     sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
     sys.stdout.flush()
 

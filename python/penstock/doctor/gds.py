@@ -31,7 +31,7 @@ _KERNEL_MIN = (6, 2)
 _REGISTRY = ("RMForceStaticBar1=1", "RmForceDisableIomapWC=1")
 
 
-class Places(NamedTuple):
+class SystemPaths(NamedTuple):
     """The system's files, for tests to replace.
 
     Attributes:
@@ -45,14 +45,14 @@ class Places(NamedTuple):
         return read(self.root / path.lstrip("/"))
 
 
-def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
+def check(directory: Path, places: SystemPaths | None = None) -> Iterator[Finding]:
     """All findings about GPUDirect Storage.
 
     Args:
         directory: Directory for checkpoints.
         places: The system's files.
     """
-    places = places or Places()
+    places = places or SystemPaths()
     if gpus.cufile() is None:
         yield Finding(
             _CHECK,
@@ -100,7 +100,7 @@ def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
     )
 
 
-def _settings(places: Places) -> tuple[dict[str, Any], str | None]:
+def _settings(places: SystemPaths) -> tuple[dict[str, Any], str | None]:
     """The settings of cuFile, and a problem with them, if any."""
     path = os.environ.get("CUFILE_ENV_PATH_JSON") or _SETTINGS
     text = places.text(path) if path == _SETTINGS else read(path)
@@ -117,7 +117,7 @@ def _settings(places: Places) -> tuple[dict[str, Any], str | None]:
     return found, None
 
 
-def _missing(directory: Path, places: Places, properties: dict[str, Any]) -> Iterator[str]:
+def _missing(directory: Path, places: SystemPaths, properties: dict[str, Any]) -> Iterator[str]:
     """Yields unmet conditions of peer-to-peer transfers, after NVIDIA's guide."""
     if platform.machine() != "x86_64":
         yield "the processor is no x86-64"

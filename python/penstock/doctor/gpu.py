@@ -42,7 +42,7 @@ def check(
         measures: Whether to measure the link of each GPU, too.
         progress: Called with the name of each measurement.
     """
-    driver = gpus.look()
+    driver = gpus.probe_driver()
     devices = sorted(_DEVICES.glob("nvidia[0-9]*"))
     if driver.problem is not None:
         yield _without(driver, len(devices))

@@ -12,7 +12,7 @@ from penstock.common.machine.facts import rotates, transport
 from penstock.common.machine.gpus import LANE_GB_PER_SECOND
 from penstock.common.machine.kernel import read
 from penstock.doctor.findings import Finding
-from penstock.doctor.probe import ProbeError, Requests, measure
+from penstock.doctor.probe import ProbeError, ProbeRequests, measure
 from penstock.doctor.storage import device_of, stack
 
 if TYPE_CHECKING:
@@ -92,21 +92,21 @@ def check(directory: Path, size_bytes: int, progress: Callable[[str], None]) -> 
     trials = [
         (
             "durable write",
-            Requests(is_direct=is_direct, method=method),
+            ProbeRequests(is_direct=is_direct, method=method),
             wanted.write_gb,
             "GB/s",
             "saves",
         ),
         (
             "cold read",
-            Requests(pattern="read", is_direct=is_direct, method=method),
+            ProbeRequests(pattern="read", is_direct=is_direct, method=method),
             wanted.read_gb,
             "GB/s",
             "loads",
         ),
         (
             "random read of 4 KiB",
-            Requests(
+            ProbeRequests(
                 pattern="random_read",
                 is_direct=is_direct,
                 method=method,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock import _native
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ProbeError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class ProbeRequests:
     """Requests of one kind to one file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Rates:
     requests_per_second: float
 
 
-def measure(requests: Requests, directory: Path, total_bytes: int) -> Rates:
+def measure(requests: ProbeRequests, directory: Path, total_bytes: int) -> Rates:
     """Measures requests; a file to read is written first, untimed. Removes its files.
 
     Args:
@@ -76,14 +76,14 @@ def measure(requests: Requests, directory: Path, total_bytes: int) -> Rates:
     Raises:
         ProbeError: The measuring process failed.
     """
-    settle_after(directory.parent, total_bytes)
+    quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
     job = _job(requests, directory, total_bytes)
     try:
         if requests.pattern != "write":
             depth = 8 if requests.method == "threads" else requests.depth
             _run({**job, "pattern": "write", "seconds": None, "depth": depth})
-            settle_after(directory, total_bytes)
+            quiesce_after(directory, total_bytes)
         outcome = _run(job)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -91,7 +91,7 @@ def measure(requests: Requests, directory: Path, total_bytes: int) -> Rates:
     return Rates(outcome["bytes"] / seconds / 1e9, outcome["requests"] / seconds)
 
 
-def _job(requests: Requests, directory: Path, total_bytes: int) -> dict[str, Any]:
+def _job(requests: ProbeRequests, directory: Path, total_bytes: int) -> dict[str, Any]:
     blocks = max(1, total_bytes // requests.block_bytes)
     return {
         "directory": str(directory),

@@ -9,7 +9,7 @@ from penstock.features.pending import PendingRows
 from penstock.features.results import target_of
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions, copy_elements
-from penstock.tensors.devices import DirectPlaces, current_streams, open_place
+from penstock.tensors.devices import CurrentStreams, current_streams, open_stream
 from penstock.tensors.memory import of_tensor
 from penstock.tensors.native_rows import NativeArray
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock import _native
-    from penstock.features.ids import Ids
+    from penstock.features.ids import RowIds
     from penstock.features.results import Results
 
 
@@ -41,7 +41,7 @@ class Batches:
 
     def begin(
         self,
-        numbers: Ids,
+        numbers: RowIds,
         shape: Sequence[int],
         out: Any,
         device: torch.device | None,
@@ -69,7 +69,7 @@ class Batches:
         if not dtypes.is_tensor(out) or out.device.type == "cpu":
             return self._on_host(numbers, out, foreseen, None)
         memory = of_tensor(out, "out")
-        place = DirectPlaces().of(memory)
+        place = CurrentStreams().of(memory)
         if place is None:
             host = self._results.empty(shape, is_torch=True)
             return self._on_host(numbers, host, foreseen, out)
@@ -90,7 +90,7 @@ class Batches:
 
         return PendingRows(native, out, self._check, hold)
 
-    def _on_host(self, numbers: Ids, rows: Any, foreseen: int | None, out: Any) -> PendingRows:
+    def _on_host(self, numbers: RowIds, rows: Any, foreseen: int | None, out: Any) -> PendingRows:
         """Gathers into host memory; PyTorch then copies it to ``out``, if that is given."""
         native = self._reader.gather(numbers.array, numbers.is_signed, target_of(rows), foreseen)
         if out is None:
@@ -115,5 +115,5 @@ def on_host(value: Any, name: str = "ids") -> tuple[Any, torch.device | None]:
         return value, None
     if of_tensor(value, name).address:
         # PyTorch's copy would break a stream capture: this raises first.
-        open_place(value.device)
+        open_stream(value.device)
     return value.detach().to("cpu"), value.device

@@ -1,4 +1,4 @@
-"""`KeptTables`: the tables of a Penstock checkpoint, which is held open while they are read."""
+"""`CheckpointTables`: the tables of a Penstock checkpoint, held open while they are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.checkpoint.state import tree
 from penstock.checkpoint.steps.newest import open_newest
 from penstock.errors import CorruptCheckpointError, StorageError
 from penstock.features.row_tensor import RowTensor
-from penstock.features.table_metadata import Note, notes_of
+from penstock.features.table_metadata import TableMetadata, table_metadata_of
 from penstock.io.arguments import to_native
-from penstock.io.extents import Run
+from penstock.io.extents import FileRange
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_array
 
@@ -28,7 +28,7 @@ _PIECE_BYTES = 16 * CHUNK_BYTES
 """Bytes read and compared at a time."""
 
 
-class KeptTables:
+class CheckpointTables:
     """The tensors of a checkpoint, whose files nobody removes before `release`.
 
     Args:
@@ -38,7 +38,7 @@ class KeptTables:
     Attributes:
         path: The directory of the checkpoint.
         tables: Tensors by name, without those that hold checksums of other tables.
-        notes: Metadata of tables written by Penstock, by name.
+        table_metadata: Metadata of tables written by Penstock, by name.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -51,15 +51,15 @@ class KeptTables:
         self._checkpoint: OpenCheckpoint = open_newest(path, stacklevel=stacklevel + 1)
         self.path = self._checkpoint.path
         try:
-            self._checkpoint.look(0)
+            self._checkpoint.view_as(0)
             with self._checkpoint.reading():
                 tensors = {one.name: _table(one) for one in placed(self._checkpoint)}
-                self.notes = notes_of(self._checkpoint.metadata(), self.path)
+                self.table_metadata = table_metadata_of(self._checkpoint.metadata(), self.path)
         except BaseException:
             # A stored exception keeps this frame alive, which must not keep the files from removal.
             self.release()
             raise
-        self._checks = {note.checks for note in self.notes.values()}
+        self._checks = {table_note.checks for table_note in self.table_metadata.values()}
         self.tables = {name: one for name, one in tensors.items() if name not in self._checks}
         self._tensors = tensors
 
@@ -76,13 +76,13 @@ class KeptTables:
 
     def row_shape(self, key: str, table: RowTensor) -> tuple[int, ...]:
         """The shape of a row of a table, without padding."""
-        note = self.notes.get(key)
-        if note is None:
+        table_note = self.table_metadata.get(key)
+        if table_note is None:
             return table.shape[1:]
-        row_bytes = math.prod(note.row_shape) * table.item_bytes
+        row_bytes = math.prod(table_note.row_shape) * table.item_bytes
         if row_bytes > table.row_bytes:
             raise self._disagreeing(key, f"rows of {row_bytes} bytes, of {table.row_bytes}")
-        return note.row_shape
+        return table_note.row_shape
 
     def checks(self, key: str, blocks: int) -> np.ndarray[Any, Any] | None:
         """The checksum of each block of a table, verified against its own digest.
@@ -94,15 +94,15 @@ class KeptTables:
         Returns:
             The checksums; None if the table was written without them.
         """
-        note = self.notes.get(key)
-        if note is None or note.checks is None:
+        table_note = self.table_metadata.get(key)
+        if table_note is None or table_note.checks is None:
             return None
-        found = self._tensors.get(note.checks)
+        found = self._tensors.get(table_note.checks)
         if found is None or (found.dtype, found.shape) != ("uint32", (blocks,)):
-            raise self._disagreeing(key, f"checksums of {blocks} blocks in {note.checks!r}")
+            raise self._disagreeing(key, f"checksums of {blocks} blocks in {table_note.checks!r}")
         sums = np.empty(blocks, np.uint32)
         with self._checkpoint.reading():
-            wanted = BoxRead(self._leaf(note), (0,), of_array(sums, note.checks))
+            wanted = BoxRead(self._leaf(table_note), (0,), of_array(sums, table_note.checks))
             self._checkpoint.read([wanted], to_native(None))
         return sums
 
@@ -130,9 +130,9 @@ class KeptTables:
                 f"cannot read {path}: {error.strerror}", path=path, errno=error.errno
             ) from error
 
-    def _leaf(self, note: Note) -> StoredTensor:
+    def _leaf(self, table_note: TableMetadata) -> StoredTensor:
         leaves: dict[str, Any] = dict(tree.leaves(self._checkpoint.root))
-        return self._checkpoint.tensor(leaves[note.checks or ""])
+        return self._checkpoint.tensor(leaves[table_note.checks or ""])
 
     def _disagreeing(self, key: str, lacks: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(
@@ -149,5 +149,7 @@ def _table(one: PlacedTensor) -> RowTensor:
     if item_bytes is None:
         # A NumPy type, perhaps of a package not installed here; arrays are stored whole.
         item_bytes = sum(run.nbytes for run in runs or ()) // max(1, math.prod(one.shape))
-    places = None if runs is None else tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
+    places = (
+        None if runs is None else tuple(FileRange(run.file, run.begin, run.nbytes) for run in runs)
+    )
     return RowTensor(one.dtype, item_bytes, one.shape, places)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.features.elements import name_of
-from penstock.features.row_format import Form
+from penstock.features.row_format import RowFormat
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Columns:
                 raise ValueError(f"columns: {name!r}: sizes {shape} are none")
             item_bytes = dtypes.ITEM_BYTES.get(kind, 0)
             # Refuses here, not after training, a column that a snapshot could not store.
-            Form.of(name, kind, item_bytes, shape, False)
+            RowFormat.of(name, kind, item_bytes, shape, False)
             begin = -(-end // item_bytes) * item_bytes
             column = Column(name, shape, kind, item_bytes, begin)
             if column.nbytes == 0:

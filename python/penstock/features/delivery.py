@@ -1,4 +1,4 @@
-"""`Delivery`: copies looked-up rows of a `Table` to a device."""
+"""`DeviceCopy`: copies looked-up rows of a `Table` to a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.features.rows import Rows
 from penstock.tensors import dtypes
-from penstock.tensors.devices import open_place, pinned
+from penstock.tensors.devices import open_stream, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from penstock.features.columns import Columns
     from penstock.features.results import Results
-    from penstock.tensors.devices import Place
+    from penstock.tensors.devices import DeviceStream
 
 
-class Delivery:
+class DeviceCopy:
     """Rows read into host memory and then copied to a device by one PyTorch copy.
 
     The copy is queued on the stream that is current when `finish` is first called. With a CUDA
@@ -39,7 +39,7 @@ class Delivery:
     def __init__(
         self, columns: Columns, results: Results, shape: Sequence[int], device: torch.device
     ) -> None:
-        place = open_place(device)
+        place = open_stream(device)
         # A device without an index is PyTorch's current device.
         self._device = (
             device if place is None else dtypes.import_torch().device("cuda", place.ordinal)
@@ -50,14 +50,14 @@ class Delivery:
             self._host = results.empty(shape, is_torch=True)
         self.rows = Rows(columns, self._host)
         self._turn = threading.Lock()
-        self._copied: tuple[Place, _native.Moment] | None = None
+        self._copied: tuple[DeviceStream, _native.Moment] | None = None
 
     def finish(self) -> None:
         """Queues the copy to the device, and makes the current stream wait for it.
 
         Call it once the rows are in host memory; it may be called again, from other streams.
         """
-        place = open_place(self._device)
+        place = open_stream(self._device)
         # Copies once, however many callers ask.
         with self._turn:
             if self._host is not None:
@@ -74,7 +74,7 @@ class Delivery:
             current = dtypes.import_torch().cuda.current_stream(place.ordinal)
             self.rows.buffer.record_stream(current)
 
-    def _copy(self, place: Place | None) -> None:
+    def _copy(self, place: DeviceStream | None) -> None:
         # PyTorch itself keeps pinned memory until a queued copy has read it.
         is_queued = self._is_pinned and place is not None
         arrived = self._host.to(device=self._device, non_blocking=is_queued)

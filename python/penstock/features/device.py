@@ -13,14 +13,14 @@ from penstock.common.option_kinds import Number
 from penstock.errors import DeviceError
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions
-from penstock.tensors.devices import DirectPlaces, check_known, current_streams
+from penstock.tensors.devices import CurrentStreams, check_known, current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
     from penstock.features.source import Source
-    from penstock.tensors.devices import Place
+    from penstock.tensors.devices import DeviceStream
 
 STAGING = Number(0, 1 << 40, "bytes")
 STAGING_BYTES = 64 << 20
@@ -209,14 +209,14 @@ class DeviceFeatures:
                 f" {self._source.dtype} of shape {shape} on the device"
             )
 
-    def _place(self, tensor: Any, name: str) -> Place:
+    def _place(self, tensor: Any, name: str) -> DeviceStream:
         """The tensor's device and its current stream."""
         device = tensor.device
         if device.type != "cuda" or device.index not in (None, self.ordinal):
             raise ValueError(f"{name}: on {device}: needed is one on cuda:{self.ordinal}")
-        place = DirectPlaces().on(f"cuda:{self.ordinal}")
+        place = CurrentStreams().on(f"cuda:{self.ordinal}")
         check_known(device, place)
-        return cast("Place", place)
+        return cast("DeviceStream", place)
 
 
 def _dropped(native: _native.RowProxy) -> None:

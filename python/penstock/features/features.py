@@ -16,8 +16,8 @@ from penstock.features.batches import Batches, on_host
 from penstock.features.cache import check_cache, native_cache
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.file_watch import FileWatch
-from penstock.features.ids import Ids, ids_of
-from penstock.features.lookahead import Coming
+from penstock.features.ids import RowIds, ids_of
+from penstock.features.lookahead import Lookahead
 from penstock.features.prefetch import ForeseenRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
@@ -144,7 +144,7 @@ class Features:
         for size in source.row_shape:
             item_bytes //= size
         self._process = os.getpid()
-        self._pinned: list[Ids] = []
+        self._pinned: list[RowIds] = []
         self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
         self._io: TensorIO | None = for_rows(io)
         self._files = FileWatch(source)
@@ -235,11 +235,11 @@ class Features:
             ValueError: ``out`` does not fit, there is no such device, or the table is closed.
         """
         ids, where = on_host(ids)
-        return self._begun(ids_of(ids), out, _wanted(device, out, where))
+        return self._begun(ids_of(ids), out, _device_of_rows(device, out, where))
 
     def _begun(
         self,
-        numbers: Ids,
+        numbers: RowIds,
         out: Any = None,
         device: torch.device | None = None,
         foreseen: int | None = None,
@@ -279,7 +279,7 @@ class Features:
         return count
 
     @contextlib.contextmanager
-    def _naming(self, numbers: Ids) -> Iterator[None]:
+    def _naming(self, numbers: RowIds) -> Iterator[None]:
         try:
             yield
         except IndexError as error:
@@ -317,7 +317,7 @@ class Features:
         device = device_of(device)
         known: deque[tuple[Any, ForeseenRows, int]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
-        coming, rows = Coming(batches), 0
+        coming, rows = Lookahead(batches), 0
         try:
             while True:
                 while len(known) <= window and (ids := coming.next(self._foreseen)) is not None:
@@ -376,13 +376,15 @@ class Features:
         ids, where = on_host(ids)
         return self._foreseen(ids_of(ids), where)
 
-    def _foreseen(self, numbers: Ids, where: torch.device | None) -> ForeseenRows:
+    def _foreseen(self, numbers: RowIds, where: torch.device | None) -> ForeseenRows:
         self._check_open()
         reader = self._reader
         with self._naming(numbers):
             number = reader.hint(numbers.array, numbers.is_signed)
         return ForeseenRows(
-            lambda out, device: self._begun(numbers, out, _wanted(device, out, where), number),
+            lambda out, device: self._begun(
+                numbers, out, _device_of_rows(device, out, where), number
+            ),
             lambda: None if number is None else reader.forget(number),
         )
 
@@ -462,7 +464,7 @@ class Features:
         return f"{key}{self.source.path}"
 
 
-def _wanted(device: Any, out: Any, where: torch.device | None) -> torch.device | None:
+def _device_of_rows(device: Any, out: Any, where: torch.device | None) -> torch.device | None:
     """The device of a batch's rows: ``device``, else that of ``out``, else that of the ids."""
     if device is None and out is None:
         return where

@@ -35,7 +35,7 @@ class FileWatch:
         """
         source = self._source
         for path in dict.fromkeys(segment.path for segment in source.segments):
-            change, _ = self._marks.look(path)
+            change, _ = self._marks.inspect(path)
             if change is Change.NONE:
                 continue
             # Rows with checksums are compared with these at each read.
@@ -55,13 +55,13 @@ class FileWatch:
 
         Exports and retention link and unlink files of a checkpoint, from any process.
         """
-        if self._source.kept is None:
+        if self._source.checkpoint is None:
             return False
         with self._comparing:
             if path in self._differing:
                 # The cache may hold rows read while it differed, even if the file is whole again.
                 return False
-            change, mark = self._marks.look(path)
+            change, mark = self._marks.inspect(path)
             if change is Change.TOUCHED:
                 self._differing.add(path)
                 self._source.check_digests(path)

@@ -10,7 +10,7 @@ from penstock.tensors import dtypes
 from penstock.tensors.native_rows import NativeArray
 
 
-class Ids(NamedTuple):
+class RowIds(NamedTuple):
     """Ids of rows.
 
     Attributes:
@@ -30,7 +30,7 @@ class Ids(NamedTuple):
     array: NativeArray
 
 
-def ids_of(value: Any) -> Ids:
+def ids_of(value: Any) -> RowIds:
     """Converts a caller's ids; raises on anything but integers."""
     is_torch = dtypes.is_tensor(value)
     is_array = is_torch or isinstance(value, np.ndarray)
@@ -50,7 +50,7 @@ def ids_of(value: Any) -> Ids:
     # Five times as fast as `ctypes.data`.
     address: int = found.__array_interface__["data"][0]
     array = NativeArray(address, (found.size,), None, found.itemsize, found)
-    return Ids(shape, is_torch, dtype, dtype.kind == "i", found, array)
+    return RowIds(shape, is_torch, dtype, dtype.kind == "i", found, array)
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:

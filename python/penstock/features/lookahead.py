@@ -1,4 +1,4 @@
-"""`Coming`: takes the batches of a stream ahead of their use."""
+"""`Lookahead`: takes the batches of a stream ahead of their use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.features.batches import on_host
-from penstock.features.ids import Ids, ids_of
+from penstock.features.ids import RowIds, ids_of
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NO_MORE = object()
 
 
-class Coming:
+class Lookahead:
     """Takes batches from an iterable, and keeps the error that ends it."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -34,7 +34,7 @@ class Coming:
         self._error: Exception | None = None
 
     def next(
-        self, foreseen: Callable[[Ids, torch.device | None], ForeseenRows]
+        self, foreseen: Callable[[RowIds, torch.device | None], ForeseenRows]
     ) -> tuple[Any, ForeseenRows, int] | None:
         """The next batch: its ids, their announcement to the cache, its rows; None at the end."""
         if self._error is not None:

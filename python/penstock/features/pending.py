@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TransferError
-from penstock.io.notifier import bell_of_loop
+from penstock.io.notifier import notifier_of_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -75,7 +75,7 @@ class PendingRows:
 
     def __await__(self) -> Generator[None, None, Any]:
         if not self.done():
-            yield from bell_of_loop().wait(self._native, lambda: None).__await__()
+            yield from notifier_of_loop().wait(self._native, lambda: None).__await__()
         return self.result()
 
     def __repr__(self) -> str:

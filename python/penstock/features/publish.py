@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.checkpoint.loading.foreign import check_no_store
+from penstock.checkpoint.loading.path_kind import check_no_store
 from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import StorageError
 from penstock.io.arguments import to_native

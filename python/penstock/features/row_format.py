@@ -1,4 +1,4 @@
-"""`Form`: the tensor of a table as its file stores it."""
+"""`RowFormat`: the tensor of a table as its file stores it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEY_CHARS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RowFormat:
     """The tensor of a table as its file stores it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Form:
         item_bytes: int,
         shape: tuple[int, ...],
         align: Align,
-    ) -> Form:
+    ) -> RowFormat:
         """The form in which rows of some shape and type are stored.
 
         Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.io.extents import Run
+    from penstock.io.extents import FileRange
 
 _SIZE_MAX = (1 << 48) - 1
 """Largest dimension: caches number rows with 48 bits."""
@@ -28,7 +28,7 @@ class RowTensor(NamedTuple):
     dtype: str
     item_bytes: int
     shape: tuple[int, ...]
-    runs: tuple[Run, ...] | None
+    runs: tuple[FileRange, ...] | None
 
     @property
     def row_bytes(self) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.common.progress import shown
 from penstock.features.publish import publish
 from penstock.features.results import target_of
-from penstock.features.row_format import Form
-from penstock.features.table_metadata import Note, checks_name, with_notes
+from penstock.features.row_format import RowFormat
+from penstock.features.table_metadata import TableMetadata, checks_name, with_table_metadata
 from penstock.options import Options
 
 if TYPE_CHECKING:
@@ -74,13 +74,15 @@ def write_snapshot(
     """
     began = time.perf_counter()
     rows, row_bytes, piece_rows = sizes
-    forms = {
-        column.name: Form.of(column.name, column.dtype, column.item_bytes, column.shape, False)
+    formats = {
+        column.name: RowFormat.of(column.name, column.dtype, column.item_bytes, column.shape, False)
         for column in columns
     }
-    notes = {column.name: Note.of(column.name, column.shape).to_json() for column in columns}
-    noted = with_notes(metadata, notes)
-    needed_bytes = rows * sum(form.row_bytes for form in forms.values())
+    table_metadata = {
+        column.name: TableMetadata.of(column.name, column.shape).to_json() for column in columns
+    }
+    full_metadata = with_table_metadata(metadata, table_metadata)
+    needed_bytes = rows * sum(row_format.row_bytes for row_format in formats.values())
     fallbacks: dict[Fallback, None] = {}
 
     def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
@@ -89,8 +91,8 @@ def write_snapshot(
         with ExitStack() as stack:
             update = stack.enter_context(shown(progress, "writing"))
             files = {
-                name: stack.enter_context(closing(form.file(places[name], io, rows)))
-                for name, form in forms.items()
+                name: stack.enter_context(closing(row_format.file(places[name], io, rows)))
+                for name, row_format in formats.items()
             }
             for piece, first in enumerate(range(0, rows, piece_rows)):
                 here = memory[: min(piece_rows, rows - first)]
@@ -100,10 +102,10 @@ def write_snapshot(
                     files[column.name].append(np.ascontiguousarray(part).reshape(-1))
                 if update is not None:
                     update(needed_bytes * (first + len(here)) // rows, needed_bytes)
-            for name, form in forms.items():
+            for name, row_format in formats.items():
                 file = files[name]
-                file.finish((rows, *form.row_shape))
-                state[name] = form.tensor(file, io, rows)
+                file.finish((rows, *row_format.row_shape))
+                state[name] = row_format.tensor(file, io, rows)
                 state[checks_name(name)] = file.checks
                 fallbacks.update(dict.fromkeys(file.fallbacks))
         return state
@@ -112,7 +114,7 @@ def write_snapshot(
         where,
         columns.names,
         fill,
-        metadata=noted,
+        metadata=full_metadata,
         overwrite=overwrite,
         options=Options() if options is None else options,
         needed_bytes=needed_bytes,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.checkpoint.loading.foreign import as_table
+from penstock.checkpoint.loading.path_kind import as_table
 from penstock.checkpoint.state.names import escaped
 from penstock.checkpoint.steps.newest import is_penstock
 from penstock.common.file_names import rank_of
@@ -21,13 +21,13 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
-from penstock.features import foreign
-from penstock.features.checkpoint_table import KeptTables
+from penstock.features import other_formats
+from penstock.features.checkpoint_table import CheckpointTables
 from penstock.features.elements import name_of
 from penstock.features.row_tensor import sizes_of
 from penstock.features.table_metadata import BLOCK_BYTES
 from penstock.io.arguments import decode_local_path
-from penstock.io.extents import Run
+from penstock.io.extents import FileRange
 from penstock.io.file_marks import FileMark
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class RowSegment:
     """Consecutive rows in one file.
 
     Attributes:
@@ -74,8 +74,8 @@ class Source:
         checks: CRC-32C of each 4,096 bytes of each segment in turn; the last block of a segment may
             be shorter. None if no checksums are stored or requested.
         padding_bytes: How many of `row_bytes`, at the end, are padding.
-        kept: The checkpoint that holds the table, not removed before `release`; None for files of
-            other formats.
+        checkpoint: The checkpoint that holds the table, not removed before `release`; None for
+            files of other formats.
     """
 
     path: str
@@ -84,15 +84,15 @@ class Source:
     row_shape: tuple[int, ...]
     row_bytes: int
     rows: int
-    segments: tuple[Segment, ...]
+    segments: tuple[RowSegment, ...]
     checks: np.ndarray[Any, Any] | None = None
     padding_bytes: int = 0
-    kept: KeptTables | None = field(default=None, compare=False, repr=False)
+    checkpoint: CheckpointTables | None = field(default=None, compare=False, repr=False)
 
     def release(self) -> None:
         """Allows the files of the checkpoint to be removed."""
-        if self.kept is not None:
-            self.kept.release()
+        if self.checkpoint is not None:
+            self.checkpoint.release()
 
     def check_digests(self, path: str) -> None:
         """Compares all rows in one file of a checkpoint with the checkpoint's digests.
@@ -101,16 +101,21 @@ class Source:
             CorruptCheckpointError: They are not what was saved.
             StorageError: They cannot be read.
         """
-        if self.kept is None:
+        if self.checkpoint is None:
             raise AssertionError("files of others have no digests")
         for one in self.segments:
             if one.path == path:
-                self.kept.check_digests(path, one.offset, one.rows * self.row_bytes)
+                self.checkpoint.check_digests(path, one.offset, one.rows * self.row_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.kept is not None:
+        if self.checkpoint is not None:
             # Each process that reads a checkpoint takes its own lease on it.
-            return _found_again, (self.kept.path, self.key, self.checks is not None, self.segments)
+            return _reopened, (
+                self.checkpoint.path,
+                self.key,
+                self.checks is not None,
+                self.segments,
+            )
         return _made_again, ({one.name: getattr(self, one.name) for one in fields(self)},)
 
 
@@ -118,7 +123,7 @@ def _made_again(values: dict[str, Any]) -> Source:
     return Source(**values)
 
 
-def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]) -> Source:
+def _reopened(path: str, key: str, check: bool, segments: tuple[RowSegment, ...]) -> Source:
     source = find(path, key, check=check)
     if source.segments == segments:
         # Keeps the marks of the process that found the table: changes since then count.
@@ -132,7 +137,7 @@ def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]
     )
 
 
-class _Wanted(NamedTuple):
+class _TableRequest(NamedTuple):
     """The caller's description of the table.
 
     Attributes:
@@ -169,33 +174,33 @@ def find(
     """
     if not isinstance(key, str | None):
         raise TypeError(f"key={key!r:.80}: must be the name of a tensor, or None")
-    wanted = _Wanted(
+    request = _TableRequest(
         decode_local_path(path),
         key,
         None if shape is None else sizes_of(shape),
         None if dtype is None else name_of(dtype),
     )
-    if not os.path.exists(wanted.path):
+    if not os.path.exists(request.path):
         raise CheckpointNotFoundError(
-            f"{wanted.path}: nothing is there: name the checkpoint or file that has the table",
-            path=wanted.path,
+            f"{request.path}: nothing is there: name the checkpoint or file that has the table",
+            path=request.path,
         )
     try:
-        if os.path.isdir(wanted.path):
-            if os.path.exists(os.path.join(wanted.path, _native.TABLE_MANIFEST)):
-                told = f"{wanted.path} {as_table(wanted.path)}"
-                raise CheckpointNotFoundError(told, path=wanted.path)
-            if _is_ours(wanted.path):
-                return _in_checkpoint(wanted, check=check, stacklevel=stacklevel + 1)
-            tables = foreign.of_directory(wanted.path, key)
-            return _of_one(wanted, tables)
-        return _in_file(wanted)
+        if os.path.isdir(request.path):
+            if os.path.exists(os.path.join(request.path, _native.TABLE_MANIFEST)):
+                told = f"{request.path} {as_table(request.path)}"
+                raise CheckpointNotFoundError(told, path=request.path)
+            if _is_ours(request.path):
+                return _in_checkpoint(request, check=check, stacklevel=stacklevel + 1)
+            tables = other_formats.of_directory(request.path, key)
+            return _of_one(request, tables)
+        return _in_file(request)
     except OSError as error:
         if isinstance(error, StorageError | CheckpointNotFoundError):
             raise
         raise StorageError(
-            f"cannot read {error.filename or wanted.path}: {error.strerror}",
-            path=os.fspath(error.filename or wanted.path),
+            f"cannot read {error.filename or request.path}: {error.strerror}",
+            path=os.fspath(error.filename or request.path),
             errno=error.errno,
         ) from error
 
@@ -213,25 +218,27 @@ def _is_shard(name: str) -> bool:
 # Locating the tensor.
 
 
-def _in_checkpoint(wanted: _Wanted, *, check: bool, stacklevel: int) -> Source:
-    kept = KeptTables(wanted.path, stacklevel=stacklevel + 1)
+def _in_checkpoint(request: _TableRequest, *, check: bool, stacklevel: int) -> Source:
+    checkpoint = CheckpointTables(request.path, stacklevel=stacklevel + 1)
     try:
-        tables = kept.tables
-        if wanted.key is not None and tables.keys().isdisjoint((wanted.key, escaped(wanted.key))):
-            tables = {**tables, **kept.parts()}
-        key = _chosen(wanted, tables)
-        source = _source(wanted, key, tables[key], kept)
+        tables = checkpoint.tables
+        if request.key is not None and tables.keys().isdisjoint(
+            (request.key, escaped(request.key))
+        ):
+            tables = {**tables, **checkpoint.parts()}
+        key = _chosen(request, tables)
+        source = _source(request, key, tables[key], checkpoint)
         if not check:
             return source
         blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
-        return replace(source, checks=kept.checks(key, blocks))
+        return replace(source, checks=checkpoint.checks(key, blocks))
     except BaseException:
-        kept.release()
+        checkpoint.release()
         raise
 
 
-def _in_file(wanted: _Wanted) -> Source:
-    path = wanted.path
+def _in_file(request: _TableRequest) -> Source:
+    path = request.path
     above, name = os.path.split(path)
     if not os.path.isfile(path):
         raise StorageError(f"{path} is neither a file nor a directory", path=path, errno=None)
@@ -241,12 +248,16 @@ def _in_file(wanted: _Wanted) -> Source:
             path=path,
         )
     check_fetched(path)
-    if foreign.is_npy(path):
-        return _source(wanted, "", foreign.of_npy(path, wanted.dtype))
-    if wanted.shape is not None and wanted.dtype is not None and not path.endswith(".safetensors"):
-        return _source(wanted, "", foreign.of_bytes(path, wanted.shape, wanted.dtype))
-    if foreign.is_safetensors(path):
-        return _of_one(wanted, foreign.of_safetensors(path))
+    if other_formats.is_npy(path):
+        return _source(request, "", other_formats.of_npy(path, request.dtype))
+    if (
+        request.shape is not None
+        and request.dtype is not None
+        and not path.endswith(".safetensors")
+    ):
+        return _source(request, "", other_formats.of_bytes(path, request.shape, request.dtype))
+    if other_formats.is_safetensors(path):
+        return _of_one(request, other_formats.of_safetensors(path))
     raise StateMismatchError(
         f"{path} does not begin as a file of safetensors or of numpy.save does: where it is rows"
         " and nothing else, pass shape= and dtype=",
@@ -254,14 +265,14 @@ def _in_file(wanted: _Wanted) -> Source:
     )
 
 
-def _of_one(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> Source:
-    key = _chosen(wanted, tables)
-    return _source(wanted, key, tables[key])
+def _of_one(request: _TableRequest, tables: Mapping[str, RowTensor]) -> Source:
+    key = _chosen(request, tables)
+    return _source(request, key, tables[key])
 
 
-def _chosen(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> str:
+def _chosen(request: _TableRequest, tables: Mapping[str, RowTensor]) -> str:
     """The name of the requested tensor, or of the only one that is a table."""
-    path, key = wanted.path, wanted.key
+    path, key = request.path, request.key
     if key is not None:
         # Accepts a key as in the state, too; stored names escape it with backslashes.
         for name in (key, escaped(key)):
@@ -298,53 +309,55 @@ def _shown(names: Sequence[str]) -> str:
 # Describing the table.
 
 
-def _source(wanted: _Wanted, key: str, table: RowTensor, kept: KeptTables | None = None) -> Source:
+def _source(
+    request: _TableRequest, key: str, table: RowTensor, checkpoint: CheckpointTables | None = None
+) -> Source:
     name = repr(key) if key else "the array"
     if not table.shape:
         raise UnsupportedStateError(
-            f"{wanted.path}: {name} is a single number and has no rows: name a table", key=key
+            f"{request.path}: {name} is a single number and has no rows: name a table", key=key
         )
-    row_shape = table.shape[1:] if kept is None else kept.row_shape(key, table)
-    _check_said(wanted, name, (table.shape[0], *row_shape), table.dtype)
+    row_shape = table.shape[1:] if checkpoint is None else checkpoint.row_shape(key, table)
+    _check_said(request, name, (table.shape[0], *row_shape), table.dtype)
     row_bytes = table.row_bytes
     value_bytes = math.prod(row_shape) * table.item_bytes
     if value_bytes == 0:
         raise UnsupportedStateError(
-            f"{wanted.path}: rows of {name} are of the shape {row_shape} and have no bytes",
+            f"{request.path}: rows of {name} are of the shape {row_shape} and have no bytes",
             key=key,
         )
     return Source(
-        path=wanted.path,
+        path=request.path,
         key=key,
         dtype=table.dtype,
         row_shape=row_shape,
         row_bytes=row_bytes,
         rows=table.shape[0],
-        segments=_segments(wanted.path, key, table),
+        segments=_segments(request.path, key, table),
         checks=None,
         padding_bytes=row_bytes - value_bytes,
-        kept=kept,
+        checkpoint=checkpoint,
     )
 
 
-def _check_said(wanted: _Wanted, name: str, shape: tuple[int, ...], dtype: str) -> None:
+def _check_said(request: _TableRequest, name: str, shape: tuple[int, ...], dtype: str) -> None:
     """Raises `StateMismatchError` unless the table is as the caller describes it."""
-    said = wanted.shape
+    said = request.shape
     if said is not None and said not in (shape, (None, *shape[1:])):
         raise StateMismatchError(
-            f"{wanted.path}: {name} is of the shape {shape}, not of shape={said}: correct it, or"
+            f"{request.path}: {name} is of the shape {shape}, not of shape={said}: correct it, or"
             " leave it out",
-            path=wanted.path,
+            path=request.path,
         )
-    if wanted.dtype not in (None, dtype):
+    if request.dtype not in (None, dtype):
         raise StateMismatchError(
-            f"{wanted.path}: {name} is of {dtype}, not of dtype={wanted.dtype!r}: correct it, or"
+            f"{request.path}: {name} is of {dtype}, not of dtype={request.dtype!r}: correct it, or"
             " leave it out",
-            path=wanted.path,
+            path=request.path,
         )
 
 
-def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
+def _segments(path: str, key: str, table: RowTensor) -> tuple[RowSegment, ...]:
     runs = table.runs
     if runs is None:
         raise _scattered(path, key, "its rows are cut into columns, or it is a transposed view")
@@ -357,7 +370,7 @@ def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
         )
     row_bytes = table.row_bytes
     marks: dict[str, FileMark] = {}
-    found: list[Segment] = []
+    found: list[RowSegment] = []
     first_row = 0
     for run in _joined(runs):
         if run.nbytes % row_bytes:
@@ -373,7 +386,7 @@ def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
             )
         rows = run.nbytes // row_bytes
         found.append(
-            Segment(
+            RowSegment(
                 path=run.path,
                 offset=run.offset,
                 first_row=first_row,
@@ -385,18 +398,18 @@ def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def _joined(runs: Sequence[Run]) -> list[Run]:
+def _joined(runs: Sequence[FileRange]) -> list[FileRange]:
     """Merges adjacent file ranges."""
     starts = [0, *(index for index, pair in enumerate(pairwise(runs), 1) if not _follows(*pair))]
     groups = [runs[first:last] for first, last in pairwise([*starts, len(runs)])]
     return [
-        Run(group[0].path, group[0].offset, sum(run.nbytes for run in group))
+        FileRange(group[0].path, group[0].offset, sum(run.nbytes for run in group))
         for group in groups
         if group
     ]
 
 
-def _follows(one: Run, next_one: Run) -> bool:
+def _follows(one: FileRange, next_one: FileRange) -> bool:
     return one.path == next_one.path and one.offset + one.nbytes == next_one.offset
 
 

@@ -17,7 +17,7 @@ from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarni
 from penstock.features.batches import on_host
 from penstock.features.cache import check_cache, native_cache
 from penstock.features.columns import Columns
-from penstock.features.delivery import Delivery
+from penstock.features.delivery import DeviceCopy
 from penstock.features.ids import ids_of
 from penstock.features.padding import row_bytes_for
 from penstock.features.pending import PendingRows
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.common.progress import Progress
     from penstock.features.cache import Cache
-    from penstock.features.ids import Ids
+    from penstock.features.ids import RowIds
     from penstock.features.snapshot import SnapshotReport
     from penstock.io.tensor_io import TensorIO
     from penstock.options import Options
@@ -121,7 +121,7 @@ class Table:
         form, note = _native.row_table_form(self.path)
         rows, row_bytes, value_bytes = form.rows, form.row_bytes, form.value_bytes
         self._piece_rows = form.piece_rows
-        self._columns = _noted(self.path, note, value_bytes)
+        self._columns = _columns_of(self.path, note, value_bytes)
         self.columns = {column.name: (column.shape, column.dtype) for column in self._columns}
         self._rows, self._row_bytes, self._value_bytes = rows, row_bytes, value_bytes
         if fold_bytes == "auto":
@@ -272,12 +272,12 @@ class Table:
         ids, where = on_host(ids)
         return self._begun(ids_of(ids), where if device is None else device_of(device))
 
-    def _begun(self, numbers: Ids, device: torch.device | None) -> PendingRows:
+    def _begun(self, numbers: RowIds, device: torch.device | None) -> PendingRows:
         shape = (*numbers.shape, self._value_bytes)
         finish = None
         if device is not None and device.type != "cpu":
-            delivery = Delivery(self._columns, self._results, shape, device)
-            rows, finish = delivery.rows, delivery.finish
+            device_copy = DeviceCopy(self._columns, self._results, shape, device)
+            rows, finish = device_copy.rows, device_copy.finish
         else:
             is_torch = numbers.is_torch or device is not None
             rows = Rows(self._columns, self._results.empty(shape, is_torch=is_torch))
@@ -458,7 +458,7 @@ class Table:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close()
 
-    def _named(self, error: IndexError, numbers: Ids) -> IndexError:
+    def _named(self, error: IndexError, numbers: RowIds) -> IndexError:
         return IndexError(f"{error} ({self.path}; ids are {numbers.dtype})")
 
     def _fold_soon(self) -> None:
@@ -496,7 +496,7 @@ def _nothing() -> None:
     """The check after a lookup: none, as no other program may change the table's files."""
 
 
-def _noted(path: str, note: str, value_bytes: int) -> Columns:
+def _columns_of(path: str, note: str, value_bytes: int) -> Columns:
     try:
         columns = Columns.from_json(json.loads(note)["columns"])
         is_sound = columns.nbytes == value_bytes

@@ -1,4 +1,4 @@
-"""`Note`: the metadata of a table in a checkpoint; specified by `docs/gather.md`."""
+"""`TableMetadata`: the metadata of a table in a checkpoint; specified by `docs/gather.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIGEST = "crc32c"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TableMetadata:
     """The metadata of a table, beside its tensor.
 
     Attributes:
@@ -30,7 +30,7 @@ class Note:
     checks: str | None
 
     @classmethod
-    def of(cls, key: str, row_shape: tuple[int, ...]) -> Note:
+    def of(cls, key: str, row_shape: tuple[int, ...]) -> TableMetadata:
         """The note of a table written with checksums."""
         return cls(row_shape, checks_name(key))
 
@@ -42,7 +42,7 @@ class Note:
         }
 
 
-def with_notes(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
+def with_table_metadata(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
     """A caller's metadata with the notes of tables added, as a checkpoint stores it.
 
     Raises:
@@ -62,15 +62,15 @@ def checks_name(key: str) -> str:
     return f"{key}.{_DIGEST}"
 
 
-def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:
+def table_metadata_of(metadata: Mapping[str, Any], path: str) -> dict[str, TableMetadata]:
     """The notes of all tables of a checkpoint, by the names of their leaves."""
     notes = metadata.get(MEMBER, {})
     if not isinstance(notes, dict):
         raise _senseless(path, MEMBER)
-    return {escaped(key): _note(path, key, note) for key, note in notes.items()}
+    return {escaped(key): _table_metadata(path, key, note) for key, note in notes.items()}
 
 
-def _note(path: str, key: str, note: Any) -> Note:
+def _table_metadata(path: str, key: str, note: Any) -> TableMetadata:
     try:
         row_shape, checks = note["row_shape"], note.get("checks")
         if not all(type(size) is int and size >= 0 for size in row_shape):
@@ -84,7 +84,7 @@ def _note(path: str, key: str, note: Any) -> Note:
         raise _senseless(path, key) from error
     if name is not None and not isinstance(name, str):
         raise _senseless(path, key)
-    return Note(tuple(row_shape), None if name is None else escaped(name))
+    return TableMetadata(tuple(row_shape), None if name is None else escaped(name))
 
 
 def _senseless(path: str, key: str) -> CorruptCheckpointError:

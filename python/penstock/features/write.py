@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.common.progress import Progress, shown
 from penstock.features.publish import publish
 from penstock.features.row_chunks import RowChunks
-from penstock.features.row_format import Form
-from penstock.features.table_metadata import Note, checks_name, with_notes
+from penstock.features.row_format import RowFormat
+from penstock.features.table_metadata import TableMetadata, checks_name, with_table_metadata
 from penstock.io.arguments import decode_local_path
 from penstock.options import Options
 
@@ -118,24 +118,24 @@ def write(
     began = time.perf_counter()
     where = decode_local_path(path)
     chunks = RowChunks(rows, shape, dtype)
-    form = Form.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
-    note = Note.of(key, chunks.row_shape)
-    noted = with_notes(metadata, {key: note.to_json()})
+    row_format = RowFormat.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
+    table_note = TableMetadata.of(key, chunks.row_shape)
+    full_metadata = with_table_metadata(metadata, {key: table_note.to_json()})
     files: list[TableFile] = []
 
     def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
-        file = _filled(places[key], io, form, chunks, progress)
+        file = _filled(places[key], io, row_format, chunks, progress)
         files.append(file)
-        return {key: form.tensor(file, io, chunks.rows), checks_name(key): file.checks}
+        return {key: row_format.tensor(file, io, chunks.rows), checks_name(key): file.checks}
 
     checkpoint_id, leftovers = publish(
         where,
         [key],
         fill,
-        metadata=noted,
+        metadata=full_metadata,
         overwrite=overwrite,
         options=Options() if options is None else options,
-        needed_bytes=None if chunks.count is None else chunks.count * form.row_bytes,
+        needed_bytes=None if chunks.count is None else chunks.count * row_format.row_bytes,
     )
     (file,) = files
     return WriteReport(
@@ -144,9 +144,9 @@ def write(
         checkpoint_id=checkpoint_id,
         rows=chunks.rows,
         row_shape=chunks.row_shape,
-        row_bytes=form.row_bytes,
-        padding_bytes=form.row_bytes - chunks.value_bytes,
-        bytes=chunks.rows * form.row_bytes,
+        row_bytes=row_format.row_bytes,
+        padding_bytes=row_format.row_bytes - chunks.value_bytes,
+        bytes=chunks.rows * row_format.row_bytes,
         seconds=time.perf_counter() - began,
         direct_io=file.is_direct,
         fallbacks=file.fallbacks + leftovers,
@@ -154,23 +154,23 @@ def write(
 
 
 def _filled(
-    place: str, io: TensorIO, form: Form, chunks: RowChunks, progress: bool | Progress
+    place: str, io: TensorIO, row_format: RowFormat, chunks: RowChunks, progress: bool | Progress
 ) -> TableFile:
     """Writes a file with all rows, durably."""
-    nbytes = None if chunks.count is None else chunks.count * form.row_bytes
+    nbytes = None if chunks.count is None else chunks.count * row_format.row_bytes
     with (
-        closing(form.file(place, io, chunks.count)) as file,
+        closing(row_format.file(place, io, chunks.count)) as file,
         shown(progress, "writing") as update,
     ):
-        for part in chunks.parts(form.row_bytes):
+        for part in chunks.parts(row_format.row_bytes):
             file.append(part)
-            _tell(update, file, nbytes)
-        file.finish((chunks.rows, *form.row_shape))
-        _tell(update, file, nbytes)
+            _report_progress(update, file, nbytes)
+        file.finish((chunks.rows, *row_format.row_shape))
+        _report_progress(update, file, nbytes)
     return file
 
 
-def _tell(update: Progress | None, file: TableFile, nbytes: int | None) -> None:
+def _report_progress(update: Progress | None, file: TableFile, nbytes: int | None) -> None:
     if update is not None:
         done = file.nbytes - file.begin
         update(done, done if nbytes is None else nbytes)

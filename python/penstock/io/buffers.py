@@ -100,7 +100,7 @@ class Buffers:
         self._native.release()
 
     @property
-    def taken_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes in use by tensors, in whole pages."""
         return self._native.taken_bytes
 

@@ -29,7 +29,7 @@ latency of 1 ms and 100,000 requests a second, and do not overload a faster one.
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExecutorSettings:
     """Settings of an executor's workers.
 
     Attributes:
@@ -51,7 +51,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Requested `Settings`; the device determines those that are None.
+    """Requested `ExecutorSettings`; the device determines those that are None.
 
     Attributes:
         is_for_rows: Whether the executor reads many small rows straight to their destination. This
@@ -85,7 +85,7 @@ class Choice:
             least.check("staging_bytes", numbers["staging_bytes"])
         return cls(engine=options.engine, **chosen)
 
-    def settings(self, file: _native.DataFile | None) -> Settings:
+    def settings(self, file: _native.DataFile | None) -> ExecutorSettings:
         """Returns all settings, completed to suit the device that holds a file.
 
         Args:
@@ -99,7 +99,7 @@ class Choice:
             block_bytes = self.block_bytes
             staging_bytes = max(staging_bytes, 2 * block_bytes)
         block_bytes = min(block_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
-        return Settings(
+        return ExecutorSettings(
             engine=self.engine,
             workers=self.workers or workers,
             queue_depth=self.queue_depth or _SMALL_TIMES * blocks,
@@ -110,12 +110,12 @@ class Choice:
 
 
 _lock = threading.RLock()  # Re-entrant: garbage collection may call `release` meanwhile.
-_shared: dict[Settings, _native.Executor] = {}
-_users: Counter[Settings] = Counter()
+_shared: dict[ExecutorSettings, _native.Executor] = {}
+_users: Counter[ExecutorSettings] = Counter()
 _process = os.getpid()
 
 
-def hold(settings: Settings) -> _native.Executor:
+def hold(settings: ExecutorSettings) -> _native.Executor:
     """Returns the executor with these settings, shared by all its holders in this process."""
     global _process
     with _lock:
@@ -138,7 +138,7 @@ def hold(settings: Settings) -> _native.Executor:
         return executor
 
 
-def release(settings: Settings, *, is_idle: bool) -> None:
+def release(settings: ExecutorSettings, *, is_idle: bool) -> None:
     """Gives up a hold on an executor, and closes one without holders.
 
     Args:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.io.file_marks import FileMark
 
 
-class Run(NamedTuple):
+class FileRange(NamedTuple):
     """A contiguous byte range of a file.
 
     Attributes:
@@ -41,7 +41,7 @@ class Arrangement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorExtent:
     """One contiguous tensor in row-major order.
 
     Attributes:
@@ -59,9 +59,9 @@ class Stored:
     arrangement: Arrangement | None = None
 
     @property
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[FileRange]:
         """The byte ranges of the tensor, in order."""
-        return (Run(self.path, self.offset, self.nbytes),)
+        return (FileRange(self.path, self.offset, self.nbytes),)
 
     @property
     def shape_in_model(self) -> tuple[int, ...]:
@@ -82,14 +82,14 @@ class Stored:
         arranged = values.view(view).permute(order)
         target.view(arranged.shape).copy_(arranged)
 
-    def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
+    def part(self, begin: int, shape: tuple[int, ...]) -> TensorExtent:
         """Returns a part of the stored tensor, in stored layout.
 
         Args:
             begin: Offset of the part within the tensor, in bytes.
             shape: The sizes of the part.
         """
-        return Stored(self.path, self.offset + begin, shape, self.dtype)
+        return TensorExtent(self.path, self.offset + begin, shape, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -103,38 +103,38 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Stored):
+class JoinedExtent(TensorExtent):
     """A tensor whose bytes are split over several places, such as one saved by many ranks.
 
     Attributes:
         places: The byte ranges in order; `path` and `offset` are those of the first.
     """
 
-    places: tuple[Run, ...] = ()
+    places: tuple[FileRange, ...] = ()
 
     @property
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[FileRange]:
         """The byte ranges of the tensor, in order."""
         return self.places
 
-    def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
+    def part(self, begin: int, shape: tuple[int, ...]) -> TensorExtent:
         """Returns a part of the stored tensor, in stored layout."""
         end = begin + math.prod(shape) * int(self.dtype.itemsize)
         found, passed = [], 0
         for run in self.places:
             first, last = max(begin - passed, 0), min(end - passed, run.nbytes)
             if first < last:
-                found.append(Run(run.path, run.offset + first, last - first))
+                found.append(FileRange(run.path, run.offset + first, last - first))
             passed += run.nbytes
         if not found:
-            return Stored(self.path, self.offset, shape, self.dtype)
+            return TensorExtent(self.path, self.offset, shape, self.dtype)
         path, offset, _ = found[0]
         if len(found) == 1:
-            return Stored(path, offset, shape, self.dtype)
-        return Joined(path, offset, shape, self.dtype, places=tuple(found))
+            return TensorExtent(path, offset, shape, self.dtype)
+        return JoinedExtent(path, offset, shape, self.dtype, places=tuple(found))
 
 
-class Piece(NamedTuple):
+class ParameterPart(NamedTuple):
     """A stored tensor that forms a part of a parameter.
 
     Attributes:
@@ -143,7 +143,7 @@ class Piece(NamedTuple):
     """
 
     name: str
-    stored: Stored
+    stored: TensorExtent
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Composed:
     """
 
     shape_in_model: tuple[int, ...]
-    slabs: tuple[tuple[Piece, ...], ...]
+    slabs: tuple[tuple[ParameterPart, ...], ...]
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +174,7 @@ class Weights:
         digests: Digests of the files' bytes; None if there are none.
     """
 
-    tensors: Mapping[str, Stored | Composed]
+    tensors: Mapping[str, TensorExtent | Composed]
     marks: Mapping[str, FileMark]
     digests: Digests | None = None
 

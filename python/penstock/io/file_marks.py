@@ -70,7 +70,7 @@ class FileMarks:
     def __init__(self, marks: Mapping[str, FileMark]) -> None:
         self._marks = dict(marks)
 
-    def look(self, path: str) -> tuple[Change, FileMark]:
+    def inspect(self, path: str) -> tuple[Change, FileMark]:
         """Returns the difference between a file and its mark, and the file's current mark."""
         mark = self._marks[path]
         try:

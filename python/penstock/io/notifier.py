@@ -24,7 +24,7 @@ class Rings(Protocol):
         """Signals the bell with this key when the operation ends."""
 
 
-class Bell:
+class Notifier:
     """Wakes the tasks of one event loop that wait for transfers."""
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Bell:
                 future.set_result(None)
 
 
-_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = weakref.WeakKeyDictionary()
+_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Notifier] = weakref.WeakKeyDictionary()
 
 
-def bell_of_loop() -> Bell:
+def notifier_of_loop() -> Notifier:
     """Returns the bell of the running event loop."""
     loop = asyncio.get_running_loop()
     bell = _bells.get(loop)
     if bell is None:
-        bell = _bells[loop] = Bell()
+        bell = _bells[loop] = Notifier()
     return bell

@@ -46,4 +46,4 @@ def claim_of(io: TensorIO) -> Claim:
 
 def wait_until_idle(io: TensorIO) -> None:
     """Waits for everything under way; failures stay for their transfers to raise."""
-    io._settle()
+    io._wait_ended()

@@ -35,7 +35,7 @@ class Pending:
     def sweep(self) -> None:
         """Removes transfers whose outcome needs no report."""
         for transfer in self:
-            if transfer.is_settled:
+            if transfer.is_reported:
                 self._transfers.pop(transfer, None)
         self._sweep_at = max(_SWEPT_MIN, 2 * len(self._transfers))
 

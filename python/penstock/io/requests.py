@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.io.arrays import memory_of, native_of, refusal, to_read_into
-from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.devices import CurrentStreams, is_scattered
 from penstock.tensors.dtypes import import_torch
 from penstock.tensors.memory import CPU
 
 if TYPE_CHECKING:
-    from penstock.tensors.devices import Place
+    from penstock.tensors.devices import DeviceStream
     from penstock.tensors.memory import Memory
     from penstock.tensors.native_rows import NativeArray
 
 
-class Requests:
+class TransferRequests:
     """The requested transfers of one call, all in one direction.
 
     Attributes:
@@ -28,9 +28,9 @@ class Requests:
 
     def __init__(self) -> None:
         self.of_host: list[tuple[_native.DataFile, int, NativeArray]] = []
-        self.on_devices: list[tuple[_native.DataFile, int, NativeArray, Place]] = []
+        self.on_devices: list[tuple[_native.DataFile, int, NativeArray, DeviceStream]] = []
         self.copies: list[tuple[Any, Any]] = []
-        self._places = DirectPlaces()
+        self._places = CurrentStreams()
 
     def read(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
         """Adds a tensor to be filled."""
@@ -66,7 +66,7 @@ class Requests:
         else:
             self.on_devices.append((file, offset, array, place))
 
-    def _place(self, memory: Memory) -> Place | None:
+    def _place(self, memory: Memory) -> DeviceStream | None:
         """Returns where a driver can copy a memory; None if PyTorch has to copy it."""
         place = self._places.of(memory)
         if place is None or not is_scattered(memory):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
-from penstock.io.extents import Stored, Weights
+from penstock.io.extents import TensorExtent, Weights
 from penstock.io.file_marks import FileMark
 from penstock.io.safetensors_files import dtype_of, read_header
 from penstock.tensors import dtypes
@@ -22,7 +22,7 @@ class FileHeader(NamedTuple):
         metadata: The writer's notes.
     """
 
-    tensors: dict[str, Stored]
+    tensors: dict[str, TensorExtent]
     mark: FileMark
     metadata: dict[str, str]
 
@@ -35,7 +35,7 @@ def weights_of(directory: str) -> Weights:
             f"{directory}: no safetensors file is there: name a directory that has some",
             path=directory,
         )
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, TensorExtent] = {}
     marks: dict[str, FileMark] = {}
     for path in paths:
         header = header_of(path)
@@ -67,7 +67,7 @@ def header_of(path: Path) -> FileHeader:
             f"cannot read {path}: {error.strerror}", path=name, errno=error.errno
         ) from error
     tensors = {
-        label: Stored(
+        label: TensorExtent(
             name, one.begin, one.shape, dtypes.any_torch_dtype(dtype_of(name, label, one))
         )
         for label, one in header.tensors.items()

@@ -15,9 +15,9 @@ from penstock.common.option_kinds import Number
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.io.call_files import CallFiles
 from penstock.io.data_file import AnyFile, DataFile, reach
-from penstock.io.executors import Choice, Settings, hold, release
+from penstock.io.executors import Choice, ExecutorSettings, hold, release
 from penstock.io.pending import Pending
-from penstock.io.requests import Requests
+from penstock.io.requests import TransferRequests
 from penstock.io.transfer import Transfer, wait_all
 from penstock.options import Options
 from penstock.reports import Fallback
@@ -172,7 +172,7 @@ class TensorIO:
             requests: ``(tensor, file, offset)`` of each. Tensors must not share memory: which bytes
                 it would hold is undefined.
         """
-        wanted, files, tensors = Requests(), CallFiles(self._direct, "r"), []
+        wanted, files, tensors = TransferRequests(), CallFiles(self._direct, "r"), []
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
             wanted.read(tensor, files.of(file), offset)
@@ -195,7 +195,7 @@ class TensorIO:
                 I/O error.
             sync: Whether the transfer is done only once all its bytes survive a power cut.
         """
-        given, files = Requests(), CallFiles(self._direct, "w")
+        given, files = TransferRequests(), CallFiles(self._direct, "w")
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
             given.write(tensor, files.of(file), offset)
@@ -301,7 +301,7 @@ class TensorIO:
         self,
         claim: Claim,
         files: CallFiles,
-        requests: Requests,
+        requests: TransferRequests,
         start: Callable[[_native.Share], _native.Transfer],
     ) -> Transfer:
         with claim.workers(files.first) as (executor, share):
@@ -322,7 +322,7 @@ class TensorIO:
                 _left.add(transfer)
             return transfer
 
-    def _settle(self) -> None:
+    def _wait_ended(self) -> None:
         """Waits until all transfers have ended; their errors are raised elsewhere."""
         for transfer in self._take_pending():
             transfer.ends_within(None)
@@ -358,7 +358,7 @@ class Claim:
         self.direct = direct
         self.weight = weight
         self._process = os.getpid()
-        self._settings: Settings | None = None
+        self._settings: ExecutorSettings | None = None
         self._workers: tuple[_native.Executor, _native.Share] | None = None
         self._callers = 0
         self._is_gone = False
@@ -424,7 +424,7 @@ class Claim:
         is_idle = True
         for transfer in self.pending:
             is_idle = is_idle and transfer.done()
-            if not transfer.is_settled:
+            if not transfer.is_reported:
                 _left.add(transfer)
         with _lock:
             self._is_gone = True
@@ -455,7 +455,7 @@ def _finish_at_exit() -> None:
     """Finishes running transfers, and warns of failures that were not raised yet."""
     pending = [transfer for one in list(_live) for transfer in one._take_pending()]
     for transfer in [*_left, *pending]:
-        if transfer.is_settled:
+        if transfer.is_reported:
             continue
         try:
             transfer.result()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.io.notifier import bell_of_loop
+from penstock.io.notifier import notifier_of_loop
 from penstock.reports import Fallback
 from penstock.tensors.copying import copy_elements
 
@@ -121,16 +121,16 @@ class Transfer:
 
     def __await__(self) -> Generator[None, None, TransferReport]:
         if not self.done():
-            yield from bell_of_loop().wait(self._native, self.cancel).__await__()
+            yield from notifier_of_loop().wait(self._native, self.cancel).__await__()
         return self.result()
 
     async def ended(self) -> None:
         """Waits until the transfer has ended or failed, without raising its error."""
         if not self.done():
-            await bell_of_loop().wait(self._native, lambda: None)
+            await notifier_of_loop().wait(self._native, lambda: None)
 
     @property
-    def is_settled(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether the outcome needs no report: success, or an error that was already raised."""
         if not self.done():
             return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Place(NamedTuple):
+class DeviceStream(NamedTuple):
     """Memory of a device, as work queued on one of its streams sees it.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Strided(Protocol):
     def strides(self) -> tuple[int, ...] | None: ...
 
 
-class DirectPlaces:
+class CurrentStreams:
     """Looks up the current stream of each device once per call.
 
     A call runs in one thread, which has one current stream per device, so PyTorch need not be asked
@@ -63,9 +63,9 @@ class DirectPlaces:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Place | None] = {}
+        self._known: dict[str, DeviceStream | None] = {}
 
-    def of(self, memory: _Addressed) -> Place | None:
+    def of(self, memory: _Addressed) -> DeviceStream | None:
         """Returns the place of a memory, on the stream that is current for its device.
 
         Args:
@@ -76,14 +76,14 @@ class DirectPlaces:
         """
         return self.on(memory.device) if memory.address else None
 
-    def on(self, device: str) -> Place | None:
+    def on(self, device: str) -> DeviceStream | None:
         """Returns the place of memory with known addresses on a device; None as for `of`."""
         if device not in self._known:
-            self._known[device] = _place(device)
+            self._known[device] = _current_stream(device)
         return self._known[device]
 
 
-def _place(device: str) -> Place | None:
+def _current_stream(device: str) -> DeviceStream | None:
     kind, _, number = device.partition(":")
     if kind != "cuda" or not is_direct():
         return None
@@ -92,7 +92,7 @@ def _place(device: str) -> Place | None:
     ordinal = int(number or torch.cuda.current_device())
     stream = torch.cuda.current_stream(ordinal).cuda_stream
     # Each thread has another stream behind that handle, and other threads queue work here.
-    return None if stream == _PER_THREAD else Place(ordinal, stream)
+    return None if stream == _PER_THREAD else DeviceStream(ordinal, stream)
 
 
 def check_fork() -> None:
@@ -129,19 +129,19 @@ def is_scattered(memory: _Strided) -> bool:
     return False
 
 
-def open_place(device: torch.device) -> Place | None:
+def open_stream(device: torch.device) -> DeviceStream | None:
     """Returns the place of a device's memory; work may be queued on its current stream.
 
     Returns:
-        None if PyTorch has to copy, as for `DirectPlaces`.
+        None if PyTorch has to copy, as for `CurrentStreams`.
     """
-    place = DirectPlaces().on(str(device))
+    place = CurrentStreams().on(str(device))
     if place is not None:
         _native.check_stream(place)
     return place
 
 
-def check_known(device: torch.device, place: Place | None) -> None:
+def check_known(device: torch.device, place: DeviceStream | None) -> None:
     """Checks that the native module can use the current stream of a device it drives."""
     if place is None and device.type == "cuda" and is_direct():
         raise DeviceError(
@@ -172,11 +172,12 @@ def pinned(shape: Sequence[int], dtype: Any) -> torch.Tensor | None:
     return None
 
 
-def current_streams(ordinals: Iterable[int]) -> list[Place]:
+def current_streams(ordinals: Iterable[int]) -> list[DeviceStream]:
     """Returns the current streams of this thread on the given devices."""
     torch = sys.modules["torch"]
     return [
-        Place(number, torch.cuda.current_stream(number).cuda_stream) for number in sorted(ordinals)
+        DeviceStream(number, torch.cuda.current_stream(number).cuda_stream)
+        for number in sorted(ordinals)
     ]
 
 

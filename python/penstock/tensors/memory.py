@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
-from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.devices import CurrentStreams, is_scattered
 from penstock.tensors.native_rows import GlobalBox, TensorSource
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def to_source(
     memory: Memory,
     name: str,
     box: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None,
-    places: DirectPlaces | None = None,
+    places: CurrentStreams | None = None,
 ) -> TensorSource:
     """Returns a tensor in the form that the native module reads.
 
@@ -246,7 +246,7 @@ def to_source(
     """
     place = None
     if memory.device != CPU:
-        places = places or DirectPlaces()
+        places = places or CurrentStreams()
         place = None if is_scattered(memory) else places.of(memory)
         if place is None:
             memory = of_tensor(memory.owner.detach().to(CPU), name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from penstock.tensors.devices import Place
+    from penstock.tensors.devices import DeviceStream
 
 __all__ = [
     "DeviceTarget",
@@ -64,7 +64,7 @@ class TensorSource(NamedTuple):
     item_bytes: int
     owner: object
     box: GlobalBox | None
-    device: Place | None
+    device: DeviceStream | None
 
 
 class LinkedFile(NamedTuple):
@@ -164,7 +164,7 @@ class DeviceTarget(NamedTuple):
     strides: tuple[int, ...] | None
     item_bytes: int
     owner: object
-    device: Place
+    device: DeviceStream
 
 
 LoadTarget: TypeAlias = TensorTarget | DeviceTarget
@@ -192,7 +192,7 @@ class Fill(NamedTuple):
     strides: tuple[int, ...] | None
     item_bytes: int
     owner: object
-    device: Place | None
+    device: DeviceStream | None
 
 
 class NativeArray(NamedTuple):

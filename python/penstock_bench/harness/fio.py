@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock.errors import PenstockError
 from penstock_bench.harness import cases
 from penstock_bench.harness.cases import share_bytes
@@ -88,14 +88,14 @@ def run(
     if case.tensors or case.method in _NOT_OF_FIO:
         made.error = "fio has no tensors" if case.tensors else _NOT_OF_FIO[case.method]
         return made
-    settle_after(directory.parent, total_bytes)
+    quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
     try:
         command = _command(case, directory, total_bytes, seed)
         if case.pattern != "write":
             # The run below reports the error, if this fails.
             subprocess.run([*command, "--create_only=1"], capture_output=True, check=False)
-            settle_after(directory, total_bytes)
+            quiesce_after(directory, total_bytes)
         told = job(command)
     except FioError as error:
         made.error = str(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock.errors import PenstockError
 from penstock_bench.harness import cases
 from penstock_bench.harness.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
@@ -78,7 +78,7 @@ def run(
     Raises:
         BenchError: A process failed.
     """
-    settle_after(directory.parent, total_bytes)
+    quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
     try:
         if case.pattern != "write":
@@ -87,7 +87,7 @@ def run(
             if case.method in ("posix", "threads", "cufile"):
                 written |= {"method": "threads", "depth": WRITTEN_DEPTH, "threads": 1}
             _launch(written, case.processes, seed)
-            settle_after(directory, total_bytes)
+            quiesce_after(directory, total_bytes)
         job = {**_job(case, directory, total_bytes, seed), "verifies": verifies}
         outcomes = _launch(job, case.processes, seed)
     finally:

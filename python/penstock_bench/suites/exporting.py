@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import penstock
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock.plugin import RankAttempt, of_tensor, to_native, to_source
 from penstock_bench.harness import fio, tables
 from penstock_bench.harness.fio import FioError
@@ -46,7 +46,7 @@ def main(run: Run) -> Report:
     with run.at_work(6 * nbytes, nbytes=nbytes) as place:
         _make(place, layers)
         for index, name in run.in_rounds(run.names):
-            settle(place)
+            quiesce(place)
             drop_everything(place.rglob("*.safetensors"))
             sample = Sample(name, index, nbytes=nbytes)
             try:
@@ -132,7 +132,7 @@ def _copied_by_fio(place: Path, nbytes: int) -> float:
     told = ["fio", "--output-format=json", "--name=global", *shared]
     if not source.exists():
         fio.job([*told, "--name=write", f"--filename={source.name}", "--rw=write", "--end_fsync=1"])
-        settle(place)
+        quiesce(place)
     reading = ["--name=read", f"--filename={source.name}", "--rw=read"]
     writing = ["--name=write", "--filename=fio.copy", "--rw=write", "--end_fsync=1"]
     jobs = fio.jobs([*told, *reading, *writing])

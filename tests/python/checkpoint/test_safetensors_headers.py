@@ -21,7 +21,7 @@ from compare import tensor_bytes
 from headers import BITS, FLOAT6, POINTER, entry, write
 from penstock import features, offload
 from penstock.checkpoint.converting.safetensors_file import read_safetensors
-from penstock.io.extents import Stored
+from penstock.io.extents import TensorExtent
 from penstock.io.safetensors_files import read_header
 from penstock.io.safetensors_header import weights_of
 
@@ -69,7 +69,7 @@ def streamed(path: Path) -> dict[str, torch.Tensor]:
     """Finds weights as `penstock.offload.stream` does: by their byte ranges."""
     found = {}
     for name, stored in weights_of(os.fspath(path.parent)).tensors.items():
-        assert isinstance(stored, Stored)
+        assert isinstance(stored, TensorExtent)
         (run,) = stored.runs
         data = path.read_bytes()[run.offset : run.offset + run.nbytes]
         values = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -16,7 +16,7 @@ import forks
 import penstock
 from penstock.demo.crash import SaveKiller
 from penstock.demo.narrator import ClaimError
-from penstock.demo.run import Run, RunError, TrainingProcess
+from penstock.demo.run import RunError, TrainingLog, TrainingProcess
 from penstock.demo.story import Story
 from penstock.demo.text import Windows
 
@@ -95,9 +95,9 @@ def test_without_torch_the_demo_says_what_to_install(tmp_path):
 def runs():
     """Returns a reference run, a killed one and a resumed one that fit together."""
     losses = {step: (5.0 / step).hex() for step in range(1, 13)}
-    reference = Run(steps=12, losses=losses, weights="00")
-    killed = Run(steps=12, losses={s: losses[s] for s in range(1, 9)}, saves=[{"step": 7}])
-    resumed = Run(steps=12, losses={s: losses[s] for s in range(8, 13)}, weights="00")
+    reference = TrainingLog(steps=12, losses=losses, weights="00")
+    killed = TrainingLog(steps=12, losses={s: losses[s] for s in range(1, 9)}, saves=[{"step": 7}])
+    resumed = TrainingLog(steps=12, losses={s: losses[s] for s in range(8, 13)}, weights="00")
     resumed.loaded = {"step": 7}
     return reference, killed, resumed
 

@@ -330,7 +330,7 @@ def test_damage_never_reaches_the_gpu(gpu, disk_path):
             file.write(b"\xff\0damage\0\xff")
         # Accepts the new modification time, so that only the checksum can find the damage.
         marks = table._files._marks
-        marks.accept(segment.path, marks.look(segment.path)[1])
+        marks.accept(segment.path, marks.inspect(segment.path)[1])
         every = torch.arange(ROWS)
         out = target(gpu, content, every)
         pending = table.gather_async(every, out=out)

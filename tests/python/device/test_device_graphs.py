@@ -321,7 +321,7 @@ def test_damage_comes_in_its_turn(gpu, table, graph):
         file.write(b"\xff\0damage\0\xff")
     # Accepts the new modification time, so that only the checksum can find the damage.
     marks = opened._files._marks
-    marks.accept(segment.path, marks.look(segment.path)[1])
+    marks.accept(segment.path, marks.inspect(segment.path)[1])
     with features.open(opened.source.path) as damaged:
         loader = loader_of(damaged, graph, shuffle=False)
         found = []

@@ -118,7 +118,7 @@ def test_devices_without_a_driver_are_a_warning(tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
     driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", 0, [])
-    monkeypatch.setattr(gpus, "look", lambda: driver)
+    monkeypatch.setattr(gpus, "probe_driver", lambda: driver)
     (found,) = gpu.check(tmp_path, measures=False)
     assert found.status == "warn"
     assert "1 found, not usable: no CUDA driver" in found.found
@@ -128,7 +128,7 @@ def test_of_amd_it_is_said_who_copies(tmp_path, monkeypatch):
     (tmp_path / "kfd").touch()
     monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
     driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", 0, [])
-    monkeypatch.setattr(gpus, "look", lambda: driver)
+    monkeypatch.setattr(gpus, "probe_driver", lambda: driver)
     (found,) = gpu.check(tmp_path, measures=False)
     assert found.found.startswith("AMD: PyTorch copies its tensors")
 
@@ -188,7 +188,7 @@ def examined(tmp_path, monkeypatch):
             file = tmp_path / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text + "\n")
-        (found,) = gds.check(tmp_path, gds.Places(tmp_path))
+        (found,) = gds.check(tmp_path, gds.SystemPaths(tmp_path))
         return found
 
     return look

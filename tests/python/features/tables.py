@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.features.source import Segment, Source
+from penstock.features.source import RowSegment, Source
 from penstock.io.file_marks import FileMark
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def table_of(
         path = directory / f"part-{part}"
         path.write_bytes(b"\xee" * offset + piece.tobytes())
         segments.append(
-            Segment(
+            RowSegment(
                 path=str(path),
                 offset=offset,
                 first_row=first,

@@ -123,7 +123,7 @@ def test_an_open_checkpoint_reads_boxes_and_values_as_they_are_asked_for(tmp_pat
     saved(tmp_path / "ckpt")
     checkpoint = OpenCheckpoint(str(tmp_path / "ckpt"))
     assert checkpoint.metadata() == {"by": "hand"}
-    checkpoint.look(1)
+    checkpoint.view_as(1)
     assert set(checkpoint.root) == {"rows", "step", "few"}
     assert sorted(checkpoint.boxes()) == [("rows", (0, 0), (3, 5)), ("rows", (3, 0), (3, 5))]
     tensor = checkpoint.tensor(checkpoint.root["rows"])
@@ -157,7 +157,7 @@ def test_an_open_checkpoint_has_damage_and_nonsense_told_by_its_path(tmp_path):
         file.seek(-1, os.SEEK_END)
         file.write(bytes([byte[0] ^ 1]))
     checkpoint = OpenCheckpoint(str(path))
-    checkpoint.look(0)
+    checkpoint.view_as(0)
     with pytest.raises(penstock.CorruptCheckpointError, match="ckpt"):
         list(checkpoint.values([checkpoint.root], OPTIONS))
     with pytest.raises(penstock.CorruptCheckpointError, match="ckpt"), checkpoint.reading():

@@ -191,10 +191,10 @@ def test_a_storage_that_is_no_file_system_and_workers_without_a_group_are_refuse
     remote = pyarrow.fs._MockFileSystem()
     monkeypatch.setattr(ray.train, "get_context", lambda: context(1, remote))
     with pytest.raises(penstock.UnsupportedPathError, match="storage of type mock"):
-        runs.Run(None)
+        runs.RayRun(None)
     monkeypatch.setattr(ray.train, "get_context", lambda: context(2, pyarrow.fs.LocalFileSystem()))
     with pytest.raises(penstock.RankError, match="one of 2 workers"):
-        runs.Run(None)
+        runs.RayRun(None)
 
 
 def test_a_list_that_keeps_a_run_from_starting_is_set_aside(tmp_path):

@@ -205,7 +205,7 @@ class Campaign:
             "threads": len(os.listdir("/proc/self/task")),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "resident_bytes": psutil.Process().memory_info().rss,
-            "pinned_bytes": self.buffers.taken_bytes,
+            "pinned_bytes": self.buffers.used_bytes,
         }
         self.io = self.made()
         return held

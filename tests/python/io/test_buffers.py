@@ -32,12 +32,12 @@ def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
     tensor = buffers.empty(1 << 20, torch.float32)
     address = tensor.data_ptr()
     assert address % (2 << 20) == 0
-    assert buffers.taken_bytes == 4 << 20
+    assert buffers.used_bytes == 4 << 20
     view = tensor[5:]
     del tensor
-    assert buffers.taken_bytes == 4 << 20
+    assert buffers.used_bytes == 4 << 20
     del view
-    assert (buffers.taken_bytes, buffers.free_bytes) == (0, 4 << 20)
+    assert (buffers.used_bytes, buffers.free_bytes) == (0, 4 << 20)
     assert buffers.empty((1000, 1000), np.float32).ctypes.data == address
     buffers.release()
     assert buffers.free_bytes == 0

@@ -16,7 +16,7 @@ from towers import Tower, copy_of
 
 import penstock
 from penstock import offload
-from penstock.offload.streaming.ring import Claim, Ring
+from penstock.offload.streaming.ring import Ring, RingRange
 from threads import on_threads
 
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ def test_a_file_that_changes_under_a_running_model(tower: tuple[Tower, Path]) ->
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=60),
 )
 def test_no_two_claims_on_a_ring_overlap(size: int, steps: list[tuple[bool, int]]) -> None:
-    ring, held = Ring(size), list[Claim]()
+    ring, held = Ring(size), list[RingRange]()
     for takes, number in steps:
         if takes:
             claim = ring.take(number)

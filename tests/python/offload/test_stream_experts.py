@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import penstock
 from penstock import offload
-from penstock.io.extents import Joined, Run
+from penstock.io.extents import FileRange, JoinedExtent
 from threads import on_threads
 
 if TYPE_CHECKING:
@@ -345,8 +345,8 @@ def test_damage_of_an_expert_is_found_when_it_is_read(
 
 def test_experts_that_ranks_have_saved_apart() -> None:
     """Their shards may end anywhere: within an expert, within a row."""
-    places = (Run("a", 100, 40), Run("b", 7, 24), Run("c", 0, 32))
-    joined = Joined("a", 100, (4, 3, 2), torch.float32, places=places)
+    places = (FileRange("a", 100, 40), FileRange("b", 7, 24), FileRange("c", 0, 32))
+    joined = JoinedExtent("a", 100, (4, 3, 2), torch.float32, places=places)
     every = [(run.path, run.offset + at) for run in places for at in range(run.nbytes)]
     for index in range(4):
         part = joined.part(index * 24, (3, 2))

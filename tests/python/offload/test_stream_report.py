@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 import penstock
 from penstock import offload
 from penstock.common.tracing import recorded
-from penstock.offload.streaming.forward_passes import Pass, Passes
+from penstock.offload.streaming.forward_passes import ForwardPass, ForwardPasses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,16 +66,16 @@ def test_a_report_holds_a_pass_against_what_it_takes_at_least(streamed: Stack) -
 
 
 def test_a_pass_ends_where_the_next_one_begins() -> None:
-    passes = Passes()
+    passes = ForwardPasses()
     assert passes.usual is None
     for number in range(4):
         for index in (5, 1):
             passes.called(index)
             passes.took(computing_seconds=float(number))
             passes.took(stalled_seconds=0.5)
-    assert passes.first == Pass(0.0, 1.0)
+    assert passes.first == ForwardPass(0.0, 1.0)
     # The last pass may not be over.
-    assert passes.usual == Pass(3.0, 1.0)
+    assert passes.usual == ForwardPass(3.0, 1.0)
 
 
 def test_passes_count_anew_where_a_share_has_changed(tmp_path: Path) -> None:

@@ -387,11 +387,11 @@ def test_what_is_fallen_back_from_is_counted_by_kind(counted):
         ],
         device=None, io_threads=1, queue_depth=1, extent_bytes=1, staging_peak_bytes=1,
     )  # fmt: skip
-    events.told("save", report, 1.0)
+    events.report_end("save", report, 1.0)
     found = counted()
     assert found["penstock_fallbacks_total", "engine"] == 1
     assert found["penstock_fallbacks_total", "buffered"] == 1
-    events.told("save", penstock.SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
+    events.report_end("save", penstock.SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
     assert counted()["penstock_fallbacks_total", "engine"] == 1
 
 
@@ -402,7 +402,7 @@ def test_what_was_asked_for_is_no_fallback(tmp_path, counted):
     assert report.fallbacks == []
     told = [penstock.Fallback("files of the old checkpoint stay", "leftover")]
     told += [penstock.Fallback("the file system cannot reserve space", "unreserved")]
-    events.told("save", dataclasses.replace(report, fallbacks=told), 1.0)
+    events.report_end("save", dataclasses.replace(report, fallbacks=told), 1.0)
     for kind in ("engine", "buffered", "step"):
         assert counted().get(("penstock_fallbacks_total", kind), 0) == 0
 

@@ -12,7 +12,7 @@ SCRIPT = ROOT / "scripts/private_names.py"
 GOOD = {
     "__init__.py": "",
     "_native.py": "_Row = tuple\n",
-    "live.py": "class LiveState:\n    def _wanted(self): ...\n",
+    "live.py": "class LiveState:\n    def _requested_names(self): ...\n",
     "low/__init__.py": "",
     "low/base.py": (
         "_LIMIT = 3\n\n\nclass Base:\n"
@@ -24,7 +24,7 @@ GOOD = {
     "high/user.py": (
         "from penstock import _native\nfrom penstock._native import _Row\n"
         "from penstock.live import LiveState\nfrom penstock.low.base import Base\n\n\n"
-        "class Own(Base, LiveState):\n    def _wanted(self): ...\n"
+        "class Own(Base, LiveState):\n    def _requested_names(self): ...\n"
         "    def _other(self, one):\n        return self._kept, one._kept\n"
         "    def keep(self, module):\n        self._kept = module._buffers\n"
     ),

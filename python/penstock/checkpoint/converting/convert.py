@@ -139,7 +139,7 @@ def convert(
     from penstock.checkpoint.converting.pickles import Pickles
 
     pickles = Pickles(bool(trust))
-    state, found = _looked_at(origin, kind, pickles)
+    state, found = _inspected(origin, kind, pickles)
     state, pickled = _storable(origin, state, trust=pickles.trust)
     known = step if step is not None else _step_of(state, found)
     report = save(
@@ -167,7 +167,7 @@ def convert(
     )
 
 
-def _looked_at(path: str, kind: Kind | None, pickles: Pickles) -> tuple[Any, Kind]:
+def _inspected(path: str, kind: Kind | None, pickles: Pickles) -> tuple[Any, Kind]:
     """Returns the state at a path, and its kind."""
     from penstock.checkpoint.converting.source import kind_of
 

@@ -34,7 +34,12 @@ from penstock.errors import (
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.converting.dcp_metadata import Metadata, Piece, Place, TensorEntry
+    from penstock.checkpoint.converting.dcp_metadata import (
+        Metadata,
+        StorageLocation,
+        TensorChunk,
+        TensorEntry,
+    )
     from penstock.checkpoint.converting.pickles import Pickles
 
 _SHARDING = "DCP_SHARDING_INFO"
@@ -98,7 +103,7 @@ class _Items:
         except RuntimeError as error:
             raise no_room(f"{self._path} ({name})", f"a tensor of {list(entry.size)}") from error
 
-    def _piece(self, name: str, entry: TensorEntry, piece: Piece) -> torch.Tensor:
+    def _piece(self, name: str, entry: TensorEntry, piece: TensorChunk) -> torch.Tensor:
         place = self._place(name, piece.offsets)
         if self._is_safetensors(place):
             found = self._of_safetensors(name, piece, place)
@@ -111,19 +116,19 @@ class _Items:
             raise self._damaged(name, f"it holds {list(found.shape)} of {found.dtype}")
         return found.detach()
 
-    def _place(self, name: str, offsets: tuple[int, ...] | None) -> Place:
+    def _place(self, name: str, offsets: tuple[int, ...] | None) -> StorageLocation:
         place = self._metadata.places.get((name, offsets))
         if place is None:
             raise self._damaged(name, "its metadata does not say where it lies")
         return place
 
-    def _content(self, place: Place) -> io.BytesIO:
+    def _content(self, place: StorageLocation) -> io.BytesIO:
         with open(os.path.join(self._path, place.relative_path), "rb") as file:
             file.seek(place.offset)
             content = io.BytesIO(file.read(place.length))
         return _decoded(content, place, self._path) if place.transforms else content
 
-    def _is_safetensors(self, place: Place) -> bool:
+    def _is_safetensors(self, place: StorageLocation) -> bool:
         if place.transforms:
             return False
         with open(os.path.join(self._path, place.relative_path), "rb") as file:
@@ -131,7 +136,9 @@ class _Items:
             # A tensor written by torch.save begins with a zip archive instead.
             return begins_header(file.read(SNIFFED_BYTES))
 
-    def _of_safetensors(self, name: str, piece: Piece, place: Place) -> torch.Tensor:
+    def _of_safetensors(
+        self, name: str, piece: TensorChunk, place: StorageLocation
+    ) -> torch.Tensor:
         path = os.path.join(self._path, place.relative_path)
         found = self._safetensors.get(place.relative_path)
         if found is None:
@@ -171,7 +178,7 @@ class _Safetensors(NamedTuple):
     pieces: dict[str, tuple[int, ...]]
 
 
-def _decoded(content: io.BytesIO, place: Place, path: str) -> io.BytesIO:
+def _decoded(content: io.BytesIO, place: StorageLocation, path: str) -> io.BytesIO:
     """Decodes the bytes of an item that DCP has encoded, for example by Zstandard."""
     try:
         # Available from PyTorch 2.7 on.

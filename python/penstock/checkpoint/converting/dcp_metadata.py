@@ -29,7 +29,7 @@ Offsets: TypeAlias = tuple[int, ...]
 _NUMBER_MAX = (1 << 63) - 1
 
 
-class Piece(NamedTuple):
+class TensorChunk(NamedTuple):
     """A box of a tensor.
 
     Attributes:
@@ -52,10 +52,10 @@ class TensorEntry(NamedTuple):
 
     dtype: torch.dtype
     size: tuple[int, ...]
-    pieces: list[Piece]
+    pieces: list[TensorChunk]
 
 
-class Place(NamedTuple):
+class StorageLocation(NamedTuple):
     """The place of an item.
 
     Attributes:
@@ -81,7 +81,7 @@ class Metadata(NamedTuple):
     """
 
     entries: dict[str, TensorEntry | None]
-    places: dict[tuple[str, Offsets | None], Place]
+    places: dict[tuple[str, Offsets | None], StorageLocation]
     nest: Nest
 
 
@@ -125,7 +125,7 @@ def _checked(record: Any) -> Metadata:
         offset, length = _numbers((one.offset, one.length))
         transforms = tuple(map(_text, getattr(one, "transform_descriptors", None) or ()))
         origin = None if index.offset is None else _numbers(index.offset)
-        places[_text(index.fqn), origin] = Place(
+        places[_text(index.fqn), origin] = StorageLocation(
             _text(one.relative_path), offset, length, transforms
         )
     paths = fields.planner_data if isinstance(fields.planner_data, dict) else {}
@@ -136,7 +136,7 @@ def _checked(record: Any) -> Metadata:
 def _entry(record: Any) -> TensorEntry | None:
     if not hasattr(record, "chunks"):
         return None
-    pieces = [Piece(_numbers(one.offsets), _numbers(one.sizes)) for one in record.chunks]
+    pieces = [TensorChunk(_numbers(one.offsets), _numbers(one.sizes)) for one in record.chunks]
     dtype = record.properties.dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{dtype!r:.80} is no type of elements")

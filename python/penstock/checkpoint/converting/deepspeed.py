@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.loading.foreign import is_checkpoint
+from penstock.checkpoint.loading.path_kind import is_checkpoint
 from penstock.common.found import check_fetched
 from penstock.errors import CheckpointExistsError, IncompleteCheckpointError
 

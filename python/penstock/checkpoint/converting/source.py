@@ -8,7 +8,7 @@ import stat
 from penstock.checkpoint.converting import accelerate, deepspeed
 from penstock.checkpoint.converting.kinds import KINDS, Kind
 from penstock.checkpoint.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
-from penstock.checkpoint.loading.foreign import (
+from penstock.checkpoint.loading.path_kind import (
     begins_torch_save,
     describe,
     importing,

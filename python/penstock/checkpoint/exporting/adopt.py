@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.saving.groups import Files
     from penstock.common.progress import Progress
-    from penstock.io.extents import Stored
+    from penstock.io.extents import TensorExtent
     from penstock.reports import SaveReport
 
 _PIECE_BYTES = 64 * CHUNK_BYTES
@@ -120,11 +120,11 @@ def import_model(
     with shown(progress, "digesting") as update, moving as io:
         for one, (stored, mark, _) in headers.items():
 
-            def tell(nbytes: int, before: int = done_bytes) -> None:
+            def report_bytes(nbytes: int, before: int = done_bytes) -> None:
                 if update is not None:
                     update(before + nbytes, total_bytes)
 
-            held = _Held(one, mark.nbytes, _digests(io, one, mark, tell))
+            held = _Held(one, mark.nbytes, _digests(io, one, mark, report_bytes))
             done_bytes += mark.nbytes
             for name, tensor in stored.items():
                 if name in tensors:
@@ -165,7 +165,7 @@ class _Held(HeldFile):
         raise AssertionError("nothing is loaded into it")
 
 
-def _tensor(held: _Held, name: str, stored: Stored) -> FileTensor:
+def _tensor(held: _Held, name: str, stored: TensorExtent) -> FileTensor:
     return FileTensor(held, stored.offset, name, stored.dtype, tuple(stored.shape))
 
 
@@ -227,7 +227,7 @@ def _paths(directory: str) -> tuple[list[str], set[str]]:
     return [os.path.realpath(path) for path in paths], set(weight_map)
 
 
-def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:
+def _digests(io: TensorIO, path: str, mark: FileMark, report_bytes: Any) -> list[int]:
     """Returns the digests of all chunks of a file; reads and digesting overlap."""
     torch = import_torch()
     pieces = [
@@ -245,7 +245,7 @@ def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:
             transfer, memory = pending
             transfer.result()
             chunks += chunk_digests(memory)
-            tell(at)
+            report_bytes(at)
         pending = begun
     try:
         with open(path, "rb") as file:

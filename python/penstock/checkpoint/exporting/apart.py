@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.checkpoint.exporting.chosen import Weight
-    from penstock.checkpoint.exporting.models import Model
+    from penstock.checkpoint.exporting.models import MetaModel
 
 _COPIES = (torch.Tensor.contiguous, torch.Tensor.clone)
 
 
-class Box(NamedTuple):
+class TensorSlice(NamedTuple):
     """A part of a tensor.
 
     Attributes:
@@ -29,7 +29,7 @@ class Box(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def taken_apart(weights: Sequence[Weight], model: Model) -> list[Weight] | None:
+def split_weights(weights: Sequence[Weight], model: MetaModel) -> list[Weight] | None:
     """Returns the published tensors, each as a part of a stored one.
 
     The model's library splits tensors without bytes: the results are views of them.
@@ -66,7 +66,7 @@ def taken_apart(weights: Sequence[Weight], model: Model) -> list[Weight] | None:
 
 def box_of(
     sizes: Sequence[int], offset: int, shape: Sequence[int], strides: Sequence[int]
-) -> Box | None:
+) -> TensorSlice | None:
     """Returns the box of a view in a contiguous tensor; None if it is no box, or transposed.
 
     Args:
@@ -76,7 +76,7 @@ def box_of(
         strides: The view's strides.
     """
     if tuple(shape) == tuple(sizes) and offset == 0 and 0 in shape:
-        return Box((0,) * len(shape), tuple(shape))
+        return TensorSlice((0,) * len(shape), tuple(shape))
     rest = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
     start, lengths = [], []
     step = math.prod(sizes)
@@ -88,7 +88,7 @@ def box_of(
             return None
         start.append(begin)
         lengths.append(length)
-    return None if rest else Box(tuple(start), tuple(lengths))
+    return None if rest else TensorSlice(tuple(start), tuple(lengths))
 
 
 class _Views(TorchFunctionMode):

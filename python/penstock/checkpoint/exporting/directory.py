@@ -26,12 +26,12 @@ def appearing(path: str) -> Iterator[str]:
     _check_free(path)
     parent = os.path.dirname(path)
     filling = f"{path}.{uuid4().hex}.tmp"
-    with _told(filling):
+    with _storage_errors(filling):
         os.makedirs(parent, exist_ok=True)
         os.mkdir(filling)
     try:
         yield filling
-        with _told(path):
+        with _storage_errors(path):
             for entry in os.scandir(filling):
                 durable.sync(entry.path)
             durable.sync(filling)
@@ -44,7 +44,7 @@ def appearing(path: str) -> Iterator[str]:
 
 
 def _check_free(path: str) -> None:
-    with _told(path):
+    with _storage_errors(path):
         try:
             is_free = not os.listdir(path)
         except FileNotFoundError:
@@ -58,7 +58,7 @@ def _check_free(path: str) -> None:
 def write(directory: str, name: str, content: bytes) -> None:
     """Writes a file."""
     path = os.path.join(directory, name)
-    with _told(path), open(path, "wb") as file:
+    with _storage_errors(path), open(path, "wb") as file:
         file.write(content)
 
 
@@ -66,12 +66,12 @@ def replace(directory: str, name: str, content: bytes) -> None:
     """Replaces a file durably and atomically."""
     path = os.path.join(directory, name)
     # Others may export here at the same time.
-    with _told(path):
+    with _storage_errors(path):
         durable.replace(path, content, beside=f"{path}.{uuid4().hex}.tmp")
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _storage_errors(path: str) -> Iterator[None]:
     try:
         yield
     except PenstockError:

@@ -11,7 +11,7 @@ from penstock.checkpoint.exporting import beside
 from penstock.checkpoint.exporting.chosen import group_of, shards_of, weights_of
 from penstock.checkpoint.exporting.directory import replace
 from penstock.checkpoint.exporting.job import CONFIG, Job, floats
-from penstock.checkpoint.exporting.models import Model
+from penstock.checkpoint.exporting.models import MetaModel
 from penstock.checkpoint.exporting.report import ExportReport
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
@@ -118,9 +118,9 @@ def export(
         if target is None:
             return _in_place(checkpoint, began)
         small = _beside(checkpoint) if files is None else dict(read_files(files))
-        model = Model.of(small.get(CONFIG)) if check or unfuse is not False else None
+        model = MetaModel.of(small.get(CONFIG)) if check or unfuse is not False else None
         with checkpoint.reading():
-            checkpoint.look(0)
+            checkpoint.view_as(0)
         job = Job(
             checkpoint=checkpoint,
             out=target,
@@ -187,7 +187,7 @@ def _floating(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def _unfuses(model: Model | None, unfuse: bool | None) -> bool:
+def _unfuses(model: MetaModel | None, unfuse: bool | None) -> bool:
     if unfuse and model is None:
         raise StateMismatchError(
             "unfuse: only a config.json of a model that transformers knows tells what is fused: "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.exporting import placing, streamed
 from penstock.checkpoint.exporting.directory import appearing, write
 from penstock.checkpoint.exporting.report import ExportReport
-from penstock.checkpoint.saving.alone import write_alone
+from penstock.checkpoint.saving.alone import write_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, Groups
 from penstock.common.paths import of_bucket
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.checkpoint.exporting.chosen import Shards, Weight
-    from penstock.checkpoint.exporting.models import Model
+    from penstock.checkpoint.exporting.models import MetaModel
     from penstock.checkpoint.exporting.placing import Way
     from penstock.checkpoint.loading.opened import OpenCheckpoint
     from penstock.common.progress import Progress
@@ -63,8 +63,8 @@ class Job:
     out: str
     kind: torch.dtype | None
     beside: dict[str, bytes]
-    model: Model | None
-    fused: Model | None
+    model: MetaModel | None
+    fused: MetaModel | None
     settings: dict[str, Any]
     options: Options
     shard_bytes: int
@@ -131,9 +131,9 @@ class Job:
             self._check({weight.name: "" for weight in weights})
             return weights
         # This module needs PyTorch.
-        from penstock.checkpoint.exporting.apart import taken_apart
+        from penstock.checkpoint.exporting.apart import split_weights
 
-        return taken_apart(weights, self.fused)
+        return split_weights(weights, self.fused)
 
     def _write_chunks(self, weights: list[Weight], update: Progress | None) -> ExportReport:
         """Exports tensors whose exported form depends on their bytes."""
@@ -199,7 +199,7 @@ class Job:
             groups=Groups({_TENSORS: IN_PLACE}),
         )
         one = {**self.settings, "shard_bytes": 1 << 62}
-        write_alone(destination, {_TENSORS: tensors}, one, progress=False)
+        write_single(destination, {_TENSORS: tensors}, one, progress=False)
         (file,) = (name for name in os.listdir(place) if name.endswith(".safetensors"))
         os.rename(os.path.join(place, file), path)
         shutil.rmtree(place)

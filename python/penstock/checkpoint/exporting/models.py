@@ -15,7 +15,7 @@ NAMES_MAX = 5
 """Largest number of names listed in an error."""
 
 
-class Model:
+class MetaModel:
     """A model without its tensors, created from a configuration.
 
     Args:
@@ -29,7 +29,7 @@ class Model:
         self._tied = set(tied)
 
     @classmethod
-    def of(cls, config: bytes | None) -> Model | None:
+    def of(cls, config: bytes | None) -> MetaModel | None:
         """Returns the model of a ``config.json``; None if it is unknown here."""
         if config is None:
             return None

@@ -38,7 +38,7 @@ SLOT_BYTES_MAX = 64 << 20
 """Larger buffers cost more time to allocate than uninterrupted reads save."""
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """The place of a tensor in a file.
 
     Attributes:
@@ -62,11 +62,11 @@ class File(NamedTuple):
     """
 
     header: bytes
-    places: list[Place]
+    places: list[TensorLocation]
     nbytes: int
 
 
-class Piece(NamedTuple):
+class ReadBlock(NamedTuple):
     """A block of a tensor that is read at a time: rows, or all of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
         nbytes: Its stored size in bytes.
     """
 
-    place: Place
+    place: TensorLocation
     start: tuple[int, ...]
     sizes: tuple[int, ...]
     at: int
@@ -132,7 +132,7 @@ def _file(chosen: list[tuple[Weight, torch.dtype]]) -> File:
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % PAGE_BYTES)
     whole = len(text).to_bytes(8, "little") + text
-    places = [Place(weight, kind, len(whole) + begin) for weight, kind, begin in begins]
+    places = [TensorLocation(weight, kind, len(whole) + begin) for weight, kind, begin in begins]
     return File(whole, places, len(whole) + at)
 
 
@@ -209,8 +209,8 @@ class Stream:
                 if pending is not None:
                     pending[0].result()
 
-    def _batches(self, file: File) -> Iterator[list[Piece]]:
-        batch: list[Piece] = []
+    def _batches(self, file: File) -> Iterator[list[ReadBlock]]:
+        batch: list[ReadBlock] = []
         size = 0
         for place in file.places:
             for piece in self._pieces(place):
@@ -222,20 +222,20 @@ class Stream:
         if batch:
             yield batch
 
-    def _pieces(self, place: Place) -> Iterator[Piece]:
+    def _pieces(self, place: TensorLocation) -> Iterator[ReadBlock]:
         weight = place.weight
         sizes = weight.sizes
         # Leading dimensions of size one, such as a single expert, come before the rows.
         axis = next((axis for axis, size in enumerate(sizes) if size > 1), None)
         if weight.is_window or axis is None or weight.nbytes <= self._slot_bytes:
-            yield Piece(place, weight.start, sizes, 0, weight.nbytes)
+            yield ReadBlock(place, weight.start, sizes, 0, weight.nbytes)
             return
         row_items = math.prod(sizes[axis + 1 :])
         row_bytes = row_items * weight.kind.itemsize
         rows = max(self._slot_bytes // row_bytes, 1)
         for row in range(0, sizes[axis], rows):
             count = min(rows, sizes[axis] - row)
-            yield Piece(
+            yield ReadBlock(
                 place,
                 (*weight.start[:axis], weight.start[axis] + row, *weight.start[axis + 1 :]),
                 (*sizes[:axis], count, *sizes[axis + 1 :]),
@@ -243,7 +243,7 @@ class Stream:
                 count * row_bytes,
             )
 
-    def _read(self, pieces: list[Piece], memory: torch.Tensor) -> list[torch.Tensor]:
+    def _read(self, pieces: list[ReadBlock], memory: torch.Tensor) -> list[torch.Tensor]:
         """Reads and verifies blocks, and converts them."""
         boxes: list[BoxRead] = []
         found: list[torch.Tensor | None] = []
@@ -275,7 +275,7 @@ def _as(value: Any, kind: torch.dtype) -> torch.Tensor:
     return tensor.to(kind).contiguous()
 
 
-def _offset(piece: Piece) -> int:
+def _offset(piece: ReadBlock) -> int:
     """Returns the offset of a block in its file."""
     return piece.place.offset + piece.at * piece.place.kind.itemsize
 

@@ -289,7 +289,7 @@ class Balance:
         return self._sum
 
 
-class Discord(NamedTuple):
+class Mismatch(NamedTuple):
     """Two ranks whose copies of a tensor differ, although they should be equal.
 
     Attributes:
@@ -303,14 +303,14 @@ class Discord(NamedTuple):
     rank: int
 
 
-def discord(copies: Iterable[Iterable[Copy]]) -> Discord | None:
+def find_mismatch(copies: Iterable[Iterable[Copy]]) -> Mismatch | None:
     """Returns the first two copies that differ, given those of all ranks in order; None if none."""
     known: dict[tuple[str, int], Copy] = {}
     for rank, held in enumerate(copies):
         for copy in held:
             first = known.setdefault((copy.name, copy.leader), copy)
             if first.mark != copy.mark:
-                return Discord(first, copy, rank)
+                return Mismatch(first, copy, rank)
     return None
 
 

@@ -20,7 +20,7 @@ _PIECES_PER_SHARE = 8
 """Largest piece, as a fraction 1/n of a replica's share: loads are equal up to one piece."""
 
 
-class Piece(NamedTuple):
+class WriteShare(NamedTuple):
     """A box of a tensor, or a part of it, that one rank writes.
 
     Attributes:
@@ -55,7 +55,7 @@ class HeldBox(NamedTuple):
         return _nbytes(self.box.shape, self.item_bytes)
 
 
-def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Piece]:
+def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[WriteShare]:
     """Returns the pieces that one rank writes, of boxes that several ranks hold.
 
     Boxes that are large compared to a fair share are cut along a dimension, if allowed. Then the
@@ -68,7 +68,7 @@ def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Pie
         rank: The calling rank.
     """
     if len(replicas.ranks) == 1:
-        return [Piece(item.tensor, item.box) for item in held]
+        return [WriteShare(item.tensor, item.box) for item in held]
     share_bytes = sum(item.nbytes for item in held) // len(replicas.ranks)
     piece_bytes_max = max(share_bytes // _PIECES_PER_SHARE, PIECE_BYTES_MIN)
     pieces = [
@@ -84,7 +84,7 @@ def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Pie
         load_bytes, number = loads[0]
         heapq.heapreplace(loads, (load_bytes - minus_bytes, number))
         if number == rank:
-            mine.append(Piece(tensor, box))
+            mine.append(WriteShare(tensor, box))
     return mine
 
 

@@ -1,4 +1,4 @@
-"""`Passing`: fills scattered device tensors through contiguous memory of the same device.
+"""`DeviceStaging`: fills scattered device tensors through contiguous memory of the same device.
 
 The native module fills contiguous memory of the device, and PyTorch copies from there to the
 scattered elements. A device has less memory than the host, and most of it is in use, so the size of
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from penstock import _native
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
-    from penstock.tensors.devices import DirectPlaces
+    from penstock.tensors.devices import CurrentStreams
 
-PASSING_BYTES = 256 << 20
+DEVICE_STAGING_BYTES = 256 << 20
 """Upper bound of the memory in use on a device at a time, apart from a single larger tensor.
 
 PyTorch needs as much memory as such a tensor has in any case, whatever it copies from.
 """
 
 
-class Passing:
+class DeviceStaging:
     """The tensors that are filled through other memory of their devices.
 
     Args:
@@ -40,7 +40,7 @@ class Passing:
         memory: The memory to be filled next; empty before `take`.
     """
 
-    def __init__(self, seen: View, places: DirectPlaces, devices: Mapping[int, Any]) -> None:
+    def __init__(self, seen: View, places: CurrentStreams, devices: Mapping[int, Any]) -> None:
         self.memory = DeviceTensors(seen, places)
         self._seen = seen
         self._devices = devices
@@ -106,7 +106,7 @@ class Passing:
             nbytes = entry.end - entry.begin
             if nbytes > room:
                 batches.append([])
-                room = max(PASSING_BYTES, nbytes)
+                room = max(DEVICE_STAGING_BYTES, nbytes)
             batches[-1].append(index)
             room -= nbytes
         return batches

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.checkpoint.view.view import View
-    from penstock.tensors.devices import DirectPlaces, Place
+    from penstock.tensors.devices import CurrentStreams, DeviceStream
     from penstock.tensors.native_rows import LoadTarget
 
 
@@ -33,7 +33,7 @@ class DeviceTensors:
         made: The tensors by index.
     """
 
-    def __init__(self, seen: View, places: DirectPlaces) -> None:
+    def __init__(self, seen: View, places: CurrentStreams) -> None:
         self.made: dict[int, torch.Tensor] = {}
         self._seen = seen
         self._places = places
@@ -89,7 +89,7 @@ class DeviceTensors:
         if error is not None:
             self.made.clear()
 
-    def _memory(self, tensor: torch.Tensor) -> tuple[int, None, int, torch.Tensor, Place]:
+    def _memory(self, tensor: torch.Tensor) -> tuple[int, None, int, torch.Tensor, DeviceStream]:
         place = self._places.on(str(tensor.device))
         assert place is not None, "they are made where there is one"
         return tensor.data_ptr(), None, tensor.itemsize, tensor, place

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock._native import TensorEntry
-    from penstock.checkpoint.state.references import Place
+    from penstock.checkpoint.state.references import BytesLocation
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.native_rows import LoadTarget
@@ -33,7 +33,7 @@ class Fetched(NamedTuple):
         is_whole: Whether every byte of every file was read.
     """
 
-    places: dict[int, Place]
+    places: dict[int, BytesLocation]
     fields: dict[str, Any]
     is_whole: bool
 
@@ -71,7 +71,7 @@ def fetch(
     """
     stored = None if selection is None else sorted(selection - seen.wholes.keys())
     requests = targets.requests()
-    places: dict[int, Place] = {}
+    places: dict[int, BytesLocation] = {}
     for index in sorted(seen.wholes.keys() & (selection or set())):
         if seen.tensors[index].end:
             memory, request = whole_request(seen.wholes[index], seen.tensors[index])

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import _native
 from penstock.checkpoint.loading.device_tensors import DeviceTensors
 from penstock.checkpoint.loading.fetch import fetch, merged
-from penstock.checkpoint.loading.load_plan import Targets
+from penstock.checkpoint.loading.load_plan import LoadPlan
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.names import is_wild
 from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import BYTES_TAGS, Place, needed
+from penstock.checkpoint.state.references import BYTES_TAGS, BytesLocation, needed
 from penstock.checkpoint.state.select import select
 from penstock.checkpoint.state.unstaged import hold_devices
 from penstock.checkpoint.view.live import LiveState
@@ -31,7 +31,7 @@ from penstock.common.tracing import call, span
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.io.arguments import check_device, check_rank, to_native
 from penstock.reports import LoadReport
-from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.devices import CurrentStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,14 +64,14 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LoadRequest:
     """The request of a load; see `load`.
 
     Attributes:
         own_rank: This process's rank, used if ``rank`` is None; None to look it up.
         is_strict: Whether a `Training` and the checkpoint must have the same parts.
         is_plain: Whether values of classes are returned as their stored members.
-        spare: Another copy of the checkpoint, from which damaged chunks are read.
+        replica: Another copy of the checkpoint, from which damaged chunks are read.
     """
 
     into: Any = None
@@ -83,12 +83,12 @@ class Wanted:
     own_rank: int | None = None
     is_strict: bool = True
     is_plain: bool = False
-    spare: str | None = None
+    replica: str | None = None
 
 
 def read(
     path: str,
-    wanted: Wanted,
+    request: LoadRequest,
     options: Options | None,
     opened: _native.Checkpoint | None = None,
 ) -> Loaded:
@@ -98,25 +98,25 @@ def read(
 
     Args:
         path: The checkpoint's directory.
-        wanted: The request.
+        request: The request.
         options: How bytes move.
         opened: The checkpoint, if it is already open.
     """
     with call("stall", "load", path), gc_paused():
         # Outside the observed call: a call refused for its arguments is not a failed load.
-        reading = _Reading(path, wanted, options, opened)
-        return _run(reading, path, wanted, options)
+        reading = _Reading(path, request, options, opened)
+        return _run(reading, path, request, options)
 
 
-def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> Any:
+def restore_into(loaded: Loaded, request: LoadRequest, world_size: int | None = None) -> Any:
     """Returns the state to the caller; a `Training` takes over the loaded values only here.
 
     Args:
         loaded: The loaded state; its warnings are extended.
-        wanted: The request.
+        request: The request.
         world_size: Number of ranks that load it together; None to look it up.
     """
-    training = wanted.into
+    training = request.into
     if not isinstance(training, LiveState):
         return loaded.state
     report = loaded.report
@@ -125,20 +125,20 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
             loaded.state,
             path=report.path,
             is_partial=loaded.is_partial,
-            is_strict=wanted.is_strict,
+            is_strict=request.is_strict,
         )
     )
     size = own_size() if world_size is None else world_size
-    rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+    rank = own_rank() if request.own_rank is None else request.own_rank
     if rank is None and (placed := placement()) is not None:
         # The processes of the job have not joined a group yet: one of them is enough to warn.
         rank = placed.rank
     if size != report.world_size and not rank:
-        loaded.warnings.append(_told_ranks(report.path, report.world_size, size))
+        loaded.warnings.append(_ranks_warning(report.path, report.world_size, size))
     return training
 
 
-def _told_ranks(path: str, saved: int, here: int) -> str:
+def _ranks_warning(path: str, saved: int, here: int) -> str:
     """Returns the warning for a resume with another number of ranks."""
     if here < saved:
         left_out = f"rank {here}" if saved - here == 1 else f"ranks {here} to {saved - 1}"
@@ -155,14 +155,14 @@ def _told_ranks(path: str, saved: int, here: int) -> str:
 
 
 @observed("load")
-def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) -> Loaded:
+def _run(reading: _Reading, path: str, request: LoadRequest, options: Options | None) -> Loaded:
     for _ in range(_REPLACED_MAX):
         try:
             return reading.run()
         except CheckpointNotFoundError:
             if not is_there(os.path.join(path, _native.MANIFEST)):
                 raise
-        reading = _Reading(path, wanted, options)
+        reading = _Reading(path, request, options)
     return reading.run()
 
 
@@ -172,27 +172,27 @@ class _Reading:
     def __init__(
         self,
         path: str,
-        wanted: Wanted,
+        request: LoadRequest,
         options: Options | None,
         opened: _native.Checkpoint | None = None,
     ) -> None:
-        if wanted.into is not None and wanted.device is not None:
+        if request.into is not None and request.device is not None:
             raise ValueError(
                 "device= places new tensors, into= fills existing ones: give one of them"
             )
-        if wanted.into is not None and wanted.is_plain:
+        if request.into is not None and request.is_plain:
             raise ValueError(
                 "plain=True builds a state without classes, into= fills existing values of them: "
                 "give one of them"
             )
         self._path = path
         self._opened = opened
-        self._wanted = wanted
-        self._patterns = wanted.keys
-        self._options = to_native(options) | {"replica": wanted.spare}
-        self._device = check_device(wanted.device)
+        self._request = request
+        self._patterns = request.keys
+        self._options = to_native(options) | {"replica": request.replica}
+        self._device = check_device(request.device)
         self._warnings: list[str] = []
-        self._into = wanted.into
+        self._into = request.into
         self._is_partial = False
         self._rank, self._is_alone = self._whose()
 
@@ -203,32 +203,32 @@ class _Reading:
         checkpoint = source.native
         try:
             with span("plan"), source.reading():
-                seen, targets = self._look(checkpoint)
-                made = self._make(seen, targets)
-                selection = self._select(seen, targets, made)
+                seen, plan = self._plan_view(checkpoint)
+                made = self._make(seen, plan)
+                selection = self._select(seen, plan, made)
             opened = time.perf_counter()
             reports: list[dict[str, Any]] = []
-            with made, shown(self._wanted.progress, "loading") as update:
-                if targets is not None:
+            with made, shown(self._request.progress, "loading") as update:
+                if plan is not None:
                     with span("fill files"), source.reading():
-                        reports += targets.fill_files(checkpoint, self._options)
+                        reports += plan.fill_files(checkpoint, self._options)
                     # A running save may still copy the targets: they are filled after its copies.
                     hold_devices()
-                into = made if targets is None else targets
+                into = made if plan is None else plan
                 fetched = fetch(
                     checkpoint, seen, selection, into, options=self._options, progress=update
                 )
                 reports.append(fetched.fields)
-                if targets is not None:
+                if plan is not None:
                     with source.reading():
-                        reports += targets.pass_on(checkpoint, self._options, update)
+                        reports += plan.pass_on(checkpoint, self._options, update)
         finally:
             # An exception keeps this frame, which must not keep the files from being deleted.
             source.release()
         fields = merged(reports)
         loaded = time.perf_counter()
         with span("build"), source.reading():
-            state = self._build(seen, targets, made, fetched.places)
+            state = self._build(seen, plan, made, fetched.places)
         ended = time.perf_counter()
         phases = {
             "open": opened - began,
@@ -249,23 +249,28 @@ class _Reading:
 
     def _whose(self) -> tuple[int, bool]:
         """Returns the rank whose state is loaded, and whether exactly as that rank saved it."""
-        wanted = self._wanted
-        if wanted.rank is not None:
-            return check_rank(wanted.rank), True
-        rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+        request = self._request
+        if request.rank is not None:
+            return check_rank(request.rank), True
+        rank = own_rank() if request.own_rank is None else request.own_rank
         if rank is None:
             return 0, False
-        return rank, wanted.into is None and self._patterns is None
+        return rank, request.into is None and self._patterns is None
 
-    def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
+    def _plan_view(self, checkpoint: _native.Checkpoint) -> tuple[View, LoadPlan | None]:
         """Returns the view to load, and its targets."""
-        wanted = self._wanted
-        training = wanted.into if isinstance(wanted.into, LiveState) else None
-        into = wanted.into if training is None else training._wanted()
+        request = self._request
+        training = request.into if isinstance(request.into, LiveState) else None
+        into = request.into if training is None else training._requested_names()
         seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
-        if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
+        if (
+            seen.unreached
+            and request.into is None
+            and self._patterns is None
+            and not self._is_alone
+        ):
             self._leave_out(seen)
-        node = plain(seen.node) if wanted.is_plain else seen.node
+        node = plain(seen.node) if request.is_plain else seen.node
         if self._patterns is not None:
             node = select(node, self._patterns, self._path)
         # Every leaf requested by its exact name must be in the tree.
@@ -274,7 +279,7 @@ class _Reading:
             node,
             checkpoint,
             self._path,
-            allow_partial=wanted.allow_partial,
+            allow_partial=request.allow_partial,
             lost=() if is_named else seen.lost,
         )
         self._is_partial = is_partial = self._patterns is not None or is_left_out
@@ -284,12 +289,12 @@ class _Reading:
                 seen._replace(node=node),
                 self._path,
                 is_partial=is_partial,
-                is_strict=wanted.is_strict,
+                is_strict=request.is_strict,
             )
         seen = seen._replace(node=node)
         if self._into is None or self._into is NEW:
             return seen, None
-        return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
+        return seen, LoadPlan(node, self._into, seen, self._path, is_partial=is_partial)
 
     def _leave_out(self, seen: View) -> None:
         """Warns of tensors that ranks saved separately and that have no place in a single state."""
@@ -310,35 +315,35 @@ class _Reading:
             path=self._path,
         )
 
-    def _make(self, seen: View, targets: Targets | None) -> DeviceTensors:
+    def _make(self, seen: View, plan: LoadPlan | None) -> DeviceTensors:
         """Allocates device tensors, for the state or to fill targets from."""
-        if targets is not None:
-            return targets.take()
-        made = DeviceTensors(seen, DirectPlaces())
+        if plan is not None:
+            return plan.take()
+        made = DeviceTensors(seen, CurrentStreams())
         if self._device is not None:
             made.make_all(self._device)
         return made
 
-    def _select(self, seen: View, targets: Targets | None, made: DeviceTensors) -> set[int] | None:
+    def _select(self, seen: View, plan: LoadPlan | None, made: DeviceTensors) -> set[int] | None:
         """Returns indices of the tensors to read as stored; None for everything in every file."""
-        if targets is None:
+        if plan is None:
             if self._patterns is None and not seen.is_shared:
                 return None
             selected = set(needed(seen.node, seen.tensors, seen.aliases))
             return selected - (seen.wholes.keys() & made.made.keys())
-        if self._patterns is None and not seen.is_shared and not targets.has_parts:
+        if self._patterns is None and not seen.is_shared and not plan.has_parts:
             return None
         beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
-        return {*beside, *targets.beside(), *targets.indices()}
+        return {*beside, *plan.beside(), *plan.indices()}
 
     def _build(
         self,
         seen: View,
-        targets: Targets | None,
+        plan: LoadPlan | None,
         made: DeviceTensors,
-        places: dict[int, Place],
+        places: dict[int, BytesLocation],
     ) -> Any:
-        if targets is not None:
-            return targets.finish(seen.node, self._into, targets.builder(places))
+        if plan is not None:
+            return plan.finish(seen.node, self._into, plan.builder(places))
         builder = Builder(seen.tensors, seen.aliases, places, self._device, made.made)
         return builder.build(seen.node)

@@ -1,4 +1,4 @@
-"""`Targets`: the tensors and arrays that ``load(into=…)`` fills from a checkpoint.
+"""`LoadPlan`: the tensors and arrays that ``load(into=…)`` fills from a checkpoint.
 
 Everything is matched before anything is written (`penstock.checkpoint.loading.matching`). The
 native module then fills contiguous host memory, the local parts of `DTensor`s box by box, and
@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.loading.copying import bytes_of, copy_built
-from penstock.checkpoint.loading.device_staging import PASSING_BYTES, Passing
+from penstock.checkpoint.loading.device_staging import DEVICE_STAGING_BYTES, DeviceStaging
 from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
-from penstock.checkpoint.loading.matching import Matching
+from penstock.checkpoint.loading.matching import TargetMatching
 from penstock.checkpoint.loading.target import NEW, Target, local_of, unwrapped
 from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.composites import take_apart
-from penstock.checkpoint.state.references import BYTES_TAGS, Place, is_composite, is_data, needed
+from penstock.checkpoint.state.references import (
+    BYTES_TAGS,
+    BytesLocation,
+    is_composite,
+    is_data,
+    needed,
+)
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
 from penstock.tensors.copying import bump_versions, copy_elements
 from penstock.tensors.memory import CPU, Memory, of_tensor
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.tensors.native_rows import Fill, LoadTarget
 
 
-class Targets:
+class LoadPlan:
     """The tensors of a state that are filled from a checkpoint.
 
     Args:
@@ -63,7 +69,7 @@ class Targets:
         *,
         is_partial: bool,
     ) -> None:
-        matching = Matching(node, state, seen, path, is_partial=is_partial)
+        matching = TargetMatching(node, state, seen, path, is_partial=is_partial)
         self._seen = seen
         self._found = matching.found
         self._in_files = matching.in_files
@@ -83,7 +89,7 @@ class Targets:
                 self._staged.setdefault(target.held, target)
         in_bytes = needed(node, seen.tensors, seen.aliases, BYTES_TAGS)
         devices = self._choose_on_devices(self._new.union(in_bytes))
-        self._passing = Passing(seen, matching.places, devices)
+        self._staging = DeviceStaging(seen, matching.places, devices)
         self._beside = self._new | {
             target.index
             for target in self._found
@@ -117,7 +123,7 @@ class Targets:
             if target.boxes is None and self._is_to_copy(target):
                 entry = self._seen.tensors[target.index]
                 # The whole tensor of a window may be very large: then it stays on the host.
-                if target.window is None or entry.end - entry.begin <= PASSING_BYTES:
+                if target.window is None or entry.end - entry.begin <= DEVICE_STAGING_BYTES:
                     found[target.index] = target.memory.owner.device
         return found
 
@@ -133,19 +139,19 @@ class Targets:
 
     def indices(self) -> set[int]:
         """Returns indices of the entries that are read into targets, or on the way there."""
-        return self._direct.keys() | self._passing.entries()
+        return self._direct.keys() | self._staging.entries()
 
     @property
     def has_parts(self) -> bool:
         """Whether only parts of some tensors are needed, or some tensors are read later."""
         is_boxed = any(target.boxes is not None for target in self._found)
-        return bool(self._in_files) or self._passing.is_in_parts or is_boxed
+        return bool(self._in_files) or self._staging.is_in_parts or is_boxed
 
     def take(self) -> DeviceTensors:
         """Allocates the intermediate memory; returns that of devices."""
         for held, target in self._staged.items():
             self._hosts[held] = _host_of(target)
-        return self._passing.take()
+        return self._staging.take()
 
     def requests(self) -> list[Fill]:
         """Returns the requests that the native module fills box by box."""
@@ -156,14 +162,14 @@ class Targets:
             request
             for target, memory in memories
             for request in target.requests(wholes.get(target.index, target.index), memory)
-        ] + self._passing.memory.requests()
+        ] + self._staging.memory.requests()
 
     def native(self) -> dict[int, LoadTarget]:
         """Returns the memory that the native module fills with entries, by index."""
         direct = {index: target.native() for index, target in self._direct.items()}
-        return direct | self._passing.memory.native()
+        return direct | self._staging.memory.native()
 
-    def builder(self, places: dict[int, Place]) -> Builder:
+    def builder(self, places: dict[int, BytesLocation]) -> Builder:
         """Returns the builder of the remaining values, from the bytes read and the filled targets.
 
         Args:
@@ -200,7 +206,7 @@ class Targets:
                     copy_built(builder, target)
                     self._passed.add(target.claim)
 
-        return self._passing.pass_on(checkpoint, copy, options=options, progress=progress)
+        return self._staging.pass_on(checkpoint, copy, options=options, progress=progress)
 
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]

@@ -1,4 +1,4 @@
-"""`Matching`: assigns tensors of a checkpoint to the state that ``load(into=…)`` fills.
+"""`TargetMatching`: assigns tensors of a checkpoint to the state that ``load(into=…)`` fills.
 
 All checks come before any write: names, shapes, types, whether memory is writable, and whether
 targets share memory where the checkpoint has different tensors.
@@ -24,7 +24,7 @@ from penstock.checkpoint.state.refusals import refusal
 from penstock.checkpoint.state.scalars import TreeError, label, member
 from penstock.checkpoint.state.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.memory import Memory, of_array, of_tensor
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _OPTIMIZER = (
 )
 
 
-class Matching:
+class TargetMatching:
     """The assignment of a checkpoint's tensors to targets in a state.
 
     Args:
@@ -72,7 +72,7 @@ class Matching:
         self.new: set[int] = set()
         self._seen = seen
         self._path = path
-        self.places = DirectPlaces()
+        self.places = CurrentStreams()
         self._is_partial = is_partial
         self._mismatches: list[tuple[str, str]] = []
         self._remedies: dict[str, None] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
 from penstock.checkpoint.loading.fetch import whole_request
-from penstock.checkpoint.loading.foreign import telling
+from penstock.checkpoint.loading.path_kind import describing_contents
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.references import needed, reference
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.checkpoint.state.references import Place
+    from penstock.checkpoint.state.references import BytesLocation
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
     from penstock.checkpoint.view.view import View
@@ -94,7 +94,7 @@ class OpenCheckpoint:
     def __init__(self, path: str, native: _native.Checkpoint | None = None) -> None:
         self.path = path
         if native is None:
-            with telling(path):
+            with describing_contents(path):
                 native = _native.open(path)
         self.native = native
         self._seen: View | None = None
@@ -128,7 +128,7 @@ class OpenCheckpoint:
         with self.reading():
             return tree.parse_metadata(self.native.metadata)
 
-    def look(self, rank: int, *, allow_partial: bool = False) -> bool:
+    def view_as(self, rank: int, *, allow_partial: bool = False) -> bool:
         """Views the checkpoint as a rank; must precede the following calls.
 
         Args:
@@ -218,10 +218,10 @@ class OpenCheckpoint:
         builder = Builder(seen.tensors, seen.aliases, self._places([*nodes], options))
         return map(builder.build, nodes)
 
-    def _places(self, nodes: list[Node], options: dict[str, Any]) -> dict[int, Place]:
+    def _places(self, nodes: list[Node], options: dict[str, Any]) -> dict[int, BytesLocation]:
         """Reads the tensors in values."""
         seen = self.seen
-        places: dict[int, Place] = {}
+        places: dict[int, BytesLocation] = {}
         requests: list[Fill] = []
         for index in needed(nodes, seen.tensors, seen.aliases):
             entry = seen.tensors[index]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.state.ties import Window
 
 
-class Run(NamedTuple):
+class StoredRange(NamedTuple):
     """A byte range that is contiguous in a file and in a tensor.
 
     Attributes:
@@ -48,7 +48,7 @@ class PlacedTensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    runs: tuple[Run, ...] | None
+    runs: tuple[StoredRange, ...] | None
 
 
 def placed(checkpoint: OpenCheckpoint, *, is_plain: bool = False) -> Iterator[PlacedTensor]:
@@ -86,7 +86,7 @@ def _runs(
     stored: Sequence[tuple[TensorEntry, tuple[int, ...]]],
     shape: tuple[int, ...],
     item_bytes: int,
-) -> tuple[Run, ...] | None:
+) -> tuple[StoredRange, ...] | None:
     """Returns the boxes as byte ranges of the whole tensor; None if one is not contiguous there."""
     strides = _row_major(shape)
     runs = []
@@ -99,13 +99,13 @@ def _runs(
         nbytes = entry.end - entry.begin
         if nbytes:
             file = os.path.join(path, entry.file)
-            runs.append(Run(file, entry.begin, nbytes, place * item_bytes))
+            runs.append(StoredRange(file, entry.begin, nbytes, place * item_bytes))
     return tuple(sorted(runs, key=lambda run: run.place))
 
 
 def _within(
-    runs: tuple[Run, ...] | None, window: Window, item_bytes: int
-) -> tuple[Run, ...] | None:
+    runs: tuple[StoredRange, ...] | None, window: Window, item_bytes: int
+) -> tuple[StoredRange, ...] | None:
     """Returns a window's part of a tensor's byte ranges; None if it is not contiguous."""
     shape, strides, offset = window
     sides = zip(shape, strides, _row_major(shape), strict=True)
@@ -119,7 +119,7 @@ def _within(
         first, last = max(begin, run.place), min(end, run.place + run.nbytes)
         if first < last:
             inside = first - run.place
-            found.append(Run(run.file, run.begin + inside, last - first, first - begin))
+            found.append(StoredRange(run.file, run.begin + inside, last - first, first - begin))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout.boxes import Box
-from penstock.tensors.devices import Place, is_scattered
+from penstock.tensors.devices import DeviceStream, is_scattered
 from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
@@ -53,7 +53,7 @@ class Target:
     window: Window | None
     boxes: list[Box] | None
     is_whole: bool
-    place: Place | None
+    place: DeviceStream | None
 
     @property
     def is_direct(self) -> bool:

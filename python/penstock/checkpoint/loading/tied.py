@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Filled(NamedTuple):
+class FilledTensor(NamedTuple):
     """A live tensor and the value that fills it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Filled(NamedTuple):
     stored: Any
 
 
-def differences(filled: Iterable[Filled]) -> Iterator[tuple[Filled, str]]:
+def differences(filled: Iterable[FilledTensor]) -> Iterator[tuple[FilledTensor, str]]:
     """Yields the tied tensors that would not get the checkpoint's elements, with the reason.
 
     Args:
@@ -65,7 +65,7 @@ def check_model(model: Any, state: Mapping[str, Any], path: str) -> None:
         StateMismatchError: A tensor has two names, and the state has other elements for each.
     """
     filled = [
-        Filled("", name, live, state[name].to(live.dtype))
+        FilledTensor("", name, live, state[name].to(live.dtype))
         for name, live in model.state_dict().items()
         if getattr(state.get(name), "shape", None) == getattr(live, "shape", ())
     ]
@@ -77,13 +77,13 @@ def check_model(model: Any, state: Mapping[str, Any], path: str) -> None:
         )
 
 
-def _are_tied(members: list[tuple[Filled, Memory]]) -> bool:
+def _are_tied(members: list[tuple[FilledTensor, Memory]]) -> bool:
     """Whether all tensors are in one place and filled from one tensor, the usual case."""
     places = {(memory.address, memory.shape, memory.strides) for _, memory in members}
     return len(places) == 1 and len({id(one.stored) for one, _ in members}) == 1
 
 
-def _overwritten(members: list[tuple[Filled, Memory]]) -> Iterator[tuple[Filled, str]]:
+def _overwritten(members: list[tuple[FilledTensor, Memory]]) -> Iterator[tuple[FilledTensor, str]]:
     """Fills a copy of the memory in the same order, and yields the overwritten tensors."""
     low = min(memory.low for _, memory in members)
     space = np.zeros(max(memory.high for _, memory in members) - low, np.uint8)
@@ -107,7 +107,7 @@ def _overwritten(members: list[tuple[Filled, Memory]]) -> Iterator[tuple[Filled,
             )
 
 
-def _whole_name(one: Filled) -> str:
+def _whole_name(one: FilledTensor) -> str:
     return f"{one.part}.{one.name}" if one.name else one.part
 
 

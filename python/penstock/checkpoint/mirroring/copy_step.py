@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.mirroring.reports import MirrorReport
-from penstock.checkpoint.mirroring.taken import telling_of_another
+from penstock.checkpoint.mirroring.taken import explaining_conflict
 from penstock.common.progress import shown
 from penstock.io.arguments import to_native
 
@@ -59,7 +59,7 @@ def mirror_step(
 ) -> MirrorReport:
     """Copies the files of a step that the mirror lacks."""
     local, remote = _native.Store(root), _native.Store(mirror.url)
-    with shown(progress, "mirroring") as update, telling_of_another(remote.step_path(step)):
+    with shown(progress, "mirroring") as update, explaining_conflict(remote.step_path(step)):
         fields = _native.mirror(
             local.step_path(step),
             remote.step_path(step),

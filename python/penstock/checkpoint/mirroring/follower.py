@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
 from penstock.checkpoint.mirroring.reports import MirrorReport, MirrorStatus
-from penstock.checkpoint.mirroring.taken import telling_of_another
+from penstock.checkpoint.mirroring.taken import explaining_conflict
 from penstock.common import events
 from penstock.common.tracing import call
 from penstock.errors import (
@@ -118,7 +118,7 @@ class Follower:
         self._job: tuple[int, _native.MirrorJob] | None = None
         self._failures = 0
         self._last_error: Exception | None = None
-        self._untold: str | None = None
+        self._unreported: str | None = None
         """An error that has not been reported to the user."""
 
     def follow(self) -> None:
@@ -218,11 +218,11 @@ class Follower:
                 "saves to this store, or `penstock mirror`, goes on with that\n"
             )
 
-    def take_untold(self) -> str | None:
+    def take_unreported(self) -> str | None:
         """Returns an error that has not been reported to the user yet, once."""
         with self._changed:
-            untold, self._untold = self._untold, None
-        return untold
+            unreported, self._unreported = self._unreported, None
+        return unreported
 
     def _waiting(self) -> list[int]:
         """Returns complete local steps, due and neither mirrored nor refused, oldest first."""
@@ -270,9 +270,9 @@ class Follower:
                 return waiting[-1]
             with self._changed:
                 self._changed.notify_all()
-                self._changed.wait_for(functools.partial(self._is_told_since, news))
+                self._changed.wait_for(functools.partial(self._has_news_since, news))
 
-    def _is_told_since(self, news: int) -> bool:
+    def _has_news_since(self, news: int) -> bool:
         """Whether the thread has to look for steps, or to end."""
         return self._is_closed or self._news != news
 
@@ -285,7 +285,7 @@ class Follower:
             self._job = (step, job)
         began = time.perf_counter()
         try:
-            with telling_of_another(self.remote.step_path(step)):
+            with explaining_conflict(self.remote.step_path(step)):
                 fields = job.run(
                     self._store.step_path(step),
                     self.remote.step_path(step),
@@ -300,18 +300,18 @@ class Follower:
             return False
         except PenstockError as error:
             seconds = time.perf_counter() - began
-            events.tell(functools.partial(_tell, error, seconds))
+            events.notify(functools.partial(_notify, error, seconds))
             raise
         finally:
             with self._changed:
                 self._job = None
-        events.tell(functools.partial(_tell, report, report.seconds))
+        events.notify(functools.partial(_notify, report, report.seconds))
         with self._changed:
             self._failures = 0
-            self._found(step, report.checkpoint_id)
+            self._mark_complete(step, report.checkpoint_id)
         return True
 
-    def _found(self, step: int, checkpoint_id: str) -> None:
+    def _mark_complete(self, step: int, checkpoint_id: str) -> None:
         """Records that a step is complete at the mirror; the caller holds the lock."""
         self._mirrored[step] = checkpoint_id
         self._refused.pop(step, None)
@@ -324,7 +324,7 @@ class Follower:
             known = None if step is None else self._refused.get(step)
             is_known = known is not None and known.reason == str(error)
             if not is_known and str(error) != str(self._last_error):
-                self._untold = str(error)
+                self._unreported = str(error)
             self._last_error = error.with_traceback(None)
             if step is not None and isinstance(error, _REFUSALS):
                 self._refuse(step, error)
@@ -332,7 +332,7 @@ class Follower:
             self._failures += 1
             self._changed.notify_all()
             pause = min(_PAUSE_SECONDS * 2 ** (self._failures - 1), _PAUSE_SECONDS_MAX)
-            self._changed.wait_for(functools.partial(self._is_told_since, self._news), pause)
+            self._changed.wait_for(functools.partial(self._has_news_since, self._news), pause)
 
     def _refuse(self, step: int, error: PenstockError) -> None:
         """Excludes a step from automatic attempts; the caller holds the lock."""
@@ -359,12 +359,12 @@ class Follower:
             if self.remote.state(step) != "complete":
                 continue
             with self._changed:
-                self._found(step, checkpoint_id)
+                self._mark_complete(step, checkpoint_id)
             for retired in self._store.retire([(step, checkpoint_id)]):
                 drop_mark(self._store.step_path(retired))
 
 
-def _tell(outcome: MirrorReport | PenstockError, seconds: float, observer: Observer) -> None:
+def _notify(outcome: MirrorReport | PenstockError, seconds: float, observer: Observer) -> None:
     observer.mirrored(outcome, seconds)
 
 

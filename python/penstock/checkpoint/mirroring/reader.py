@@ -19,7 +19,7 @@ from penstock.options import Options
 
 if TYPE_CHECKING:
     from penstock import _native
-    from penstock.checkpoint.loading.load import Wanted
+    from penstock.checkpoint.loading.load import LoadRequest
     from penstock.checkpoint.ranks.group import Ranks
 
 _ELSEWHERE = (
@@ -55,23 +55,23 @@ class TieredReader(Reader):
         *,
         needs: bool,
     ) -> None:
-        self._tiers = Tiers(local, remote, tell=self._tell_once, needs=needs)
+        self._tiers = Tiers(local, remote, warn=self._warn_once, needs=needs)
         super().__init__(self._tiers, root, options, ranks)
         self._url = url
 
-    def _tell_once(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         if message not in self.warnings:
             self.warnings.append(message)
 
-    def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
+    def read(self, step: int, request: LoadRequest, *, verifies: bool = False) -> loading.Loaded:
         """Loads a step from the nearest copy, and damaged chunks from the other."""
         here, there = self.path(step), self._there(step)
         first, second = (here, there) if self._tiers.is_local(step) else (there, here)
         try:
-            return self._read_at(step, first, second, wanted, verifies=verifies)
+            return self._read_at(step, first, second, request, verifies=verifies)
         except _ELSEWHERE as error:
             try:
-                loaded = self._read_at(step, second, first, wanted, verifies=verifies)
+                loaded = self._read_at(step, second, first, request, verifies=verifies)
             except _ELSEWHERE:
                 # It says more about the step than the absence of another copy.
                 raise error from None
@@ -86,7 +86,7 @@ class TieredReader(Reader):
         return f"{self._url}/{os.path.basename(self.path(step))}"
 
     def _read_at(
-        self, step: int, path: str, other: str, wanted: Wanted, *, verifies: bool
+        self, step: int, path: str, other: str, request: LoadRequest, *, verifies: bool
     ) -> loading.Loaded:
         options = self._options or Options()
         if verifies:
@@ -94,7 +94,7 @@ class TieredReader(Reader):
         is_here = path == self.path(step)
         checkpoint_id = self.native.identity(step) if is_here else None
         try:
-            loaded = loading.read(path, dataclasses.replace(wanted, spare=other), options)
+            loaded = loading.read(path, dataclasses.replace(request, replica=other), options)
         except CorruptCheckpointError as error:
             if checkpoint_id is not None and error.is_proven:
                 self.mark(step, checkpoint_id, is_good=False)
@@ -104,6 +104,6 @@ class TieredReader(Reader):
         self.warnings += mended
         if is_here and mended:
             self.mark(step, loaded.report.checkpoint_id, is_good=False)
-        elif is_here and loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
+        elif is_here and loaded.is_whole and not request.allow_partial and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded

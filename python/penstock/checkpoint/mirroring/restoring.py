@@ -10,7 +10,7 @@ from penstock.checkpoint.mirroring.mirror import Mirror
 from penstock.checkpoint.mirroring.reader import TieredReader
 from penstock.checkpoint.mirroring.tiers import Tiers
 from penstock.checkpoint.saving.destination import warn
-from penstock.checkpoint.saving.waiting import Waiting
+from penstock.checkpoint.saving.waiting import BackgroundSaver
 from penstock.checkpoint.steps.reader import Reader
 from penstock.checkpoint.steps.stored import StoredSteps
 from penstock.common.paths import of_bucket
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 
-class MirroredSteps(StoredSteps, Waiting):
+class MirroredSteps(StoredSteps, BackgroundSaver):
     """The steps of a store, and their copies in a bucket.
 
     Args:
@@ -64,7 +64,7 @@ class MirroredSteps(StoredSteps, Waiting):
         """
         if self._follower is None:
             return super().latest()
-        tiers = Tiers(self._native, self._follower.remote, tell=lambda _: None, needs=False)
+        tiers = Tiers(self._native, self._follower.remote, warn=lambda _: None, needs=False)
         return tiers.newest_complete()
 
     def mirror_status(self) -> MirrorStatus:
@@ -128,8 +128,8 @@ class MirroredSteps(StoredSteps, Waiting):
         if follower is None or not follower.mirror.is_due(step):
             return
         # Errors of earlier steps: also those that a background save could not raise.
-        if (untold := follower.take_untold()) is not None:
-            warn(f"steps of {self._root} are not at {follower.mirror.url} yet: {untold}")
+        if (unreported := follower.take_unreported()) is not None:
+            warn(f"steps of {self._root} are not at {follower.mirror.url} yet: {unreported}")
         if follower.mirror.wait == "commit":
             follower.wait_for(step)
         else:

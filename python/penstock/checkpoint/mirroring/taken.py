@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def telling_of_another(there: str) -> Iterator[None]:
+def explaining_conflict(there: str) -> Iterator[None]:
     """Adds remedies to errors about the copy of a step, as a mirror replaces nothing.
 
     Args:

@@ -29,7 +29,7 @@ class Tiers:
     Args:
         local: The local store.
         remote: The mirror.
-        tell: Receives a message for the user if the mirror is unreachable.
+        warn: Receives a message for the user if the mirror is unreachable.
         needs: Whether an unreachable mirror is an error, as it may have newer steps.
     """
 
@@ -38,12 +38,12 @@ class Tiers:
         local: _native.Store,
         remote: _native.Store,
         *,
-        tell: Callable[[str], object],
+        warn: Callable[[str], object],
         needs: bool,
     ) -> None:
         self.local = local
         self.remote = remote
-        self._tell = tell
+        self._warn = warn
         self._needs = needs
         self._refusal: PenstockError | None = None
 
@@ -126,5 +126,5 @@ class Tiers:
                 )
                 raise
             self._refusal = error
-            self._tell(f"the mirror cannot be asked, so only steps that are here count: {error}")
+            self._warn(f"the mirror cannot be asked, so only steps that are here count: {error}")
             return otherwise

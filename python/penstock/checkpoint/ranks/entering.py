@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def entered(enter: Callable[[], Round]) -> Iterator[Round]:
+def entered_round(enter: Callable[[], Round]) -> Iterator[Round]:
     """Enters a round, and fails it on all ranks if the block raises.
 
     No code may run between entering and the block: a Ctrl-C there would leave the other ranks
@@ -24,16 +24,16 @@ def entered(enter: Callable[[], Round]) -> Iterator[Round]:
         yield one
     except BaseException as error:
         if one is not None:
-            one.give_up(error)
+            one.abort(error)
         raise
 
 
 @contextlib.contextmanager
-def or_give_up(one: Round | None) -> Iterator[None]:
+def abort_on_error(one: Round | None) -> Iterator[None]:
     """Fails a round on all ranks, if there is one, if the block raises."""
     try:
         yield
     except BaseException as error:
         if one is not None:
-            one.give_up(error)
+            one.abort(error)
         raise

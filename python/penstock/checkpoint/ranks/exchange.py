@@ -117,13 +117,13 @@ class Exchange:
         return self._mailbox.read([*map(self._name, names)])
 
     def _get(self, name: str) -> dict[str, Any]:
-        found = self._look(name)
+        found = self._message(name)
         if found is None:
             raise AssertionError("what was waited for stays until all ranks have left")
         return found
 
-    def _look(self, name: str) -> dict[str, Any] | None:
-        return self._mailbox.look(self._name(name))
+    def _message(self, name: str) -> dict[str, Any] | None:
+        return self._mailbox.read_message(self._name(name))
 
     def _has(self, name: str) -> bool:
         return self._mailbox.has(self._name(name))

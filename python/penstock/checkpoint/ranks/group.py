@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ranks.entering import entered
+from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.node_ranks import Neighbours
-from penstock.checkpoint.ranks.round import Misfit, Round
+from penstock.checkpoint.ranks.round import Round, RoundMismatch
 from penstock.common.process import job, placement
 from penstock.errors import PenstockError, RankError
 
@@ -116,10 +116,10 @@ class Ranks:
                 raise
             except BaseException as error:
                 # After a Ctrl-C the other ranks need not wait for this one.
-                one.give_up(error)
+                one.abort(error)
                 raise
             finally:
-                if not is_entered and one.misfit is not Misfit.BEHIND:
+                if not is_entered and one.misfit is not RoundMismatch.BEHIND:
                     one.leave()
 
     def agree(
@@ -153,12 +153,12 @@ class Ranks:
     def refuse(self, label: str, timeout_seconds: float, error: BaseException) -> None:
         """Answers the other ranks' `is_true_for_all` with an error."""
         with suppress(PenstockError):
-            self.enter(label, timeout_seconds).give_up(error)
+            self.enter(label, timeout_seconds).abort(error)
 
     @contextmanager
     def _taking_part(self, label: str, timeout_seconds: float) -> Iterator[Round]:
         """Yields a round that is left at the end, and fails on all ranks if the block raises."""
-        with entered(lambda: self.enter(label, timeout_seconds)) as one:
+        with entered_round(lambda: self.enter(label, timeout_seconds)) as one:
             yield one
             one.leave()
 
@@ -194,20 +194,20 @@ class Ranks:
                 return False
             # A round that all ranks have left no longer exists.
             is_next = self._next_round == last.number + 1
-            if last.misfit is Misfit.BEHIND and is_next and not last.has_left:
+            if last.misfit is RoundMismatch.BEHIND and is_next and not last.has_left:
                 self._next_round = last.number
             return True
 
     def _is_open(self, one: Round) -> bool:
         """Whether a round is the one to take part in."""
         if not one.concerns():
-            if one.misfit is Misfit.AHEAD:
+            if one.misfit is RoundMismatch.AHEAD:
                 # The coordinator has not come to this round yet.
                 one.fail(one.mismatch())
                 one.misfit = None
             if one.misfit is not None:
                 error = one.mismatch()
-                if one.misfit is Misfit.UNKNOWN:
+                if one.misfit is RoundMismatch.UNKNOWN:
                     one.fail(error)
                 raise error
             return False
@@ -299,7 +299,7 @@ def find(
     dist = job()
     if dist is None:
         if to_save:
-            check_alone(process_group)
+            check_single_rank(process_group)
         return None
     group = process_group or dist.group.WORLD
     if dist.get_rank(group) < 0:
@@ -307,7 +307,7 @@ def find(
     return _known.of(group, dist)
 
 
-def check_alone(process_group: ProcessGroup | None = None) -> None:
+def check_single_rank(process_group: ProcessGroup | None = None) -> None:
     """Refuses a rank that has no process group and would save as if it were alone.
 
     Args:

@@ -72,7 +72,7 @@ class Mailbox:
             texts: list[bytes] = self._store.multi_get([self.key(name) for name in names])
         return [text.decode() for text in texts]
 
-    def look(self, name: str) -> dict[str, Any] | None:
+    def read_message(self, name: str) -> dict[str, Any] | None:
         """Returns a message; None if it does not exist."""
         if not self.has(name):
             return None

@@ -40,7 +40,7 @@ class Neighbours:
         if size == 1 and self.count is None:
             self.count = 1
 
-    def tell(self, mailbox: Mailbox) -> None:
+    def publish(self, mailbox: Mailbox) -> None:
         """Publishes this rank's machine, once; a launcher may have told other ranks less."""
         if self._is_told or self._size == 1:
             return
@@ -51,9 +51,9 @@ class Neighbours:
             mailbox.post(COUNTS, dict(Counter(mailbox.read(names))))
             mailbox.delete([*names, "machines told"])
 
-    def hear(self, mailbox: Mailbox) -> int:
+    def count_here(self, mailbox: Mailbox) -> int:
         """Reads the number of ranks on this machine, once all have published theirs."""
-        counts = mailbox.look(COUNTS)
+        counts = mailbox.read_message(COUNTS)
         if counts is None:
             raise AssertionError("what was waited for stays")
         self.count = int(counts[_machine()])

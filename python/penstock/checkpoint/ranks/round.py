@@ -44,7 +44,7 @@ _LISTEN_SECONDS = 0.5
 """Interval at which a writing rank checks whether another rank has failed."""
 
 
-class Misfit(Enum):
+class RoundMismatch(Enum):
     """The position of another rank's call relative to the coordinator's in the same round."""
 
     AHEAD = auto()
@@ -97,7 +97,7 @@ class Round(Exchange):
         neighbours: Neighbours,
     ) -> None:
         super().__init__(mailbox, number, label, rank, len(global_ranks), timeout_seconds)
-        self.misfit: Misfit | None = None
+        self.misfit: RoundMismatch | None = None
         self.global_ranks = global_ranks
         self._order = order
         self._neighbours = neighbours
@@ -115,7 +115,7 @@ class Round(Exchange):
 
     def open(self) -> None:
         """Announces this rank; the coordinator also announces the subject of the round."""
-        self._neighbours.tell(self._mailbox)
+        self._neighbours.publish(self._mailbox)
         self._put_own("come", "")
         if self.is_coordinator:
             self._post("round", {"label": self.label, "order": self._order})
@@ -130,7 +130,7 @@ class Round(Exchange):
 
         If not, and the round has not ended, ``misfit`` gives the difference.
         """
-        opened = self._look("round")
+        opened = self._message("round")
         over = self.over()
         if over is not None:
             # Before the coordinator has come, only another member's label is known.
@@ -140,7 +140,7 @@ class Round(Exchange):
 
     def over(self) -> dict[str, Any] | None:
         """Returns the reason or outcome of an ended round; None if it has not ended."""
-        return self._look("reason") or self._look("outcome")
+        return self._message("reason") or self._message("outcome")
 
     def fail(self, error: BaseException) -> None:
         """Tells the other ranks that this rank cannot continue, so that none waits for it.
@@ -158,7 +158,7 @@ class Round(Exchange):
 
     def mismatch(self) -> RankError:
         """Returns the error for a rank whose subject differs from the coordinator's."""
-        opened = self._look("round") or {"label": "something else"}
+        opened = self._message("round") or {"label": "something else"}
         return RankError(
             f"rank 0 is at {opened['label']} where rank {self.rank} is at {self.label}: all ranks "
             "have to save and load the same in the same order, with step= if one may leave a save "
@@ -166,7 +166,7 @@ class Round(Exchange):
             rank=self.rank,
         )
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Fails and leaves the round, ignoring errors: the caller is about to raise one."""
         if self.has_left:
             # No rank may be left to delete further messages.
@@ -194,11 +194,11 @@ class Round(Exchange):
         self._delete(names)
 
     @contextlib.contextmanager
-    def listening(self, give_up: Callable[[], None]) -> Iterator[None]:
+    def listening(self, abort: Callable[[], None]) -> Iterator[None]:
         """Calls a function as soon as another rank has failed, while the block runs.
 
         Args:
-            give_up: Called at most once, on another thread.
+            abort: Called at most once, on another thread.
         """
         is_done = threading.Event()
 
@@ -206,7 +206,7 @@ class Round(Exchange):
             with contextlib.suppress(PenstockError):
                 while not is_done.wait(_LISTEN_SECONDS):
                     if self._has("reason"):
-                        give_up()
+                        abort()
                         return
 
         listener = threading.Thread(target=listen, name="penstock-listen", daemon=True)
@@ -219,7 +219,7 @@ class Round(Exchange):
 
     def check_failed(self) -> None:
         """Raises another rank's failure, unless this rank has cancelled the save itself."""
-        reason = None if self._is_cancelled.is_set() else self._look("reason")
+        reason = None if self._is_cancelled.is_set() else self._message("reason")
         if reason is not None:
             raise self.error_of(reason)
 
@@ -237,7 +237,7 @@ class Round(Exchange):
                 raise self._missing("come", "come")
             if found == reason:
                 raise self.error_of(self._get("reason"))
-            return self._neighbours.hear(self._mailbox)
+            return self._neighbours.count_here(self._mailbox)
         return self._neighbours.count
 
     def holders(self, hashes: Sequence[int]) -> list[Members]:
@@ -306,15 +306,15 @@ class Round(Exchange):
         """Waits for the votes of all ranks, this one's included; returns them in order."""
         self.cast(own, copies)
         self._await("full", "written its part", "vote")
-        reason = self._look("reason")
+        reason = self._message("reason")
         if reason is not None:
             raise self.error_of(reason)
         return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
 
-    def ask_copies(self) -> Iterator[list[Copy]]:
+    def collect_copies(self) -> Iterator[list[Copy]]:
         """Asks every rank for its copies; yields those of each rank, in order."""
         self._post("doubt", {})
-        self._tell_copies()
+        self._post_copies()
         self._await("told", "said what it holds", "account")
         for rank in range(self.size):
             (text,) = self._read([f"account/{rank}"])
@@ -361,12 +361,12 @@ class Round(Exchange):
         try:
             found = self._wait(["outcome", "doubt"], seconds)
             if found == "doubt":
-                self._tell_copies()
+                self._post_copies()
                 found = self._wait(["outcome"], seconds)
         except SaveCancelledError as error:
             self.withdraw(error)
             # If the withdrawal came too late, an outcome follows soon.
-            if self._mailbox.wait([self._name("outcome")], _COMMIT_SECONDS, _go_on) is None:
+            if self._mailbox.wait([self._name("outcome")], _COMMIT_SECONDS, _keep_waiting) is None:
                 raise SaveCancelledError(
                     f"{error}, after this rank had written its part; it is not committed so far, "
                     "but if rank 0 hangs in its commit it may yet be"
@@ -401,7 +401,7 @@ class Round(Exchange):
 
     # Internals.
 
-    def _tell_copies(self) -> None:
+    def _post_copies(self) -> None:
         self._put_own("account", json.dumps(self._copies))
         if self._count("accounts") == self.size:
             self._post("told", {})
@@ -415,9 +415,11 @@ class Round(Exchange):
     def _fits(self, opened: dict[str, Any] | None) -> bool:
         if opened is None or opened["label"] == self.label:
             return True
-        self.misfit = Misfit.UNKNOWN
+        self.misfit = RoundMismatch.UNKNOWN
         if opened["order"] is not None and self._order is not None:
-            self.misfit = Misfit.AHEAD if self._order > opened["order"] else Misfit.BEHIND
+            self.misfit = (
+                RoundMismatch.AHEAD if self._order > opened["order"] else RoundMismatch.BEHIND
+            )
         return False
 
     def _await(self, what: str, deed: str, by: str | None) -> dict[str, Any]:
@@ -433,10 +435,10 @@ class Round(Exchange):
             raise self._missing(deed, by)
         if found == "reason":
             raise self.error_of(self._get("reason"))
-        if not self._fits(self._look("round")):
+        if not self._fits(self._message("round")):
             raise self.mismatch()
         return self._get(what)
 
 
-def _go_on() -> None:
+def _keep_waiting() -> None:
     pass

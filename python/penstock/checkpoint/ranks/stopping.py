@@ -101,7 +101,7 @@ class Stopping:
         return bool(mark.get("are_all_here") or mark.get("is_over"))
 
     def _read(self, grace: Grace) -> None:
-        while (mark := self._mailbox.look(f"{self._prefix}/{self._next}")) is not None:
+        while (mark := self._mailbox.read_message(f"{self._prefix}/{self._next}")) is not None:
             self._mark = mark
             self._next += 1
             self._has_come = False
@@ -123,7 +123,7 @@ class Stopping:
         self._wait_seconds *= 2
         seconds = min(seconds, grace.remaining_seconds)
         name = f"{self._prefix}/{self._next}"
-        if self._mailbox.wait([name], seconds, _go_on) is None:
+        if self._mailbox.wait([name], seconds, _keep_waiting) is None:
             if grace.remaining_seconds > 0:
                 self._post({"step": step + self._lead_steps}, grace)
             self._lead_steps *= 2
@@ -133,5 +133,5 @@ _counts: weakref.WeakKeyDictionary[Ranks, int] = weakref.WeakKeyDictionary()
 """Number of watches of each job so far."""
 
 
-def _go_on() -> None:
+def _keep_waiting() -> None:
     pass

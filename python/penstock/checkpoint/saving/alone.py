@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @observed("save")
-def save_alone(
+def save_single(
     destination: Destination, state: Any, settings: dict[str, Any], progress: bool | Progress
 ) -> SaveReport:
     """Saves the state of this process alone; the arguments are checked."""
-    return write_alone(destination, state, settings, progress=progress)
+    return write_single(destination, state, settings, progress=progress)
 
 
-def write_alone(
+def write_single(
     destination: Destination, state: Any, settings: dict[str, Any], *, progress: bool | Progress
 ) -> SaveReport:
     """Saves as a part of another call, without an event for observers."""
@@ -36,7 +36,7 @@ def write_alone(
         flat = flatten(captured(state))
         grouping = Grouping.of(destination.groups, flat)
     flatten_seconds = time.perf_counter() - began
-    destination.give_way()
+    destination.make_way()
     with shown(progress, "saving") as update:
         fields = _native.save(
             destination.path,

@@ -54,12 +54,12 @@ class Destination:
 
     def check_free(self) -> None:
         """Refuses early a save that the commit would refuse."""
-        self.give_way()
+        self.make_way()
         if is_there(os.path.join(self.path, _native.MANIFEST)):
             # Beginning an attempt raises the same error, after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
 
-    def give_way(self) -> None:
+    def make_way(self) -> None:
         """Sets aside a damaged or unreadable step at the path; see `SetAside`."""
         self._set_aside()
         check_copies(self.path, self.groups, self.files)
@@ -76,7 +76,8 @@ class Destination:
             warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
             return
         if aside is not None:
-            warn(f"{self.path} cannot be loaded and makes way for a new save: {told_aside(aside)}")
+            where = describe_quarantined(aside)
+            warn(f"{self.path} cannot be loaded and makes way for a new save: {where}")
 
 
 def warn(message: str) -> None:
@@ -88,6 +89,6 @@ def warn(message: str) -> None:
         sys.stderr.write(f"penstock: {message}\n")
 
 
-def told_aside(path: str) -> str:
+def describe_quarantined(path: str) -> str:
     """Describes where a damaged step was set aside."""
     return f"it is set aside as {path}, from where `penstock salvage` takes what is intact"

@@ -44,7 +44,7 @@ class PendingSave:
         path: The checkpoint's directory.
         step: The training step.
         stall_seconds: Duration of the call that returned this object, which training lost.
-        is_told: Whether the end belongs to a call that is reported to observers.
+        is_reported: Whether the end belongs to a call that is reported to observers.
         is_on_device: Whether a GPU still had to copy some of the state when the call returned.
 
     Example:
@@ -60,7 +60,7 @@ class PendingSave:
     """
 
     def __init__(
-        self, save: Save, *, lazy: bool, after: Callable[[], None], is_told: bool = False
+        self, save: Save, *, lazy: bool, after: Callable[[], None], is_reported: bool = False
     ) -> None:
         self.path = save.destination.path
         self.step = save.destination.step
@@ -70,7 +70,7 @@ class PendingSave:
         # True even after the copy: the streams must be told before the state changes.
         self.is_on_device = save.job.is_on_device
         self._after = after
-        self.is_told = is_told
+        self.is_reported = is_reported
         self._report: SaveReport | None = None
         self._error: BaseException | None = None
         self._is_seen = False
@@ -90,9 +90,9 @@ class PendingSave:
             _live.discard(self)
             unstaged.discard(self)
             # After a Ctrl-C during the start, the thread may run all the same.
-            self.is_told = True
+            self.is_reported = True
             save.cancel()
-            save.give_up(error)
+            save.abort(error)
             raise
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class PendingSave:
         try:
             with call("stall", "stage", self.path):
                 self._job.stage()
-                self._settle()
+                self._end_watch()
         except BaseException:
             # After a Ctrl-C, or out of memory: the save is cancelled, and this caller gets the
             # error.
@@ -151,7 +151,7 @@ class PendingSave:
             is_staged = self._job.wait_staged(timeout_seconds)
         if not is_staged:
             return False
-        self._settle()
+        self._end_watch()
         unstaged.discard(self)
         return True
 
@@ -255,11 +255,11 @@ class PendingSave:
             return f"{self.path} was still being saved: it is lost unless it is listed"
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
 
-    def _settle(self) -> None:
+    def _end_watch(self) -> None:
         """Ends the watch for changes: everything is copied."""
         save = self._save
         if save is not None:
-            save.settle()
+            save.check_unchanged()
 
     def _see(self) -> None:
         """Marks the outcome as known, so that it needs no report at exit."""
@@ -269,7 +269,7 @@ class PendingSave:
 
     def _run(self) -> None:
         # An observer registered during the save must not receive an end without a beginning.
-        is_pending = not self.is_told and events.tell(lambda observer: observer.pending(1))
+        is_pending = not self.is_reported and events.notify(lambda observer: observer.pending(1))
         try:
             save = self._save
             if save is None:
@@ -290,10 +290,10 @@ class PendingSave:
             unstaged.discard(self)
             self._save = None
             # Before the waiting threads are woken: whoever has the result finds it counted.
-            if not self.is_told:
-                events.told("save", self._report or self._error, 0)
+            if not self.is_reported:
+                events.report_end("save", self._report or self._error, 0)
             if is_pending:
-                events.tell(lambda observer: observer.pending(-1))
+                events.notify(lambda observer: observer.pending(-1))
             self._done.set()
             if self._error is None or self._is_seen:
                 _live.discard(self)

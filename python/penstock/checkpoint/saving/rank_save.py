@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock import _native
-from penstock.checkpoint.ranks.group import check_alone
+from penstock.checkpoint.ranks.group import check_single_rank
 from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.saving.groups import (
     IN_PLACE,
@@ -65,7 +65,7 @@ def check_in_group() -> None:
         RankError: Each such rank would overwrite the others' save.
     """
     if own_rank() is None:
-        check_alone()
+        check_single_rank()
 
 
 class RankAttempt:

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.checkpoint.layout.sharding import Sharder, discord, is_balanced
-from penstock.checkpoint.ranks.entering import or_give_up
+from penstock.checkpoint.layout.sharding import Sharder, find_mismatch, is_balanced
+from penstock.checkpoint.ranks.entering import abort_on_error
 from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.apart import untied
 from penstock.checkpoint.saving.grouping import Grouping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.saving.destination import Destination
     from penstock.checkpoint.state.flattened import Flattened
 
-_RANK_ALONE = 0
+_SINGLE_RANK = 0
 
 _DEPTH_OF_ALL = 16
 _DEPTH_MIN = 2
@@ -56,7 +56,7 @@ class Save:
         destination: The destination.
         state: The state.
         options: How bytes move, in the form that the native module takes.
-        together: The round in which many ranks save; None for this process alone. The save leaves
+        save_round: The round in which many ranks save; None for this process alone. The save leaves
             it at its end, here or in `run`.
         arena: Staging memory; None to allocate it for this call.
         lazy: Whether the state is copied while it is written, or when `stage` is called.
@@ -73,26 +73,26 @@ class Save:
         state: Any,
         *,
         options: dict[str, Any],
-        together: Round | None = None,
+        save_round: Round | None = None,
         arena: _native.Arena | None = None,
         lazy: bool,
         watches: bool = False,
     ) -> None:
         self.destination = destination
-        self._round = together
+        self._round = save_round
         self._began = time.perf_counter()
         self._balance = 0
         self._copies: Sequence[Copy] = ()
         is_watched = lazy and watches and not isinstance(state, Frozen)
-        with or_give_up(together):
-            if together is not None and options["queue_depth"] is None:
-                sharers = together.processes_here()
+        with abort_on_error(save_round):
+            if save_round is not None and options["queue_depth"] is None:
+                sharers = save_round.processes_here()
                 if sharers > 1:
                     depth = max(_DEPTH_MIN, _DEPTH_OF_ALL // sharers)
                     options = {**options, "queue_depth": depth}
             with span("flatten"):
                 flat = self._take_apart(state, finds_overlaps=is_watched)
-                rank = None if together is None else together.rank
+                rank = None if save_round is None else save_round.rank
                 grouping = Grouping.of(destination.groups, flat, rank)
                 self._index = grouping.index
                 self._fallbacks = [*grouping.fallbacks, *untied(flat)]
@@ -125,10 +125,10 @@ class Save:
         state = captured(state)
         if self._round is None:
             return flatten(state, finds_overlaps=finds_overlaps)
-        from penstock.checkpoint.saving.sharded import spread
+        from penstock.checkpoint.saving.sharded import flatten_sharded
 
         sharder = Sharder(self._round.rank, self._round.global_ranks)
-        flat = spread(
+        flat = flatten_sharded(
             state,
             sharder,
             self._round.holders,
@@ -146,13 +146,13 @@ class Save:
         well.
         """
         self.job.hold(current_streams(self._versions.ordinals))
-        self.settle()
+        self.check_unchanged()
 
-    def settle(self) -> None:
+    def check_unchanged(self) -> None:
         """Cancels the save if a device tensor was changed too early; `run` raises the error."""
         with contextlib.suppress(StateMismatchError):
             try:
-                self._versions.settle()
+                self._versions.check_unchanged()
             except StateMismatchError:
                 self.job.cancel()
                 raise
@@ -164,48 +164,48 @@ class Save:
         if self._round is not None:
             self._round.cancel()
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this rank will not take part; replaces `run`."""
         if self._round is not None:
-            self._round.give_up(error)
+            self._round.abort(error)
 
     def run(self) -> SaveReport:
         """Writes this rank's files, and completes the commit."""
         one = self._round
         try:
             if one is None:
-                return self._run_alone()
+                return self._run_single()
             report = self._run_coordinator(one) if one.is_coordinator else self._run_member(one)
             # The commit is final, even if a rank has died since.
             with contextlib.suppress(PenstockError):
                 one.leave()
             return report
         except BaseException as error:
-            self.give_up(error)
+            self.abort(error)
             raise
         finally:
             # Wakes the threads that wait for staging, and releases the staging memory.
             self.job.cancel()
 
-    def _run_alone(self) -> SaveReport:
+    def _run_single(self) -> SaveReport:
         destination = self.destination
-        destination.give_way()
+        destination.make_way()
         attempt = _native.Attempt.begin(destination.path, overwrite=destination.overwrite)
         try:
-            written = self._write_alone(attempt)
+            written = self._write_single(attempt)
             file, nbytes, digest = written["vote"]
-            return self._commit(attempt, written, [(_RANK_ALONE, file, nbytes, digest)])
+            return self._commit(attempt, written, [(_SINGLE_RANK, file, nbytes, digest)])
         finally:
             attempt.abandon()
 
-    def _write_alone(self, attempt: _native.Attempt) -> dict[str, Any]:
+    def _write_single(self, attempt: _native.Attempt) -> dict[str, Any]:
         try:
-            written = self.job.write(attempt, _RANK_ALONE)
+            written = self.job.write(attempt, _SINGLE_RANK)
         except KeyboardInterrupt:
             # The error of an early change says more.
-            self._versions.settle()
+            self._versions.check_unchanged()
             raise
-        self._versions.settle()
+        self._versions.check_unchanged()
         return written
 
     def _write(self, attempt: _native.Attempt, one: Round) -> dict[str, Any]:
@@ -216,9 +216,9 @@ class Save:
         except KeyboardInterrupt:
             # The errors of another rank, or of an early change, say more.
             one.check_failed()
-            self._versions.settle()
+            self._versions.check_unchanged()
             raise
-        self._versions.settle()
+        self._versions.check_unchanged()
         return written
 
     def _commit(
@@ -250,7 +250,7 @@ class Save:
 
     def _run_coordinator(self, one: Round) -> SaveReport:
         destination = self.destination
-        destination.give_way()
+        destination.make_way()
         attempt = _native.Attempt.begin(destination.path, overwrite=destination.overwrite)
         is_open = True
         try:
@@ -299,7 +299,7 @@ class Save:
 
     def _check_copies(self, one: Round) -> None:
         """Compares the replicas of `DTensor`s."""
-        found = discord(one.ask_copies())
+        found = find_mismatch(one.collect_copies())
         if found is None:
             return
         name, leader, _, device = found.first

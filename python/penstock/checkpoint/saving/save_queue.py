@@ -1,4 +1,4 @@
-"""`Turns`: runs the saves of one store one after another."""
+"""`SaveQueue`: runs the saves of one store one after another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.checkpoint.ranks.entering import entered
+from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.node_ranks import processes_here
 from penstock.checkpoint.saving.guard import guard_all
 from penstock.checkpoint.saving.pending import PendingSave
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 
-class Turns:
+class SaveQueue:
     """The order of saves: the current one, the previous one, and their common staging memory.
 
     Args:
@@ -98,7 +98,7 @@ class Turns:
                 arena.release()
 
     @contextlib.contextmanager
-    def together(
+    def next_round(
         self, ranks: Ranks | None, destination: Destination, if_busy: str, timeout_seconds: float
     ) -> Iterator[tuple[Round | None, bool]]:
         """Waits for the current save, and lets all ranks begin the next one, or none.
@@ -126,16 +126,16 @@ class Turns:
                     self.wait()
                 raise
 
-        with entered(enter) as together:
-            yield together, self._is_left_out(together, if_busy)
+        with entered_round(enter) as save_round:
+            yield save_round, self._is_left_out(save_round, if_busy)
 
-    def _is_left_out(self, together: Round | None, if_busy: str) -> bool:
+    def _is_left_out(self, save_round: Round | None, if_busy: str) -> bool:
         """Waits for the current save, unless the next one is skipped because of it."""
-        if if_busy == "wait" or not self._is_busy(together):
+        if if_busy == "wait" or not self._is_busy(save_round):
             self.wait()
             return False
-        if together is not None:
-            together.leave()
+        if save_round is not None:
+            save_round.leave()
         if if_busy == "error":
             raise self._busy()
         return True
@@ -143,13 +143,13 @@ class Turns:
     def _is_saving(self) -> bool:
         return self._pending is not None and not self._pending.done()
 
-    def _is_busy(self, together: Round | None) -> bool:
+    def _is_busy(self, save_round: Round | None) -> bool:
         is_busy = self._is_saving()
-        if together is None:
+        if save_round is None:
             return is_busy
-        if not together.is_coordinator:
-            return together.wait_busy()
-        together.post_busy(is_busy)
+        if not save_round.is_coordinator:
+            return save_round.wait_busy()
+        save_round.post_busy(is_busy)
         return is_busy
 
     def _busy(self) -> SaveInProgressError:
@@ -180,7 +180,7 @@ class Turns:
             state: The state.
             options: How bytes move, in the form that the native module takes.
             lazy: Whether to copy the state after the call.
-            if_busy: See `together`.
+            if_busy: See `next_round`.
             after: Called on the committing rank after the commit.
 
         Returns:
@@ -190,22 +190,22 @@ class Turns:
         if lazy and isinstance(state, LiveState):
             guard_all(state._optimizers())
         seconds = options["rank_timeout_seconds"]
-        with self.together(find(), destination, if_busy, seconds) as (together, is_left_out):
+        with self.next_round(find(), destination, if_busy, seconds) as (save_round, is_left_out):
             if is_left_out:
                 return None
-            if together is None and not destination.overwrite:
+            if save_round is None and not destination.overwrite:
                 destination.check_free()
             save = Save(
                 destination,
                 state,
                 options=options,
-                together=together,
-                arena=self._memory(options["staging_bytes"], together),
+                save_round=save_round,
+                arena=self._memory(options["staging_bytes"], save_round),
                 lazy=lazy,
                 watches=True,
             )
             # Determined now: the process group may be destroyed by the end.
-            is_keeper = together is None or together.is_coordinator
+            is_keeper = save_round is None or save_round.is_coordinator
             pending = PendingSave(save, lazy=save.is_lazy, after=after if is_keeper else _nothing)
         try:
             self._pending = pending
@@ -213,16 +213,16 @@ class Turns:
                 pending.stage()
         except BaseException:
             # After a Ctrl-C the caller has nothing to wait for.
-            pending.is_told = True
+            pending.is_reported = True
             pending.cancel()
             raise
         pending.stall_seconds = time.perf_counter() - began
         return pending
 
-    def _memory(self, staging_bytes: int | None, together: Round | None) -> _native.Arena:
+    def _memory(self, staging_bytes: int | None, save_round: Round | None) -> _native.Arena:
         """Returns the staging memory, which is kept between saves."""
         if self._arena is None or self._process != os.getpid():
-            sharers = processes_here() if together is None else together.processes_here()
+            sharers = processes_here() if save_round is None else save_round.processes_here()
             # A fork cannot reclaim the parent's memory that a save of the parent is using.
             self._arena = _native.Arena(staging_bytes, sharers or 1)
             self._process = os.getpid()

@@ -16,7 +16,7 @@ import torch
 
 from penstock.checkpoint.layout.fingerprints import fingerprints
 from penstock.checkpoint.layout.sharding import Balance, Sharder, check_local
-from penstock.checkpoint.layout.sharing import HeldBox, Piece, share_out
+from penstock.checkpoint.layout.sharing import HeldBox, WriteShare, share_out
 from penstock.checkpoint.saving.grouping import names_of_nodes
 from penstock.checkpoint.saving.groups import NO_GROUPS, Groups
 from penstock.checkpoint.state import ties
@@ -28,7 +28,7 @@ from penstock.checkpoint.state.torch_names import DTensor
 from penstock.checkpoint.state.tree import ROOT, Node, unique_names
 from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
-from penstock.tensors.devices import DirectPlaces, is_scattered
+from penstock.tensors.devices import CurrentStreams, is_scattered
 from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox
 
@@ -51,7 +51,7 @@ Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Flattened):
+class ShardedState(Flattened):
     """One rank's flattened state in a save of many ranks.
 
     Attributes:
@@ -62,7 +62,7 @@ class Spread(Flattened):
 
 
 @dataclass(slots=True, eq=False)
-class _Leaf:
+class _ShardedLeaf:
     """A tensor of which other ranks may hold a replica or another part.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Leaf:
         is_led = leader or _LED.search(self.name)
         self.global_name = f"{self.name}@{leader}" if is_led else self.name
 
-    def refer(self, base: _Leaf, window: Window | None) -> None:
+    def refer(self, base: _ShardedLeaf, window: Window | None) -> None:
         """Completes the node: a tensor that many ranks hold, or a window of it."""
         self.node |= {
             "g": base.global_name,
@@ -109,7 +109,7 @@ class _Leaf:
 
 
 @dataclass(slots=True, eq=False)
-class _MemoryLeaf(_Leaf):
+class _MemoryLeaf(_ShardedLeaf):
     """A tensor in memory.
 
     Attributes:
@@ -134,7 +134,7 @@ class _MemoryLeaf(_Leaf):
 
 
 @dataclass(slots=True, eq=False)
-class _FileLeaf(_Leaf):
+class _FileLeaf(_ShardedLeaf):
     """A tensor in a file."""
 
     value: FileTensor
@@ -145,7 +145,7 @@ class _FileLeaf(_Leaf):
         return (place_of(self.value), self.how.shape, id(self.how.holders), self.how.token)
 
 
-_Tie: TypeAlias = "tuple[_Leaf, _Leaf, Window | None]"
+_Tie: TypeAlias = "tuple[_ShardedLeaf, _ShardedLeaf, Window | None]"
 """A tensor, its base, and the window of the base; None for the whole base."""
 
 _OfMesh = TypeVar("_OfMesh", _MemoryLeaf, _FileLeaf)
@@ -154,14 +154,14 @@ _LED = re.compile(r"@[0-9]+$")
 """Suffix of the global names of tensors that rank 0 does not hold."""
 
 
-def spread(
+def flatten_sharded(
     state: Any,
     sharder: Sharder,
     holders: Holders,
     *,
     finds_overlaps: bool = False,
     groups: Groups | None = None,
-) -> Spread:
+) -> ShardedState:
     """Flattens a state; see `penstock.checkpoint.state.flatten.flatten`.
 
     Args:
@@ -173,11 +173,11 @@ def spread(
             writes all of it.
     """
     with gc_paused():
-        spreader = _Spreader(sharder, holders, groups or NO_GROUPS)
-        return spreader.spread(state, finds_overlaps=finds_overlaps)
+        flattener = _ShardedFlattener(sharder, holders, groups or NO_GROUPS)
+        return flattener.flatten_sharded(state, finds_overlaps=finds_overlaps)
 
 
-class _Spreader(Flattener):
+class _ShardedFlattener(Flattener):
     """The walk over one rank's state."""
 
     def __init__(self, sharder: Sharder, holders: Holders, groups: Groups) -> None:
@@ -192,7 +192,7 @@ class _Spreader(Flattener):
         self._own_depth = 0
         self.handlers[DTensor] = type(self)._dtensor
 
-    def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
+    def flatten_sharded(self, state: Any, *, finds_overlaps: bool) -> ShardedState:
         """Walks a state; may be called once."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
@@ -205,7 +205,7 @@ class _Spreader(Flattener):
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
         labels = unique_names(taken + wanted)[len(taken) :]
-        places = DirectPlaces()
+        places = CurrentStreams()
         tensors = own + [
             _source(leaves[piece.tensor], piece, name, places)
             for piece, name in zip(pieces, labels[: len(pieces)], strict=True)
@@ -223,7 +223,7 @@ class _Spreader(Flattener):
             overlaps = self.overlaps(
                 [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
             )
-        return Spread(
+        return ShardedState(
             tensors,
             aliases,
             tree,
@@ -371,7 +371,7 @@ class _Spreader(Flattener):
         for leaf, holders in zip(bases, self._holders(marks), strict=True):
             leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
 
-    def _shares(self, leaves: Sequence[_MemoryLeaf]) -> list[Piece]:
+    def _shares(self, leaves: Sequence[_MemoryLeaf]) -> list[WriteShare]:
         """Returns this rank's share of the tensors that several ranks hold."""
         common: dict[int, tuple[Members, list[HeldBox]]] = {}
         for index, leaf in enumerate(leaves):
@@ -430,7 +430,9 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
             balance.add_copy(leaf.global_name, mark, "file", leaf.how.replicas)
 
 
-def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) -> TensorSource:
+def _source(
+    leaf: _MemoryLeaf, piece: WriteShare, name: str, places: CurrentStreams
+) -> TensorSource:
     """Returns a piece in the form that the native module reads."""
     memory, box = leaf.memory, piece.box
     is_there = memory.device == CPU or places.of(memory) is not None

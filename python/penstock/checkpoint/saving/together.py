@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ranks.entering import or_give_up
+from penstock.checkpoint.ranks.entering import abort_on_error
 from penstock.checkpoint.saving.pending import PendingSave
 from penstock.checkpoint.saving.save import Save
 from penstock.common import events
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 
-_TURN_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """Interval at which the waiting thread updates the progress and can take a Ctrl-C."""
 
 
 @events.observed("save")
-def save_together(
+def save_multi_rank(
     destination: Destination,
     state: Any,
-    together: Round,
+    save_round: Round,
     options: dict[str, Any],
     progress: bool | Progress,
 ) -> SaveReport:
     """Saves a state with other ranks, and waits for the commit."""
-    with or_give_up(together), shown(progress, "saving") as update:
-        save = Save(destination, state, options=options, together=together, lazy=True)
-        pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
+    with abort_on_error(save_round), shown(progress, "saving") as update:
+        save = Save(destination, state, options=options, save_round=save_round, lazy=True)
+        pending = PendingSave(save, lazy=False, after=_nothing, is_reported=True)
         try:
             with span("wait for save"):
-                while not pending.wait_ended(_TURN_SECONDS):
+                while not pending.wait_ended(_POLL_SECONDS):
                     if update is not None:
                         update(*pending.progress())
             if update is not None:

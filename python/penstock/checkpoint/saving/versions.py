@@ -52,7 +52,7 @@ class Versions:
         with self._lock:
             self._counted.clear()
 
-    def settle(self) -> None:
+    def check_unchanged(self) -> None:
         """Checks once whether any tensor has changed; later changes do no harm.
 
         Call it before the caller is told that the state may change, and at the end of the write.

@@ -1,4 +1,4 @@
-"""`Waiting`: waiting and closing, common to all objects that save in the background."""
+"""`BackgroundSaver`: waiting and closing, common to all objects that save in the background."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Self
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.saving.save_queue import Turns
+    from penstock.checkpoint.saving.save_queue import SaveQueue
 
 
-class Waiting:
+class BackgroundSaver:
     """Runs one save at a time, perhaps in the background; a ``with`` block ends by waiting."""
 
-    _turns: Turns
+    _save_queue: SaveQueue
 
     def wait(self) -> None:
         """Waits for the last `save_async`, if one is running.
@@ -21,7 +21,7 @@ class Waiting:
         Raises:
             PenstockError: The error of that save, if it has not been raised yet.
         """
-        self._turns.wait()
+        self._save_queue.wait()
 
     def close(self) -> None:
         """Waits for the last `save_async` and releases its memory; this object stays usable.
@@ -29,7 +29,7 @@ class Waiting:
         Raises:
             PenstockError: The error of that save, if it has not been raised yet.
         """
-        self._turns.close()
+        self._save_queue.close()
 
     def __enter__(self) -> Self:
         return self

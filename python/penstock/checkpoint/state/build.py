@@ -15,7 +15,7 @@ import numpy as np
 from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.references import (
     COMPOSITE_TAGS,
-    Place,
+    BytesLocation,
     is_composite,
     is_data,
     reference,
@@ -63,7 +63,7 @@ class Builder:
         self,
         tensors: Sequence[TensorEntry],
         aliases: Sequence[_Alias],
-        places: Mapping[int, Place],
+        places: Mapping[int, BytesLocation],
         device: Any = None,
         made: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
@@ -340,7 +340,7 @@ class Builder:
                 raise
         return dtype
 
-    def _place(self, index: int, stored_bytes: int, nbytes: int | None = None) -> Place:
+    def _place(self, index: int, stored_bytes: int, nbytes: int | None = None) -> BytesLocation:
         """Returns the place of a tensor's bytes, checked against its type and shape."""
         if nbytes is not None and nbytes != stored_bytes:
             raise TreeError(f"{stored_bytes} bytes where {nbytes} are needed")

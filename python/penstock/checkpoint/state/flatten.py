@@ -57,7 +57,7 @@ from penstock.checkpoint.state.typed import TYPED
 from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
 from penstock.tensors import dtypes
-from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.file_tensor import FileTensor
 from penstock.tensors.marks import Boxes, PerRank
 from penstock.tensors.memory import Memory, of_array, of_bytes, of_tensor, to_source
@@ -442,7 +442,7 @@ class Flattener:
         aliases: list[_Alias] = []
         tensor_of: dict[int, int] = {}
         further = []
-        places = DirectPlaces()
+        places = CurrentStreams()
         for (_, node, memory), name in zip(self.leaves, names[: len(leaves)], strict=True):
             if memory in tied or memory in tensor_of:
                 further.append((node, memory, name))

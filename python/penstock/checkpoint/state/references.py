@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.state.tree import Node
 
 
-Place: TypeAlias = tuple[Any, int]
+BytesLocation: TypeAlias = tuple[Any, int]
 """The place of a tensor's bytes: an object with the buffer protocol, and the offset in it."""
 
 

@@ -1,4 +1,4 @@
-"""`Descent`: finds a good step for a load with ``fallback=True``."""
+"""`FallbackSearch`: finds a good step for a load with ``fallback=True``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.saving.destination import told_aside
+from penstock.checkpoint.saving.destination import describe_quarantined
 from penstock.checkpoint.steps.reader import is_lost
 from penstock.checkpoint.view.live import LiveState
-from penstock.common.events import told
+from penstock.common.events import report_end
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -20,11 +20,11 @@ from penstock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.loading.load import Loaded, Wanted
+    from penstock.checkpoint.loading.load import Loaded, LoadRequest
     from penstock.checkpoint.steps.reader import Reader
 
 
-class Descent:
+class FallbackSearch:
     """Tries steps from the newest down to the first that proves good.
 
     Args:
@@ -41,7 +41,7 @@ class Descent:
         self._unfinished: list[int] = []
         """Steps without a manifest, newest first."""
 
-    def run(self, last: int | None, wanted: Wanted) -> Loaded:
+    def run(self, last: int | None, request: LoadRequest) -> Loaded:
         """Loads the newest step that proves good, not above ``last`` if given.
 
         Digests are always checked, whatever the options say.
@@ -52,12 +52,12 @@ class Descent:
                 self._unfinished.append(step)
                 self._skipped.append((step, "its save never finished, or is still running"))
             elif state in ("damaged", "partial"):
-                reader.tell_damage(step, state, reason)
+                reader.report_damage(step, state, reason)
                 self._skip_damaged(step, reason or state)
-            elif (loaded := self._try(step, wanted)) is not None:
-                reader.is_awaited = isinstance(wanted.into, LiveState)
+            elif (loaded := self._try(step, request)) is not None:
+                reader.is_awaited = isinstance(request.into, LiveState)
                 self._set_aside()
-                reader.tell_unfinished(self._unfinished, step)
+                reader.warn_unfinished(self._unfinished, step)
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
         # Not "not found", on any rank: callers take that error as a reason to start from scratch.
@@ -71,7 +71,7 @@ class Descent:
             raise self._none_is_good([path for _, path in aside])
         tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
         nothing = reader.nothing(f"none of its steps is good: {tried}" if tried else None)
-        raise told("load", nothing, 0)
+        raise report_end("load", nothing, 0)
 
     def _rows(self, last: int | None) -> Iterator[tuple[int, str, str | None]]:
         """Yields the steps and their states from the top, listing no more of them than needed."""
@@ -88,20 +88,20 @@ class Descent:
                 return
             top = rows[-1][0] - 1
 
-    def _try(self, step: int, wanted: Wanted) -> Loaded | None:
+    def _try(self, step: int, request: LoadRequest) -> Loaded | None:
         """Loads a step, if it is good on all ranks."""
-        loaded = self._read(step, wanted)
+        loaded = self._read(step, request)
         if self._reader.is_true_for_all(loaded is not None):
             return loaded
         if loaded is not None:
             self._skip_damaged(step, "another rank could not load it")
         return None
 
-    def _read(self, step: int, wanted: Wanted) -> Loaded | None:
+    def _read(self, step: int, request: LoadRequest) -> Loaded | None:
         """Loads a step, unless something is wrong with it."""
         reader = self._reader
         try:
-            return self._read_twice(step, wanted)
+            return self._read_twice(step, request)
         except CorruptCheckpointError as error:
             self._skip_damaged(step, str(error))
         except StorageError as error:
@@ -115,14 +115,14 @@ class Descent:
             self._skip(step, "it was removed meanwhile, or is not to be seen from here yet")
         return None
 
-    def _read_twice(self, step: int, wanted: Wanted) -> Loaded:
+    def _read_twice(self, step: int, request: LoadRequest) -> Loaded:
         try:
-            return self._reader.read(step, wanted, verifies=True)
+            return self._reader.read(step, request, verifies=True)
         except StorageError as error:
             if not is_lost(error):
                 raise
         # The device error may have been transient.
-        return self._reader.read(step, wanted, verifies=True)
+        return self._reader.read(step, request, verifies=True)
 
     def _set_aside(self) -> None:
         """Sets damaged steps aside, now that a good step is found."""
@@ -142,7 +142,7 @@ class Descent:
                 reader.warnings[number] += f"; it could not be set aside: {error}"
                 continue
             if aside is not None:
-                reader.warnings[number] += f"; {told_aside(aside)}"
+                reader.warnings[number] += f"; {describe_quarantined(aside)}"
 
     def _skip_damaged(self, step: int, reason: str) -> None:
         self._damaged[step] = len(self._reader.warnings)

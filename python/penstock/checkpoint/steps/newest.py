@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 
 from penstock import _native
-from penstock.checkpoint.loading.foreign import is_checkpoint, steps_in
 from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.checkpoint.loading.path_kind import is_checkpoint, steps_in
 from penstock.checkpoint.steps.reader import Reader
 from penstock.errors import CheckpointNotFoundError, PenstockWarning
 

@@ -1,4 +1,4 @@
-"""`Steps`: the interface of stores that a load uses."""
+"""`StepSource`: the interface of stores that a load uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from penstock import _native
 
 
-class Steps(Protocol):
+class StepSource(Protocol):
     """The interface of a store that a load uses."""
 
     def newest(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.loading import load as loading
 from penstock.checkpoint.view.live import LiveState
-from penstock.common.events import observed, told
+from penstock.common.events import observed, report_end
 from penstock.common.paths import absolute
 from penstock.errors import (
     CheckpointNotFoundError,
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock import _native
-    from penstock.checkpoint.loading.load import Wanted
+    from penstock.checkpoint.loading.load import LoadRequest
     from penstock.checkpoint.ranks.group import Ranks
-    from penstock.checkpoint.steps.protocol import Steps
+    from penstock.checkpoint.steps.protocol import StepSource
 
 _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ class Reader:
     """
 
     def __init__(
-        self, native: Steps, root: str, options: Options | None, ranks: Ranks | None = None
+        self, native: StepSource, root: str, options: Options | None, ranks: Ranks | None = None
     ) -> None:
         self.native = native
         self.root = root
@@ -78,27 +78,27 @@ class Reader:
         # The native module's paths are for display; the root may contain bytes that are not UTF-8.
         return os.path.join(self.root, os.path.basename(path))
 
-    def newest(self, wanted: Wanted) -> loading.Loaded:
+    def newest(self, request: LoadRequest) -> loading.Loaded:
         """Loads the newest step whose files are present."""
         chosen = self.found("the newest step", self.newest_step)
-        self.is_awaited = isinstance(wanted.into, LiveState)
+        self.is_awaited = isinstance(request.into, LiveState)
         if self.ranks is not None:
-            return self.step(chosen, wanted)
+            return self.step(chosen, request)
         for _ in range(_VANISHED_MAX):
             try:
-                return self.step(chosen, wanted)
+                return self.step(chosen, request)
             except PenstockError:
                 # Another process may commit a newer step and delete this one meanwhile.
                 newest = self.found("the newest step", self.newest_step)
                 if newest == chosen:
                     raise
             chosen = newest
-        return self.step(chosen, wanted)
+        return self.step(chosen, request)
 
-    def step(self, step: int, wanted: Wanted) -> loading.Loaded:
+    def step(self, step: int, request: LoadRequest) -> loading.Loaded:
         """Loads a step; errors name the step before it."""
         try:
-            return self.read(step, wanted)
+            return self.read(step, request)
         except CorruptCheckpointError as error:
             raise self._with_way_back(error, step) from error
         except StorageError as error:
@@ -112,7 +112,7 @@ class Reader:
                 free_bytes=error.free_bytes,
             ) from error
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Reports an error that ends the load to the other ranks, if they wait."""
         if self.ranks is not None and self.is_awaited and not self.ranks.has_failed:
             self.ranks.refuse(*self._question(), error)
@@ -145,17 +145,17 @@ class Reader:
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         return f"loading of a step of {os.path.basename(self.root)}", timeout_seconds
 
-    def tell_damage(self, step: int, state: str, reason: str | None) -> None:
+    def report_damage(self, step: int, state: str, reason: str | None) -> None:
         """Reports a step that is found damaged without reading its data."""
         if state == "damaged":
-            told("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
+            report_end("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
 
-    def read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
+    def read(self, step: int, request: LoadRequest, *, verifies: bool = False) -> loading.Loaded:
         """Loads a step, and records whether it is good.
 
         Args:
             step: The step.
-            wanted: The request.
+            request: The request.
             verifies: Whether digests are checked whatever the options say.
         """
         options = self._options
@@ -168,7 +168,7 @@ class Reader:
         else:
             checkpoint_id = opened.id
         try:
-            loaded = loading.read(self.path(step), wanted, options, opened)
+            loaded = loading.read(self.path(step), request, options, opened)
         except CorruptCheckpointError as error:
             # A checkpoint with correct digests that makes no sense may make sense to other
             # versions.
@@ -176,7 +176,7 @@ class Reader:
                 self.mark(step, checkpoint_id, is_good=False)
             raise
         self.warnings += loaded.warnings
-        if loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
+        if loaded.is_whole and not request.allow_partial and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded
 
@@ -205,7 +205,7 @@ class Reader:
         for step, state, reason in self.rows():
             # An unreadable step may be good, so it is not skipped: reading it raises the reason.
             if state in ("complete", "newer", "unreadable"):
-                self.tell_unfinished(unfinished, step)
+                self.warn_unfinished(unfinished, step)
                 return step
             if state == "incomplete":
                 unfinished.append(step)
@@ -214,11 +214,11 @@ class Reader:
                 warning = f"{self.path(step)} is {state} and passed over: {reason}"
                 if warning not in self.warnings:
                     self.warnings.append(warning)
-                    self.tell_damage(step, state, reason)
+                    self.report_damage(step, state, reason)
         detail = f"none of its steps is complete: {', '.join(passed_over[:5])}"
         raise self.nothing(detail if passed_over else None)
 
-    def tell_unfinished(self, steps: list[int], loaded: int) -> None:
+    def warn_unfinished(self, steps: list[int], loaded: int) -> None:
         """Warns of the newest step without a manifest above the loaded one.
 
         An interrupted save is no damage, but looks like a lost manifest. A step that is being

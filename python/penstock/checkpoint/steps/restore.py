@@ -6,9 +6,9 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.loading.load import Loaded, Wanted, deliver
-from penstock.checkpoint.steps.fallback import Descent
-from penstock.common.events import tell
+from penstock.checkpoint.loading.load import Loaded, LoadRequest, restore_into
+from penstock.checkpoint.steps.fallback import FallbackSearch
+from penstock.common.events import notify
 from penstock.common.tracing import call
 from penstock.errors import PenstockError, PenstockWarning, RankError
 
@@ -24,7 +24,7 @@ def load(
     reader: Reader,
     ranks: Ranks | None,
     last: int | None,
-    wanted: Wanted,
+    request: LoadRequest,
     *,
     where: str,
     fallback: bool,
@@ -37,7 +37,7 @@ def load(
         reader: Finds and reads steps, for these ranks.
         ranks: The ranks that load; None for this process alone.
         last: The step; None for the newest.
-        wanted: The request.
+        request: The request.
         where: The path for traces.
         fallback: Whether to return to the newest good step at or below ``last``.
         report: Called with the report at the end.
@@ -45,35 +45,37 @@ def load(
     """
     try:
         with call("stall", "load", where):
-            loaded = _read(reader, last, wanted, fallback)
+            loaded = _read(reader, last, request, fallback)
             told = len(loaded.warnings)
-            state = _deliver(loaded, wanted, ranks, reader)
+            state = _restore_on_all_ranks(loaded, request, ranks, reader)
             reader.warnings += loaded.warnings[told:]
     except BaseException as error:
-        reader.give_up(error)
+        reader.abort(error)
         raise
     finally:
         for message in reader.warnings:
             warnings.warn(message, PenstockWarning, stacklevel=stacklevel)
     if skipped := len(loaded.report.skipped):
-        tell(lambda observer: observer.passed_over(skipped))
+        notify(lambda observer: observer.passed_over(skipped))
     if report is not None:
         report(loaded.report)
     return state
 
 
-def _read(reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
+def _read(reader: Reader, last: int | None, request: LoadRequest, fallback: bool) -> Loaded:
     if fallback:
-        return Descent(reader).run(last, wanted)
-    return reader.newest(wanted) if last is None else reader.step(last, wanted)
+        return FallbackSearch(reader).run(last, request)
+    return reader.newest(request) if last is None else reader.step(last, request)
 
 
-def _deliver(loaded: Loaded, wanted: Wanted, ranks: Ranks | None, reader: Reader) -> Any:
+def _restore_on_all_ranks(
+    loaded: Loaded, request: LoadRequest, ranks: Ranks | None, reader: Reader
+) -> Any:
     """Returns the state to the caller; all ranks restore their `Training`, or all raise."""
     if ranks is None or not reader.is_awaited:
-        return deliver(loaded, wanted, None if ranks is None else ranks.size)
+        return restore_into(loaded, request, None if ranks is None else ranks.size)
     try:
-        state = deliver(loaded, wanted, ranks.size)
+        state = restore_into(loaded, request, ranks.size)
     except Exception:
         with contextlib.suppress(PenstockError):
             reader.is_true_for_all(False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.checkpoint.loading.leaf_names import problems_of
 from penstock.checkpoint.steps.rows import Mark
-from penstock.common.events import observed, tell
+from penstock.common.events import notify, observed
 from penstock.reports import ScrubbedStep, ScrubReport
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def scrub(
             progress=update,
         )
     except BaseException:
-        tell(lambda observer: observer.ended("scrub", _since(store, root, began_seconds), 0))
+        notify(lambda observer: observer.ended("scrub", _since(store, root, began_seconds), 0))
         raise
     steps = tuple(
         ScrubbedStep(**{**row, "problems": problems_of(path(row["step"]), row["problems"])})

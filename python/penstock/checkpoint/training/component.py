@@ -40,7 +40,7 @@ class Component:
         """Returns the state to store; tensors are not copied."""
         return self.value.state_dict()
 
-    def wanted(self) -> Any:
+    def requested_names(self) -> Any:
         """Returns the names that the part takes from a checkpoint, if known; None for any."""
         return None
 

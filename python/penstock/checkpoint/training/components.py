@@ -17,9 +17,9 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.state.tree import Node, branches
 from penstock.checkpoint.training.component import Component
 from penstock.checkpoint.training.filling import ATOMS
-from penstock.checkpoint.training.loader import Loader
-from penstock.checkpoint.training.model import Model
-from penstock.checkpoint.training.optimizer import Optimizer
+from penstock.checkpoint.training.loader import LoaderComponent
+from penstock.checkpoint.training.model import ModelComponent
+from penstock.checkpoint.training.optimizer import OptimizerComponent
 from penstock.checkpoint.training.randomness import Generator
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ def make(value: Any, name: str, names: Names) -> Component | None:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
-        model = Model(value, name)
+        model = ModelComponent(value, name)
         names.add(name, model.value)
         return model
     if torch is not None and isinstance(value, torch.optim.Optimizer):
-        return Optimizer(value, names)
+        return OptimizerComponent(value, names)
     if Generator.is_one(value):
         return _Random(value)
-    if Loader.is_one(value):
-        return Loader(value)
+    if LoaderComponent.is_one(value):
+        return LoaderComponent(value)
     methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
     # A class has the two methods as well, but no state.
     if all(map(callable, methods)) and not isinstance(value, type):
@@ -97,8 +97,8 @@ class _Group(Component):
     def capture(self) -> Any:
         return self._made({key: part.capture() for key, part in self.inner.items()})
 
-    def wanted(self) -> Any:
-        return self._made({key: part.wanted() for key, part in self.inner.items()})
+    def requested_names(self) -> Any:
+        return self._made({key: part.requested_names() for key, part in self.inner.items()})
 
     def targets(self, node: Node, seen: View) -> Any:
         children = branches(node) or ()

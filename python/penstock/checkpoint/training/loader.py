@@ -1,4 +1,4 @@
-"""`Loader`: torchdata's `StatefulDataLoader`, whose position is that of its iterator."""
+"""`LoaderComponent`: torchdata's `StatefulDataLoader`, whose position is that of its iterator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Loader(Component):
+class LoaderComponent(Component):
     """A loader that moves to its position when restored, not at its first iteration.
 
     Starting an iterator draws a number from PyTorch's generator. The saved run had already drawn

@@ -1,4 +1,4 @@
-"""`Model`: a model, captured and restored independently of its wrappers."""
+"""`ModelComponent`: a model, captured and restored independently of its wrappers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.view.view import View
 
 
-class Model(Component):
+class ModelComponent(Component):
     """A model, or anything else made of modules."""
 
     is_model = True
@@ -53,7 +53,7 @@ class Model(Component):
             found.__dict__["_metadata"] = OrderedDict(inner)
         return found
 
-    def wanted(self) -> Any:
+    def requested_names(self) -> Any:
         """Returns the names that the model takes from a checkpoint; None for any."""
         # An extra state may have any structure.
         return {key: None if _is_further(key) else value for key, value in self.capture().items()}

@@ -1,4 +1,4 @@
-"""`Optimizer`: an optimizer, captured and restored by the names of its parameters."""
+"""`OptimizerComponent`: an optimizer, captured and restored by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.view.view import View
 
 
-class Optimizer(Component):
+class OptimizerComponent(Component):
     """An optimizer: its groups with all settings, and its state for each parameter."""
 
     is_optimizer = True
@@ -46,7 +46,7 @@ class Optimizer(Component):
         moments = {name_of.get(key, key): value for key, value in state["state"].items()}
         return {**state, "state": moments, "param_groups": groups}
 
-    def wanted(self) -> Any:
+    def requested_names(self) -> Any:
         """Returns the names that the optimizer takes from a checkpoint; None for any."""
         names = self._names()
         if names is None:

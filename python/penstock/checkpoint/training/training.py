@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.loading.tied import Filled, differences
+from penstock.checkpoint.loading.tied import FilledTensor, differences
 from penstock.checkpoint.state.check import check_storable
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
@@ -137,9 +137,11 @@ class Training(LiveState):
 
     # Methods for loads and stores, see `LiveState`.
 
-    def _wanted(self) -> dict[str, Any]:
+    def _requested_names(self) -> dict[str, Any]:
         found = self._parts()
-        wanted = {name: None if part is None else part.wanted() for name, part in found.items()}
+        wanted = {
+            name: None if part is None else part.requested_names() for name, part in found.items()
+        }
         return wanted | ({_RANDOM: None} if self._rng else {})
 
     def _targets(
@@ -245,14 +247,14 @@ class Training(LiveState):
             remedy = f"give Training the same parts, or {both}"
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
-    def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[Filled]:
+    def _filled(self, found: dict[str, Component | None], state: Any) -> Iterator[FilledTensor]:
         """Yields the tensors that are filled in place, in the order of `_restore`."""
         for name in self._names:
             if name in state and name in found:
                 part = found[name]
                 own = filling.filled(self._given[name], state[name])
                 for inner, live, stored in own if part is None else part.filled(state[name]):
-                    yield Filled(name, inner, live, stored)
+                    yield FilledTensor(name, inner, live, stored)
 
     def _check_fit(
         self, found: dict[str, Component | None], state: Any, path: str | None, *, is_partial: bool

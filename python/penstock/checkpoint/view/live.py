@@ -22,7 +22,7 @@ class LiveState:
         """Returns the current state; tensors are not copied."""
         raise NotImplementedError
 
-    def _wanted(self) -> dict[str, Any]:
+    def _requested_names(self) -> dict[str, Any]:
         """Returns the names to take from a checkpoint; None for any."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ NO_FILE = ""
 """Represents the file of a tensor that is stored in several files."""
 
 
-class Stored(NamedTuple):
+class StoredBoxes(NamedTuple):
     """The stored boxes of a whole.
 
     Attributes:
@@ -49,7 +49,7 @@ class Numbering:
         tensors: Sequence[TensorEntry],
         aliases: Sequence[_Alias],
         offsets: Sequence[tuple[int, int]],
-        stored: dict[str, Stored],
+        stored: dict[str, StoredBoxes],
         missing: frozenset[str],
     ) -> None:
         self.tensors = list(tensors)
@@ -116,7 +116,7 @@ class Numbering:
             items = math.prod(shape)
             nbytes = items * _item_bytes(dtype, name)
             # Checked before memory is allocated.
-            if items and self._stored.get(name) != Stored(dtype, shape, items):
+            if items and self._stored.get(name) != StoredBoxes(dtype, shape, items):
                 raise TreeError(
                     f"tensor {name!r:.80}: the parts do not hold all of a {dtype} tensor of shape "
                     f"{list(shape)!r:.80}"

@@ -80,7 +80,7 @@ def loadable(
     return node, False
 
 
-class Gone(NamedTuple):
+class SalvageLosses(NamedTuple):
     """Losses of a salvage, except ranks' own tensors, which their trees mark as missing.
 
     Attributes:
@@ -92,7 +92,7 @@ class Gone(NamedTuple):
     states: dict[int, str]
 
     @classmethod
-    def of(cls, checkpoint: _native.Checkpoint) -> Gone:
+    def of(cls, checkpoint: _native.Checkpoint) -> SalvageLosses:
         """Returns the losses of a checkpoint; none unless it is partial."""
         rows = [] if checkpoint.partial is None else checkpoint.missing()
         shared = frozenset(row.name for row in rows if row.kind == "shared")

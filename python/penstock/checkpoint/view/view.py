@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.state import tree
 from penstock.checkpoint.view.merging import Merging
-from penstock.checkpoint.view.numbering import Numbering, Stored
-from penstock.checkpoint.view.partial import Gone, shared_only
+from penstock.checkpoint.view.numbering import Numbering, StoredBoxes
+from penstock.checkpoint.view.partial import SalvageLosses, shared_only
 from penstock.common.gc_paused import gc_paused
 from penstock.tensors import dtypes
 
@@ -48,7 +48,7 @@ class View(NamedTuple):
     tensors: Sequence[TensorEntry]
     aliases: Sequence[_Alias]
     wholes: dict[int, str]
-    unreached: dict[str, Stored]
+    unreached: dict[str, StoredBoxes]
     lost: tuple[str, ...]
     is_shared: bool
     tree_chars: int
@@ -104,7 +104,7 @@ def view(
     if not may_share(checkpoint, has_boxes=bool(boxes)):
         node = tree.parse(text)
         return View(node, tensors, aliases, {}, {}, (), is_shared=False, tree_chars=len(text))
-    gone = Gone.of(checkpoint)
+    gone = SalvageLosses.of(checkpoint)
     stored = _stored(boxes, tensors, gone.shared)
     numbering = Numbering(tensors, aliases, checkpoint.offsets(), stored, gone.shared)
     parsed = tree.parse(text)
@@ -134,7 +134,9 @@ def view(
     )
 
 
-def _in_place_of_lost(checkpoint: _native.Checkpoint, gone: Gone) -> tuple[str, Node] | None:
+def _in_place_of_lost(
+    checkpoint: _native.Checkpoint, gone: SalvageLosses
+) -> tuple[str, Node] | None:
     """Returns a tree with the places of shared tensors, as a substitute for a lost tree.
 
     All its other leaves belong to another rank, and are missing here.
@@ -184,9 +186,9 @@ def _storing_first(
 
 def _stored(
     boxes: Sequence[BoxEntry], tensors: Sequence[TensorEntry], missing: frozenset[str]
-) -> dict[str, Stored]:
+) -> dict[str, StoredBoxes]:
     """Sums the boxes of each whole that is not missing, by name."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredBoxes] = {}
     for box in boxes:
         name = box.tensor
         if name in missing:
@@ -195,5 +197,5 @@ def _stored(
         items = math.prod(entry.shape)
         known = found.get(name)
         items += 0 if known is None else known.items
-        found[name] = Stored(entry.dtype, box.shape, items)
+        found[name] = StoredBoxes(entry.dtype, box.shape, items)
     return found

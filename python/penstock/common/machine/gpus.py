@@ -67,7 +67,7 @@ class Driver:
     gpus: list[Gpu]
 
 
-def look(only: int | None = None) -> Driver:
+def probe_driver(only: int | None = None) -> Driver:
     """Examines the driver of this process, or the one that ``PENSTOCK_CUDA_DRIVER`` names.
 
     Args:
@@ -80,7 +80,7 @@ def look(only: int | None = None) -> Driver:
 
 def usable(ordinal: int) -> str | None:
     """Returns why a device cannot be used here, in words for the user; None if it can."""
-    driver = look(ordinal)
+    driver = probe_driver(ordinal)
     if driver.problem is not None:
         return driver.problem
     if not driver.gpus:

@@ -11,7 +11,7 @@ _SECONDS_MAX = 3.0
 _BYTES_PER_SECOND = 0.5e9
 
 
-def settle(directory: Path, *, seconds_max: float = 30.0) -> None:
+def quiesce(directory: Path, *, seconds_max: float = 30.0) -> None:
     """Waits until the device of a directory has finished earlier work.
 
     If a file system discards blocks, the device continues to trim deleted files for a while, which
@@ -36,9 +36,9 @@ def settle(directory: Path, *, seconds_max: float = 30.0) -> None:
         time.sleep(min(_QUIET_SECONDS, left))
 
 
-def settle_after(directory: Path, nbytes: int) -> None:
-    """Waits like `settle` after this many bytes were written or deleted, in proportion to them.
+def quiesce_after(directory: Path, nbytes: int) -> None:
+    """Waits like `quiesce` after this many bytes were written or deleted, in proportion to them.
 
     A device that others use never becomes idle, so this waits at most three seconds after the sync.
     """
-    settle(directory, seconds_max=min(_SECONDS_MAX, nbytes / _BYTES_PER_SECOND))
+    quiesce(directory, seconds_max=min(_SECONDS_MAX, nbytes / _BYTES_PER_SECOND))

@@ -29,7 +29,7 @@ class TraceError(PenstockError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecordedSpan:
     """A named interval of one row. Times are seconds since the trace began."""
 
     name: str
@@ -81,7 +81,7 @@ class Trace:
 
     name: str
     about: dict[str, Any]
-    spans: list[Span] = field(default_factory=list)
+    spans: list[RecordedSpan] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     levels: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -138,7 +138,7 @@ def _take(trace: Trace, path: Path, events: Iterable[dict[str, Any]]) -> None:
             begin = _number(event["ts"]) / 1e6
             end = begin + _number(event["dur"]) / 1e6
             detail = event.get("args", {}).get("of")
-            trace.spans.append(Span(name, rows[event["tid"]], begin, end, detail))
+            trace.spans.append(RecordedSpan(name, rows[event["tid"]], begin, end, detail))
         elif kind == "b":
             begun[event["id2"]["local"]] = event
         elif kind == "e":

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.common.tracing.recorded import Request, Span, Trace
+    from penstock.common.tracing.recorded import RecordedSpan, Request, Trace
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -27,7 +27,7 @@ SIZES = (
 START, COMPUTE, CHECKPOINT, LOAD = "start-up", "compute", "checkpoint", "load"
 
 
-class Call(NamedTuple):
+class CallTotals(NamedTuple):
     """All calls of one kind in rows of one kind.
 
     Attributes:
@@ -63,7 +63,7 @@ class Work(NamedTuple):
     parts: dict[str, float]
 
 
-class Requests(NamedTuple):
+class RequestTotals(NamedTuple):
     """Requests of one operation and size class.
 
     Attributes:
@@ -123,11 +123,11 @@ class Moment(NamedTuple):
     written_bytes: float
 
 
-def calls(trace: Trace) -> list[Call]:
+def calls(trace: Trace) -> list[CallTotals]:
     """Returns the calls of a trace with their phases."""
     found = []
     for role in ("stall", "background"):
-        kinds: dict[str, list[Span]] = defaultdict(list)
+        kinds: dict[str, list[RecordedSpan]] = defaultdict(list)
         for span in trace.spans:
             if _role(span) == role:
                 kinds[span.name].append(span)
@@ -135,7 +135,7 @@ def calls(trace: Trace) -> list[Call]:
     return found
 
 
-def _call(name: str, role: str, shown: list[Span], spans: list[Span]) -> Call:
+def _call(name: str, role: str, shown: list[RecordedSpan], spans: list[RecordedSpan]) -> CallTotals:
     phases: dict[str, float] = defaultdict(float)
     accounted = 0.0
     begins = [span.begin for span in spans]
@@ -153,18 +153,18 @@ def _call(name: str, role: str, shown: list[Span], spans: list[Span]) -> Call:
     seconds = sum(span.seconds for span in shown)
     longest = max(span.seconds for span in shown)
     share = accounted / seconds if seconds else 0.0
-    return Call(name, role, len(shown), seconds, longest, dict(phases), share)
+    return CallTotals(name, role, len(shown), seconds, longest, dict(phases), share)
 
 
-def _is_same(own: Span, shown: Span) -> bool:
+def _is_same(own: RecordedSpan, shown: RecordedSpan) -> bool:
     """Whether a span is the calling thread's counterpart of a span in a common row."""
     is_call = own.name == shown.name and own.detail == shown.detail
     return is_call and _role(own) == "caller"
 
 
-def _outermost(spans: Iterable[Span]) -> list[Span]:
+def _outermost(spans: Iterable[RecordedSpan]) -> list[RecordedSpan]:
     """Returns the spans that are inside no other; they must be ordered by their begin."""
-    found: list[Span] = []
+    found: list[RecordedSpan] = []
     for span in spans:
         if not found or span.begin >= found[-1].end:
             found.append(span)
@@ -175,7 +175,7 @@ def work(trace: Trace) -> list[Work]:
     """Returns the work of the threads that move bytes."""
     found = []
     for role in ("stager", "writer", "reader"):
-        rows: dict[str, list[Span]] = defaultdict(list)
+        rows: dict[str, list[RecordedSpan]] = defaultdict(list)
         for span in trace.spans:
             if _role(span) == role:
                 rows[span.row].append(span)
@@ -188,7 +188,7 @@ def work(trace: Trace) -> list[Work]:
     return found
 
 
-def _own_seconds(spans: list[Span]) -> list[tuple[str, float]]:
+def _own_seconds(spans: list[RecordedSpan]) -> list[tuple[str, float]]:
     """Returns the time of each span, excluding spans nested in it."""
     own: list[float] = []
     open_now: list[int] = []
@@ -202,7 +202,7 @@ def _own_seconds(spans: list[Span]) -> list[tuple[str, float]]:
     return [(span.name, seconds) for span, seconds in zip(spans, own, strict=True)]
 
 
-def requests(trace: Trace) -> list[Requests]:
+def requests(trace: Trace) -> list[RequestTotals]:
     """Returns the requests by operation and size class."""
     kinds: dict[tuple[str, int], list[Request]] = defaultdict(list)
     for one in trace.requests:
@@ -211,7 +211,7 @@ def requests(trace: Trace) -> list[Requests]:
     for (operation, size), some in sorted(kinds.items()):
         times = np.array([one.seconds for one in some]) * 1e3
         p50, p99 = np.percentile(times, (50, 99))
-        made = Requests(
+        made = RequestTotals(
             operation=operation,
             size=SIZES[size][1],
             requests=len(some),
@@ -290,7 +290,7 @@ def _timeline(trace: Trace) -> list[tuple[float, float, str]]:
     return [part for part in parts if part[1] > part[0]]
 
 
-def _is_saving(stall: Span) -> bool:
+def _is_saving(stall: RecordedSpan) -> bool:
     return stall.name in ("save", "save_async", "stage", "wait")
 
 
@@ -310,5 +310,5 @@ class _Rate:
         return float(after - before)
 
 
-def _role(span: Span) -> str:
+def _role(span: RecordedSpan) -> str:
     return span.row.split(" ", 1)[0]

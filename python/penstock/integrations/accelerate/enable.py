@@ -17,7 +17,7 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.integrations.accelerate import directories, fitting, parts
-from penstock.integrations.accelerate.loader import Loader, keep_place
+from penstock.integrations.accelerate.loader import PreparedLoader, keep_position
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
@@ -85,7 +85,7 @@ def enable(
     """
     check_version("accelerate", "1.6", "1.15")
     fitting.check_accelerator(accelerator)
-    keep_place()
+    keep_position()
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)
@@ -104,12 +104,12 @@ def _checking(accelerator: Any, name: str, check: Callable[[], None]) -> Callabl
     theirs = getattr(accelerator, name)
 
     @functools.wraps(theirs)
-    def given(*arguments: Any, **further: Any) -> Any:
+    def checked(*arguments: Any, **further: Any) -> Any:
         found = theirs(*arguments, **further)
         check()
         return found
 
-    return given
+    return checked
 
 
 def _check(accelerator: Any) -> None:
@@ -199,7 +199,7 @@ class _Saves:
             **self._further,
         }
         try:
-            training = self._training(self._kept_by_us(path))
+            training = self._training(self._unsaved_models(path))
             if self._background:
                 self._saver.save_async(path, training, lazy=self._lazy, after=after, **settings)
             else:
@@ -271,7 +271,7 @@ class _Saves:
     def _training(self, models: list[Any]) -> Training:
         return training_of(self._accelerator, models, self._pickled, trust=self._trust)
 
-    def _kept_by_us(self, path: str) -> list[Any]:
+    def _unsaved_models(self, path: str) -> list[Any]:
         """Calls all hooks, and returns the models that none of them has saved."""
         accelerator = self._accelerator
         hooks = list(accelerator._save_model_state_pre_hook.values())
@@ -281,11 +281,11 @@ class _Saves:
         is_sharded = accelerator.distributed_type.name == "FSDP"
         # Accelerate gives hooks no weights of sharded models, and ignores their changes.
         models = [] if is_sharded else list(accelerator._models)
-        given = [accelerator.get_state_dict(one, unwrap=False) for one in models]
-        weights = list(given)
+        checked = [accelerator.get_state_dict(one, unwrap=False) for one in models]
+        weights = list(checked)
         for hook in hooks:
             hook(accelerator._models, weights, path)
-        if any(all(one is not known for known in given) for one in weights):
+        if any(all(one is not known for known in checked) for one in weights):
             raise UnsupportedStateError(
                 "a hook of save_state has put other weights in the place of a model's: save them "
                 "in the hook, and take the model's out of the list",
@@ -294,7 +294,7 @@ class _Saves:
         directories.sync_further(path)
         if is_sharded:
             return list(accelerator._models)
-        pairs = zip(models, given, strict=True)
+        pairs = zip(models, checked, strict=True)
         return [model for model, state in pairs if any(state is one for one in weights)]
 
     def _destination(self, output_dir: str | os.PathLike[str] | None) -> str:
@@ -341,7 +341,7 @@ class _Saves:
         """Warns of state that no checkpoint will hold."""
         accelerator = self._accelerator
         for index, loader in enumerate(accelerator._dataloaders):
-            if index not in self._warned and Loader(loader).loses_order():
+            if index not in self._warned and PreparedLoader(loader).loses_order():
                 self._warned.add(index)
                 warnings.warn(
                     f"loader {index} is saved in the middle of an epoch whose shuffled order "

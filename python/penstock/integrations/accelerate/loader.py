@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def keep_place() -> None:
+def keep_position() -> None:
     """Stops loaders of several ranks from stepping back, as they do in Accelerate 1.6 to 1.12.
 
     It treated them as reading ahead for other ranks, as a dispatcher does that reads for all, so a
@@ -23,7 +23,7 @@ def keep_place() -> None:
         setattr(DataLoaderShard, name, lambda _: None)
 
 
-class Loader:
+class PreparedLoader:
     """A prepared loader: its epoch, its position if it has one, and the source of its order.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from penstock import Training
 from penstock.errors import UnsupportedStateError
 from penstock.integrations import raw
-from penstock.integrations.accelerate.loader import Loader
+from penstock.integrations.accelerate.loader import PreparedLoader
 from penstock.plugin import check_stateful
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def training_of(
     given |= _numbered("optimizer", dict(enumerate(optimizers)))
     others = {
         **_numbered("scheduler", dict(enumerate(accelerator._schedulers))),
-        **_numbered("dataloader", dict(enumerate(map(Loader, accelerator._dataloaders)))),
+        **_numbered("dataloader", dict(enumerate(map(PreparedLoader, accelerator._dataloaders)))),
         **_custom(accelerator),
     }
     for name, value in others.items():
         # Penstock compares modules, such as averages of weights, and optimizers before it loads.
         is_known = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
-        given[name] = value if is_known else _Part(value, name, pickled, trust=trust)
+        given[name] = value if is_known else _PickledPart(value, name, pickled, trust=trust)
     if accelerator.scaler is not None:
         given["scaler"] = accelerator.scaler
     values = {
@@ -66,14 +66,14 @@ def check(accelerator: Any, pickled: Sequence[str]) -> None:
         check_stateful(name, value)
     for name, value in {**schedulers, **_custom(accelerator)}.items():
         if not isinstance(value, torch.nn.Module):
-            check_stateful(name, _Part(value, name, pickled, trust=False))
+            check_stateful(name, _PickledPart(value, name, pickled, trust=False))
 
 
 def _custom(accelerator: Any) -> dict[str, Any]:
     return {f"custom_checkpoint_{i}": one for i, one in enumerate(accelerator._custom_objects)}
 
 
-class _Part:
+class _PickledPart:
     """An object with ``state_dict`` and ``load_state_dict``, some values of which are pickled."""
 
     def __init__(self, value: Any, name: str, pickled: Sequence[str], *, trust: bool) -> None:

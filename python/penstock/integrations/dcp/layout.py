@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class _StateLeaf:
     """A leaf of a state whose node is known."""
 
     node: Node
@@ -63,7 +63,7 @@ class _Encoder(Flattener):
 
     def __init__(self) -> None:
         super().__init__()
-        self.handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
+        self.handlers[_StateLeaf] = lambda _walk, leaf, _name, _level: leaf.node
 
 
 def arrange(
@@ -88,7 +88,7 @@ def arrange(
     state = _nest(nodes, planner_data) if _are_paths(planner_data, nodes) else None
     if state is None:
         note["flat"] = True
-        state = {name: _Leaf(node) for name, node in nodes.items()}
+        state = {name: _StateLeaf(node) for name, node in nodes.items()}
     root = _Encoder().encode(state, ROOT, 0)
     if "flat" in note or _paths(root) != planner_data:
         note["planner_data"] = _encode(planner_data)
@@ -174,12 +174,12 @@ def _nest(nodes: Mapping[str, Node], paths: Mapping[str, Path]) -> dict[str, Any
     state: dict[str, Any] = {}
     # In the order of the state; the order of the items depends on the ranks that wrote them.
     for name, path in paths.items():
-        if name in nodes and not _place(state, path, _Leaf(nodes[name])):
+        if name in nodes and not _put(state, path, _StateLeaf(nodes[name])):
             return None
     return state
 
 
-def _place(container: Any, path: Path, leaf: _Leaf) -> bool:
+def _put(container: Any, path: Path, leaf: _StateLeaf) -> bool:
     """Puts a leaf into nested dictionaries and lists; returns whether it has a place there."""
     *keys, last = path
     for key, following in zip(keys, path[1:], strict=True):
@@ -267,7 +267,7 @@ def _is_mapping(node: Node) -> bool:
     return "$" not in node or (type(node["$"]) is str and node["$"] in MAPPINGS)
 
 
-def _at(node: Node, path: Path) -> _Leaf | None:
+def _at(node: Node, path: Path) -> _StateLeaf | None:
     """The node at a path, wrapped, as a node may be None; None if there is no such node."""
     for key in path:
         if type(node) is list:
@@ -282,4 +282,4 @@ def _at(node: Node, path: Path) -> _Leaf | None:
         if not children:
             return None
         node = children[key]
-    return _Leaf(node)
+    return _StateLeaf(node)

@@ -27,7 +27,7 @@ from penstock.checkpoint.state.scalars import integers, member
 from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
-from penstock.integrations.dcp.overlaps import Filled
+from penstock.integrations.dcp.overlaps import FilledTargets
 from penstock.plugin import CPU, BoxRead, OpenCheckpoint, TreeError, leaves, of_tensor
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions
@@ -121,7 +121,7 @@ class Opened:
                 note = self._checkpoint.metadata().get(layout.NOTE)
                 # A checkpoint by DCP has one tree; in others each rank has its own values.
                 checkpoint, rank = self._checkpoint, 0 if note is not None else _rank()
-                is_left_out = checkpoint.look(rank, allow_partial=allow_partial)
+                is_left_out = checkpoint.view_as(rank, allow_partial=allow_partial)
                 # From the whole tree: DCP would take a list without its tensors for a value.
                 found = layout.read(checkpoint.root, note, checkpoint.tree_chars)
                 self._layout = _without_missing(found) if is_left_out else found
@@ -236,7 +236,7 @@ class Opened:
             if is_composite(self._node(item)):
                 self._copy_whole(item, planner, options)
         items = [item for item in items if not is_composite(self._node(item))]
-        filled = Filled()
+        filled = FilledTargets()
         for batch in self._batches(items, planner, filled):
             self._checkpoint.read([read.request() for read in batch], options)
             for read in batch:
@@ -277,7 +277,7 @@ class Opened:
         planner.commit_tensor(item, target)
 
     def _batches(
-        self, items: list[ReadItem], planner: LoadPlanner, filled: Filled
+        self, items: list[ReadItem], planner: LoadPlanner, filled: FilledTargets
     ) -> Iterator[list[_Read]]:
         """The requests in batches whose bounce buffers have a bounded size."""
         batch: list[_Read] = []

@@ -1,4 +1,4 @@
-"""`Filled`: finds targets of a load that share memory, in whole or in part.
+"""`FilledTargets`: finds targets of a load that share memory, in whole or in part.
 
 A state may have one memory under several names. Each is filled with the checkpoint's tensor of its
 own name, so that the last one would silently overwrite others that differ.
@@ -41,7 +41,7 @@ class _Target(NamedTuple):
     memory: Memory
 
 
-class Filled:
+class FilledTargets:
     """The targets that a load has filled so far."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from penstock.plugin import (
     unique_names,
 )
 from penstock.tensors import dtypes
-from penstock.tensors.devices import DirectPlaces
+from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.file_tensor import FileTensor
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Packer:
     def tensors(self) -> list[TensorSource]:
         """All tensors to write. Tensors on other devices are copied to the host here."""
         names = unique_names([name for name, _, _ in self._entries])
-        places = DirectPlaces()
+        places = CurrentStreams()
         return [
             to_source(memory, name, box, places)
             for (_, memory, box), name in zip(self._entries, names, strict=True)

@@ -197,7 +197,7 @@ class StorageWriter(storage.StorageWriter):
                 "a planner with enable_plan_caching=True keeps from the ranks which attempt they "
                 "are to join: make the planner without it"
             )
-        self._give_up()
+        self._discard()
         check_no_store(self.path)
         attempt = self._attempt = RankAttempt.begin(
             self.path, overwrite=self.overwrite, groups=self._groups, files=self._files
@@ -214,7 +214,7 @@ class StorageWriter(storage.StorageWriter):
             packed = pack(plan, planner, is_alone=ticket.world_size == 1)
             vote = self._write(packed.tensors, ticket)
         except BaseException:
-            self._give_up()
+            self._discard()
             raise
         report = _Report(ticket.number, vote, packed.nodes, packed.raw)
         future: Future[list[WriteResult]] = torch.futures.Future()
@@ -248,11 +248,11 @@ class StorageWriter(storage.StorageWriter):
             if len(votes) != len(results):
                 raise AssertionError(f"{len(votes)} votes of {len(results)} ranks")
             attempt.commit(votes, metadata=note, overwrite=self.overwrite)
-            self._tell(attempt)
+            self._warn_fallbacks(attempt)
         finally:
-            self._give_up()
+            self._discard()
 
-    def _tell(self, attempt: RankAttempt) -> None:
+    def _warn_fallbacks(self, attempt: RankAttempt) -> None:
         """Warns of fallbacks, as DCP has no report to put them in."""
         for one in attempt.written["fallbacks"]:
             if one.kind == "unindexed":
@@ -267,7 +267,7 @@ class StorageWriter(storage.StorageWriter):
         """Additional members of the checkpoint's note."""
         return {}
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         """Removes the coordinator's files unless they are committed."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.integrations.deepspeed import methods
-from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine, Settings
+from penstock.integrations.deepspeed.engine import EngineSettings, PenstockCheckpointEngine
 from penstock.integrations.deepspeed.to_torch import to_torch
 from penstock.integrations.versions import check_version
 
@@ -77,10 +77,10 @@ def _checked(
     pickled: Iterable[str],
     trust: bool,
     options: Options | None,
-) -> Settings:
+) -> EngineSettings:
     check_version("deepspeed", "0.17", "0.19.8")
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     methods.probe()
     methods.take_over()
-    return Settings(background, lazy, rng, tuple(pickled), trust, options)
+    return EngineSettings(background, lazy, rng, tuple(pickled), trust, options)

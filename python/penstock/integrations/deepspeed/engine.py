@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings:
     """The arguments of `install`."""
 
     background: bool
@@ -39,7 +39,7 @@ class Settings:
 class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """Receives each file of a tag from DeepSpeed, and saves all of them in one commit."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         super().__init__()
         self.name = "PenstockCheckpointEngine"
         self._settings = settings
@@ -137,7 +137,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """
         self._saver.wait()
 
-    def settle(self) -> None:
+    def wait_on_all_ranks(self) -> None:
         """Waits for the save in progress on all ranks, so that all then read the same ``latest``.
 
         Raises:
@@ -184,14 +184,14 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 f"{error}; or store it as pickle: install(pickled=[{key!r}])", key=key
             ) from error
         if moves_latest:
-            self._move_latest_together(latest, tag)
+            self._move_latest_on_all_ranks(latest, tag)
 
     def _move_latest(self, path: str, tag: str) -> None:
         self._behind = (path, tag)
         tags.write(path, tag.encode())
         self._behind = None
 
-    def _move_latest_together(self, path: str, tag: str) -> None:
+    def _move_latest_on_all_ranks(self, path: str, tag: str) -> None:
         """Writes ``latest`` on the first rank; raises its error on all ranks."""
         failed: list[StorageError | None] = [None]
         if comm.get_rank() == 0:

@@ -177,7 +177,7 @@ def _loading(load: Any) -> Any:
         )
         if ours is None:
             return load(self, *arguments)
-        ours.settle()
+        ours.wait_on_all_ranks()
         with weights_by(ours.load, tag):
             found = load(self, *arguments)
         if found[0] is not None and load_optimizer_states and not load_module_only:

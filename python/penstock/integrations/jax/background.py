@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock import SaveReport
-    from penstock.integrations.jax.processes import SaveTogether
+    from penstock.integrations.jax.processes import MultiProcessSave
 
 
-class TogetherPending:
+class PendingMultiProcessSave:
     """A background save of several processes.
 
     Attributes:
         path: The checkpoint's directory.
     """
 
-    def __init__(self, save: SaveTogether, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, save: MultiProcessSave, executor: ThreadPoolExecutor) -> None:
         self.path = save.path
         self._future: Future[SaveReport] = executor.submit(save.run)
         self.is_seen = False
@@ -44,7 +44,7 @@ class TogetherPending:
                 self.is_seen = True
                 _live.discard(self)
 
-    def tell(self) -> None:
+    def print_error(self) -> None:
         """Prints an error that was not raised to anybody."""
         error = self._future.exception()
         if error is not None:
@@ -60,11 +60,11 @@ class Background:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-jax")
-        self._pending: TogetherPending | None = None
+        self._pending: PendingMultiProcessSave | None = None
 
-    def begin(self, save: SaveTogether) -> TogetherPending:
+    def begin(self, save: MultiProcessSave) -> PendingMultiProcessSave:
         """Begins a save; call `wait` before."""
-        self._pending = TogetherPending(save, self._executor)
+        self._pending = PendingMultiProcessSave(save, self._executor)
         return self._pending
 
     def wait(self) -> None:
@@ -84,12 +84,12 @@ class Background:
             raise
 
 
-_live: set[TogetherPending] = set()
+_live: set[PendingMultiProcessSave] = set()
 """Saves that run, or have failed without raising their error to anybody."""
 
 
 @atexit.register
-def _tell() -> None:
+def _print_errors() -> None:
     # The executor's threads have ended by now.
     for pending in list(_live):
-        pending.tell()
+        pending.print_error()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from penstock import CheckpointStore
-from penstock.checkpoint.saving.waiting import Waiting
+from penstock.checkpoint.saving.waiting import BackgroundSaver
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
-from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
+from penstock.integrations.jax.processes import MultiProcessSave, from_all, from_first
 from penstock.integrations.jax.trees import to_state
 from penstock.plugin import Frozen
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock import Options, PendingSave, SaveReport
-    from penstock.integrations.jax.background import TogetherPending
+    from penstock.integrations.jax.background import PendingMultiProcessSave
 
 
-class Checkpoints(Waiting):
+class Checkpoints(BackgroundSaver):
     """A directory with one pytree per training step, like Orbax's ``CheckpointManager``.
 
     Args:
@@ -94,7 +94,7 @@ class Checkpoints(Waiting):
             state = to_state(pytree, copies=False)
             return self.store.save(step, state, metadata=metadata, overwrite=overwrite)
         self.wait()
-        return self._together(step, pytree, metadata, overwrite, copies=False).run()
+        return self._multi_process_save(step, pytree, metadata, overwrite, copies=False).run()
 
     def save_async(
         self,
@@ -104,7 +104,7 @@ class Checkpoints(Waiting):
         copy: bool = False,
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
-    ) -> PendingSave | TogetherPending:
+    ) -> PendingSave | PendingMultiProcessSave:
         """Saves a pytree as a step in the background; see `penstock.integrations.jax.save_async`.
 
         The error of a failed save is raised by `PendingSave.result`, or else by the next `save`,
@@ -113,7 +113,7 @@ class Checkpoints(Waiting):
         fitting.try_out()
         if jax.process_count() > 1:
             self.wait()
-            save = self._together(step, pytree, metadata, overwrite, copies=True)
+            save = self._multi_process_save(step, pytree, metadata, overwrite, copies=True)
             return self._background.begin(save)
         if copy:
             state = to_state(pytree, copies=False)
@@ -121,7 +121,7 @@ class Checkpoints(Waiting):
         state = Frozen(to_state(pytree, copies=True))
         return self.store.save_async(step, state, lazy=True, metadata=metadata, overwrite=overwrite)
 
-    def _together(
+    def _multi_process_save(
         self,
         step: int,
         pytree: Any,
@@ -129,9 +129,9 @@ class Checkpoints(Waiting):
         overwrite: bool,
         *,
         copies: bool,
-    ) -> SaveTogether:
+    ) -> MultiProcessSave:
         """A save of several processes."""
-        return SaveTogether(
+        return MultiProcessSave(
             self.store.path(step),
             pytree,
             overwrite=overwrite,
@@ -185,7 +185,7 @@ class Checkpoints(Waiting):
             loaded, damage = self._try(step, like)
             if damage is None:
                 if passed_over:
-                    self._give_way(passed_over)
+                    self._quarantine(passed_over)
                 return step, loaded
             warnings.warn(f"step {step} is passed over: {damage}", PenstockWarning, stacklevel=2)
             passed_over.insert(0, step)
@@ -212,7 +212,7 @@ class Checkpoints(Waiting):
                 raise own or RankError(f"process {process} cannot resume: {one[1]}", rank=process)
         return loaded, next((one[1] for one in told if one is not None), None)
 
-    def _give_way(self, steps: list[int]) -> None:
+    def _quarantine(self, steps: list[int]) -> None:
         """Sets damaged steps aside, so that they can be saved again; the newest last."""
         for step in steps if jax.process_index() == 0 else ():
             # A step that one process could not read may still be good; the store may be read-only.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.checkpoint.state.select import select
-from penstock.integrations.jax.matching import Matching
+from penstock.integrations.jax.matching import PytreeMatching
 from penstock.integrations.jax.trees import with_keys
 from penstock.plugin import OpenCheckpoint, decode_path, to_native
 
@@ -72,12 +72,12 @@ def load(
     opened = OpenCheckpoint(decode_path(path))
     try:
         with opened.reading():
-            opened.look(0)
+            opened.view_as(0)
             root = opened.root
             if keys is not None:
                 patterns = [keys] if isinstance(keys, str) else list(keys)
                 root = select(root, patterns, opened.path)
-            matching = Matching(opened, root, like)
+            matching = PytreeMatching(opened, root, like)
             for batch in _batches(matching.leaves):
                 opened.read([one for leaf in batch for one in leaf.reads()], settings)
                 for leaf in batch:

@@ -1,4 +1,4 @@
-"""`Matching`: compares a checkpoint's tree with the pytree ``like``, leaf by leaf."""
+"""`PytreeMatching`: compares a checkpoint's tree with the pytree ``like``, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _REPORTED_MAX = 10
 
 
-class Matching:
+class PytreeMatching:
     """The leaves to load into a pytree of the structure of ``like``.
 
     Args:

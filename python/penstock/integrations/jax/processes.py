@@ -99,7 +99,7 @@ class _Rounds:
 _rounds = _Rounds()
 
 
-class _Mail:
+class _SaveMessages:
     """The messages of one save, which has the same number in every process.
 
     Args:
@@ -179,7 +179,7 @@ class _Mail:
         return f"penstock/jax/{number}/"
 
 
-class _Part:
+class _ProcessPart:
     """This process's part of a pytree.
 
     Attributes:
@@ -234,7 +234,7 @@ def from_all(path: str, value: Any) -> list[Any]:
     """
     if jax.process_count() == 1:
         return [value]
-    mail = _Mail(path, _ANSWER_SECONDS)
+    mail = _SaveMessages(path, _ANSWER_SECONDS)
     try:
         mail.post("value", {"value": value})
         return [mail.wait("value", process)["value"] for process in range(jax.process_count())]
@@ -251,7 +251,7 @@ def from_first(path: str, value: Any) -> Any:
     return from_all(path, value)[0]
 
 
-class SaveTogether:
+class MultiProcessSave:
     """One save of several processes: captures the pytree at once, and writes it in `run`.
 
     Args:
@@ -286,11 +286,11 @@ class SaveTogether:
         self._note = encode_metadata(metadata)
         self._step = None if step is None else check_step(step)
         self._overwrite, self._after = overwrite, after
-        self._mail = _Mail(self.path, self._options["rank_timeout_seconds"])
+        self._mail = _SaveMessages(self.path, self._options["rank_timeout_seconds"])
         try:
-            self._part = _Part(pytree, copies=copies)
+            self._part = _ProcessPart(pytree, copies=copies)
         except BaseException as error:
-            self._give_up(error)
+            self._abort(error)
             raise
 
     def run(self) -> SaveReport:
@@ -305,7 +305,7 @@ class SaveTogether:
         try:
             attempt = self._write() if jax.process_index() else self._coordinate()
         except BaseException as error:
-            self._give_up(error)
+            self._abort(error)
             raise
         self._mail.leave()
         changes = {
@@ -358,7 +358,7 @@ class SaveTogether:
             message = f"{self.path} is saved, but older steps could not be deleted: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=2)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _abort(self, error: BaseException) -> None:
         """Posts an error to the other processes."""
         for what in ("vote",) if jax.process_index() else ("begun", "outcome"):
             # A message posted already stays, and the coordination service may be gone.
@@ -367,7 +367,7 @@ class SaveTogether:
         self._mail.leave()
 
 
-def _compare(path: str, part: _Part, message: dict[str, Any], process: int) -> None:
+def _compare(path: str, part: _ProcessPart, message: dict[str, Any], process: int) -> None:
     """Raises `RankError` if another process has another pytree."""
     theirs = message["marks"]
     for name in sorted(part.marks.keys() | theirs.keys()):

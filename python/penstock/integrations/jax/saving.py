@@ -9,7 +9,7 @@ import jax
 from penstock import Saver
 from penstock.integrations.jax import fitting
 from penstock.integrations.jax.background import Background
-from penstock.integrations.jax.processes import SaveTogether
+from penstock.integrations.jax.processes import MultiProcessSave
 from penstock.integrations.jax.trees import to_state
 from penstock.plugin import Frozen
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock import PendingSave, SaveReport
-    from penstock.integrations.jax.background import TogetherPending
+    from penstock.integrations.jax.background import PendingMultiProcessSave
 
 _saver = Saver()
 _background = Background()
@@ -67,7 +67,9 @@ def save(
     fitting.try_out()
     if jax.process_count() > 1:
         wait()
-        return SaveTogether(path, pytree, overwrite=overwrite, step=step, metadata=metadata).run()
+        return MultiProcessSave(
+            path, pytree, overwrite=overwrite, step=step, metadata=metadata
+        ).run()
     state = to_state(pytree, copies=False)
     return _saver.save(path, state, overwrite=overwrite, step=step, metadata=metadata)
 
@@ -80,7 +82,7 @@ def save_async(
     overwrite: bool = False,
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
-) -> PendingSave | TogetherPending:
+) -> PendingSave | PendingMultiProcessSave:
     """Saves a pytree in the background, without copying JAX arrays on the host.
 
     A JAX array never changes, and its memory stays while it is written: a jitted step to which it
@@ -116,7 +118,7 @@ def save_async(
     if jax.process_count() > 1:
         wait()
         return _background.begin(
-            SaveTogether(
+            MultiProcessSave(
                 path, pytree, overwrite=overwrite, step=step, metadata=metadata, copies=True
             )
         )

@@ -171,7 +171,7 @@ class PenstockIO(CheckpointIO):
             # A new checkpoint of that name must not be removed or replaced by a link.
             self._removals.pop(path, None)
             self._links.pop(path, None)
-        with self._told(path):
+        with self._handling_failure(path):
             self._save(checkpoint, where, path, is_together=is_together)
 
     def _save(
@@ -230,13 +230,13 @@ class PenstockIO(CheckpointIO):
         """Deletes a checkpoint once the last save is durable; if that fails, after the next one."""
         with self._lock:
             self._removals[directories.absolute(path)] = None
-        self._settle_if_saved()
+        self._finish_if_saved()
 
     def link_checkpoint(self, target: str, path: str) -> None:
         """Makes a link to a checkpoint, once the last save is durable."""
         with self._lock:
             self._links[directories.absolute(path)] = directories.absolute(target)
-        self._settle_if_saved()
+        self._finish_if_saved()
 
     def wait(self) -> None:
         """Waits for the save in progress, if there is one.
@@ -247,13 +247,13 @@ class PenstockIO(CheckpointIO):
         pending = self._pending
         if pending is not None:
             try:
-                with self._told(pending.path):
+                with self._handling_failure(pending.path):
                     self._saver.wait()
             finally:
                 # After an interrupt it may still be in progress.
                 if pending.done():
                     self._pending = None
-            self._settle_if_saved()
+            self._finish_if_saved()
         troubles, self._troubles = self._troubles, []
         for trouble in troubles:
             warnings.warn(trouble, PenstockWarning, stacklevel=1)
@@ -272,7 +272,7 @@ class PenstockIO(CheckpointIO):
             self._together.close()
 
     @contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _handling_failure(self, path: str) -> Iterator[None]:
         """Raises or warns of a save's error, as ``if_failed`` says."""
         self._has_failed = True
         try:
@@ -299,19 +299,19 @@ class PenstockIO(CheckpointIO):
         try:
             directories.rename_onto(where, path)
             self._newest = path
-            self._settle()
+            self._finish()
         except OSError as error:
             self._troubles.append(
                 f"{where} is saved, and {path} could not be made to lead to it: {error}"
             )
 
-    def _settle_if_saved(self) -> None:
+    def _finish_if_saved(self) -> None:
         pending = self._pending
         if self._has_failed or (pending is not None and not (pending.done() and pending.report)):
             return
-        self._settle()
+        self._finish()
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         """Makes the links and deletes the checkpoints that waited for a save."""
         with self._lock:
             links, self._links = self._links, {}

@@ -53,7 +53,7 @@ def io_of(trainer: Any) -> PenstockIO | None:
 class Connector(_CheckpointConnector):
     """Lightning's connector, extended for `PenstockIO`."""
 
-    _place: resume_position.Place | None = None
+    _position: resume_position.ResumePosition | None = None
     _given_schedulers: Sequence[Any] = ()
     """Schedulers made by `configure_optimizers`."""
     _others: tuple[str, ...] = ()
@@ -111,8 +111,8 @@ class Connector(_CheckpointConnector):
         self, checkpoint_path: _PATH | None = None, weights_only: bool | None = None
     ) -> None:
         """Loads a checkpoint; if one chosen here is damaged, an older one."""
-        self._place = None
-        resume_position.Place.uninstall(self.trainer)
+        self._position = None
+        resume_position.ResumePosition.uninstall(self.trainer)
         io = io_of(self.trainer)
         if io is None:
             super().resume_start(checkpoint_path, **loading.weights_only_of(weights_only))
@@ -136,7 +136,7 @@ class Connector(_CheckpointConnector):
                 raise error
             warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)
         if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
-            self._place = resume_position.Place(self._loaded_checkpoint, str(path))
+            self._position = resume_position.ResumePosition(self._loaded_checkpoint, str(path))
 
     def _load(self, path: Any, weights_only: bool | None) -> CorruptCheckpointError | None:
         try:
@@ -181,8 +181,8 @@ class Connector(_CheckpointConnector):
     def restore_loops(self) -> None:
         """Restores the loops, and the positions and random states at their saved place."""
         super().restore_loops()
-        if self._place is not None:
-            self._place.install(self.trainer)
+        if self._position is not None:
+            self._position.install(self.trainer)
 
     def restore_optimizers_and_schedulers(self) -> None:
         """Restores them, if there are as many as were saved; Lightning would take any number.

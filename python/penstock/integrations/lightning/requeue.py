@@ -64,7 +64,7 @@ class SignalConnector(_SignalConnector):
         own = vars(self.trainer.strategy)
         self.is_alone = True
         # The save would wait for the other ranks there.
-        own["barrier"] = _go_on
+        own["barrier"] = _no_barrier
         try:
             super()._slurm_sigusr_handler_fn(signum, frame)
         finally:
@@ -105,5 +105,5 @@ class _Requeue(Callback):
             self.signal = None
 
 
-def _go_on(*_: Any, **__: Any) -> None:
+def _no_barrier(*_: Any, **__: Any) -> None:
     pass

@@ -110,7 +110,7 @@ def is_alone(trainer: Any) -> bool:
     return is_ending or trainer._signal_connector.is_alone
 
 
-class Place:
+class ResumePosition:
     """Moves a run to the position at which another one was saved.
 
     Args:

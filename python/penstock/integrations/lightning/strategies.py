@@ -160,7 +160,7 @@ class _Filled(LiveState):
         self.rest: dict[str, Any] = {}
         self._is_strict = is_strict
 
-    def _wanted(self) -> dict[str, Any]:
+    def _requested_names(self) -> dict[str, Any]:
         return {_MODEL: self.model, _OPTIMIZERS: self.optimizers}
 
     def _targets(

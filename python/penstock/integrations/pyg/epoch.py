@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.integrations.pyg.landing import Landing
 
 
-class Steps(Protocol):
+class EpochSteps(Protocol):
     """The interface of a loader to its epoch; a loader must not keep a reference to the epoch.
 
     Attributes:
@@ -50,7 +50,7 @@ class Steps(Protocol):
 
 
 @dataclass
-class Place:
+class EpochPosition:
     """The position of training.
 
     Attributes:
@@ -84,10 +84,14 @@ class Epoch:
     """
 
     def __init__(
-        self, steps: Steps, sampling: Iterator[Any], place: Place, landing: Landing | None
+        self,
+        steps: EpochSteps,
+        sampling: Iterator[Any],
+        place: EpochPosition,
+        landing: Landing | None,
     ) -> None:
         self._steps = steps
-        self._place = place
+        self._position = place
         self._landing = landing
         self._ahead = _Ahead(steps, sampling, landing)
         self._end = weakref.finalize(self, self._ahead.end)
@@ -112,9 +116,9 @@ class Epoch:
         if error is not None:
             self._end()
             if isinstance(error, StopIteration):
-                self._place.over()
+                self._position.over()
             raise error
-        self._place.passed()
+        self._position.passed()
         return batch
 
     def _made(self, sampled: Any) -> Any:
@@ -133,7 +137,7 @@ class Epoch:
 class _Ahead:
     """The thread that samples and gathers ahead; it keeps no reference to the `Epoch`."""
 
-    def __init__(self, steps: Steps, sampling: Iterator[Any], landing: Landing | None) -> None:
+    def __init__(self, steps: EpochSteps, sampling: Iterator[Any], landing: Landing | None) -> None:
         self._steps = steps
         self._sampling: Iterator[Any] | None = sampling
         self._landing = landing

@@ -107,13 +107,13 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
 
     def _multi_get_tensor(self, attrs: list[TensorAttr]) -> list[Any]:
         # Starts all gathers before waiting for the first.
-        found = [self._asked_for(attr) for attr in attrs]
+        found = [self._requested(attr) for attr in attrs]
         return [one.result() if isinstance(one, PendingRows) else one for one in found]
 
     def _get_tensor(self, attr: TensorAttr) -> Any:
         return self._multi_get_tensor([attr])[0]
 
-    def _asked_for(self, attr: TensorAttr) -> Any:
+    def _requested(self, attr: TensorAttr) -> Any:
         held = self._held.get((attr.group_name, attr.attr_name))
         if held is None:
             return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.tensors.devices import open_place
+from penstock.tensors.devices import open_stream
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ class Landing:
     """
 
     def __init__(self, device: torch.device) -> None:
-        place = open_place(device)
+        place = open_stream(device)
         self.device = device
         self.rows: torch.device | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -43,7 +43,7 @@ class Landing:
 
     def check(self) -> None:
         """Raises `DeviceError` if the current stream is being captured, or the driver fails."""
-        open_place(self.device)
+        open_stream(self.device)
 
     def working(self) -> AbstractContextManager[Any]:
         """Makes another thread use the stream on which the epoch began, within the context."""

@@ -11,7 +11,7 @@ import torch
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
-from penstock.integrations.pyg.epoch import Epoch, Place
+from penstock.integrations.pyg.epoch import Epoch, EpochPosition
 from penstock.integrations.pyg.landing import Landing
 from penstock.integrations.pyg.order import Order
 from penstock.integrations.pyg.sampler import NeighborSampler
@@ -107,7 +107,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         self._seed = seed
         self._transform = transform
         self._transform_sampled = transform_sampler_output
-        self._place = Place(0, 0)
+        self._position = EpochPosition(0, 0)
         self._is_resumed = False
         self._last: Callable[[], Epoch | None] = lambda: None
         super().__init__(
@@ -141,7 +141,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The current epoch; between epochs the next one."""
-        return self._place.epoch
+        return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch, which determines its order and its neighbours.
@@ -152,14 +152,14 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         Raises:
             TypeError: It is no integer.
         """
-        if epoch != self._place.epoch:
-            self._place, self._is_resumed = Place(operator.index(epoch), 0), False
+        if epoch != self._position.epoch:
+            self._position, self._is_resumed = EpochPosition(operator.index(epoch), 0), False
 
     def state_dict(self) -> dict[str, int]:
         """The position: batches handed out and their epoch; and the settings both depend on."""
         return {
-            "epoch": self._place.epoch,
-            "batches": self._place.batches,
+            "epoch": self._position.epoch,
+            "batches": self._position.batches,
             "batch_size": self._batch_size,
             "nodes": len(self._order),
             "seed": self._seed,
@@ -186,12 +186,12 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             raise ValueError(
                 f"the state is of another order of nodes: {found}: make the loader as it was"
             )
-        self._place, self._is_resumed = Place(state["epoch"], state["batches"]), True
+        self._position, self._is_resumed = EpochPosition(state["epoch"], state["batches"]), True
 
-    def _tell_epoch(self) -> None:
-        self._order.set_epoch(self._place.epoch)
+    def _announce_epoch(self) -> None:
+        self._order.set_epoch(self._position.epoch)
         if hasattr(self.node_sampler, "set_epoch"):
-            self.node_sampler.set_epoch(self._place.epoch)
+            self.node_sampler.set_epoch(self._position.epoch)
 
     def __call__(self, index: Any) -> Any:
         """The batch of some of the input nodes, given their positions among them."""
@@ -209,13 +209,13 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         if last is not None and self.persistent_workers:
             # Its workers serve one epoch at a time.
             last.end()
-        batches = self._place.batches if self._is_resumed else 0
-        self._place, self._is_resumed = Place(self._place.epoch, batches), False
-        self._tell_epoch()
+        batches = self._position.batches if self._is_resumed else 0
+        self._position, self._is_resumed = EpochPosition(self._position.epoch, batches), False
+        self._announce_epoch()
         self._order.skipped = batches * self._batch_size
         # Samplers work on the host, even if tensors are on a device by default.
         with torch.device("cpu"):
-            made = Epoch(self, super().__iter__(), self._place, landing)
+            made = Epoch(self, super().__iter__(), self._position, landing)
         self._last = weakref.ref(made)
         return made
 

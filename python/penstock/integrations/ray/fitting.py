@@ -12,7 +12,7 @@ from penstock.errors import StateMismatchError
 from penstock.integrations.versions import Probe, self_check
 
 if TYPE_CHECKING:
-    from penstock.integrations.ray.run import Run
+    from penstock.integrations.ray.run import RayRun
 
 _TRIAL = "penstock.integrations.ray.trial"
 _TRIAL_SECONDS_MAX = 300
@@ -48,7 +48,7 @@ def check() -> None:
     probe.check()
 
 
-def try_out(run: Run) -> None:
+def try_out(run: RayRun) -> None:
     """Reports and resumes a tiny state, if Ray is newer than the versions tested.
 
     A worker has one run, and its reports cannot be taken back. So another process runs it, in Ray's
@@ -60,7 +60,7 @@ def try_out(run: Run) -> None:
     self_check("ray", lambda: _try_out(run))
 
 
-def _try_out(run: Run) -> None:
+def _try_out(run: RayRun) -> None:
     wrong = run.first(_trial() if run.rank == 0 else None)
     if wrong is not None:
         raise StateMismatchError(f"a tiny run was not resumed: {wrong}", path=run.root)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock import PendingSave
-    from penstock.integrations.ray.run import Run
+    from penstock.integrations.ray.run import RayRun
 
 
 def report(
@@ -79,7 +79,7 @@ def report(
         _register_later(run, path, metrics, pending)
 
 
-def register(run: Run, path: str, metrics: dict[str, Any]) -> None:
+def register(run: RayRun, path: str, metrics: dict[str, Any]) -> None:
     """Registers a complete and durable checkpoint with Ray."""
     ray.train.report(
         metrics,
@@ -88,7 +88,7 @@ def register(run: Run, path: str, metrics: dict[str, Any]) -> None:
     )
 
 
-def _register_later(run: Run, path: str, metrics: dict[str, Any], pending: PendingSave) -> None:
+def _register_later(run: RayRun, path: str, metrics: dict[str, Any], pending: PendingSave) -> None:
     """Makes Ray's upload thread wait for the save, instead of an upload.
 
     It keeps the order of reports, and Ray waits for it at the end of training.

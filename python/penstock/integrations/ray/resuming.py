@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import os
 
     from penstock import Training
-    from penstock.integrations.ray.run import Run
+    from penstock.integrations.ray.run import RayRun
 
 
-class _Found(NamedTuple):
+class _RunCheckpoints(NamedTuple):
     """The checkpoints of a run, as the worker of rank 0 sees them.
 
     Attributes:
@@ -78,7 +78,7 @@ def resume(
         StorageError: The operating system failed an operation.
     """
     run = current(storage_path)
-    found: _Found | Exception = run.first(_seen(run))
+    found: _RunCheckpoints | Exception = run.first(_seen(run))
     if isinstance(found, Exception):
         raise found
     for error in found.bad:
@@ -107,7 +107,7 @@ def _pass_over(why: str) -> None:
     warnings.warn(f"passed over: {why}", PenstockWarning, stacklevel=3)
 
 
-def _load(run: Run, path: str, training: Any) -> str | None:
+def _load(run: RayRun, path: str, training: Any) -> str | None:
     """Loads a checkpoint on all workers; returns the damage that any of them has found."""
     own: PenstockError | None = None
     try:
@@ -122,24 +122,24 @@ def _load(run: Run, path: str, training: Any) -> str | None:
     return next((one[1] for one in told if one is not None), None)
 
 
-def _seen(run: Run) -> _Found | Exception | None:
+def _seen(run: RayRun) -> _RunCheckpoints | Exception | None:
     """The checkpoints that rank 0 sees, or its error, which all workers raise."""
     if run.rank:
         return None
     try:
-        return _look(run)
+        return _inspect(run)
     except Exception as error:
         return error
 
 
-def _look(run: Run) -> _Found:
+def _inspect(run: RayRun) -> _RunCheckpoints:
     """Inspects the run's directory, and asks Ray for its checkpoints.
 
     Raises:
         CorruptCheckpointError: Ray has a checkpoint that this plug-in has not reported, and that is
             not Penstock's or has no step.
     """
-    found = _Found([], {}, {}, _registered(run), [], [])
+    found = _RunCheckpoints([], {}, {}, _registered(run), [], [])
     paths = [path for _, path in run.directories()]
     latest = ray.train.get_checkpoint()
     if latest is not None and latest.path not in paths:
@@ -153,7 +153,7 @@ def _look(run: Run) -> _Found:
             CorruptCheckpointError,
         ) as error:
             if not run.is_own(path):
-                raise _foreign(path, error) from error
+                raise _not_ours(path, error) from error
             is_leftover = isinstance(error, IncompleteCheckpointError)
             if is_leftover and path not in found.registered:
                 found.leftovers.append(path)
@@ -161,7 +161,7 @@ def _look(run: Run) -> _Found:
                 found.bad.append(error)
             continue
         if info.step is None:
-            raise _foreign(path, "it has no step")
+            raise _not_ours(path, "it has no step")
         note = info.metadata.get(NOTE)
         found.complete.append(path)
         found.steps[path] = info.step
@@ -172,7 +172,7 @@ def _look(run: Run) -> _Found:
     return found
 
 
-def _registered(run: Run) -> list[str]:
+def _registered(run: RayRun) -> list[str]:
     """Paths of checkpoints that Ray has registered and keeps, in its order."""
     if run.is_local:
         return []
@@ -182,7 +182,7 @@ def _registered(run: Run) -> list[str]:
     return [one.checkpoint.path for one in ray.train.get_all_reported_checkpoints(*further)]
 
 
-def _register(run: Run, found: _Found, index: int) -> None:
+def _register(run: RayRun, found: _RunCheckpoints, index: int) -> None:
     """Registers checkpoints that Ray does not know, up to the one that was loaded.
 
     Only those newer than all that Ray knows: it orders them by their registration. Older ones were
@@ -202,7 +202,7 @@ def _register(run: Run, found: _Found, index: int) -> None:
         register(run, path, found.metrics[path])
 
 
-def _foreign(path: str, why: object) -> CorruptCheckpointError:
+def _not_ours(path: str, why: object) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{path}: the newest checkpoint that Ray has of this run was not reported by Penstock: "
         "load it as it was saved, from ray.train.get_checkpoint(), in the place of the first "

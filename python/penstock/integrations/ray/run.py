@@ -1,4 +1,4 @@
-"""`Run`: the run of this worker: its directory, and how its workers communicate."""
+"""`RayRun`: the run of this worker: its directory, and how its workers communicate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTE = "ray"
 _NAME = re.compile(r"penstock-([0-9]{10,19})-([0-9a-f]{8})")
 
 
-class Run:
+class RayRun:
     """A run as seen by one worker, from the start of its workers to their end.
 
     Args:
@@ -128,10 +128,10 @@ class Run:
         return self.everyone(value)[0]
 
 
-_current: tuple[object, Run] | None = None
+_current: tuple[object, RayRun] | None = None
 
 
-def current(storage_path: str | os.PathLike[str] | None) -> Run:
+def current(storage_path: str | os.PathLike[str] | None) -> RayRun:
     """The run of this worker; all workers make the first call together.
 
     Raises:
@@ -140,9 +140,9 @@ def current(storage_path: str | os.PathLike[str] | None) -> Run:
     global _current
     context = ray.train.get_context()
     # In local mode one process may train several times, each with another context.
-    key = context if type(context).__name__ == "LocalTrainContext" else Run
+    key = context if type(context).__name__ == "LocalTrainContext" else RayRun
     if _current is None or _current[0] is not key:
-        _current = (key, Run(storage_path))
+        _current = (key, RayRun(storage_path))
     run = _current[1]
     run.check(storage_path)
     return run

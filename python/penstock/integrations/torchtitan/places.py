@@ -51,7 +51,7 @@ def capture(loader: Any, *, is_trusted: bool) -> Any:
     return {**state, name: place}
 
 
-def found(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
+def to_restore(loader: Any, state: Any, path: str, *, is_trusted: bool) -> Any:
     """The state for a loader to restore, from a loaded state; changes nothing.
 
     Args:

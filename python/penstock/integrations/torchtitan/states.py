@@ -74,7 +74,7 @@ class States(LiveState):
                 captured[name] = value.state_dict() if _is_stateful(value) else value
         return captured
 
-    def _wanted(self) -> dict[str, Any]:
+    def _requested_names(self) -> dict[str, Any]:
         # The names under which states of other pipeline stages are found.
         wanted: dict[str, Any] = {name: None for name in self._states if name != MODEL}
         if OPTIMIZER in wanted:
@@ -103,7 +103,7 @@ class States(LiveState):
         if DATALOADER in self._states:
             loader = self._states[DATALOADER]
             # Raises on a mismatch before any object takes its state.
-            state[DATALOADER] = places.found(
+            state[DATALOADER] = places.to_restore(
                 loader, state[DATALOADER], path or "", is_trusted=self._is_trusted
             )
         for name, value in self._states.items():

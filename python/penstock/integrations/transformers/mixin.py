@@ -303,7 +303,7 @@ class PenstockTrainerMixin(_Base):
         self._note_random()
 
     def _load_best_model(self) -> None:
-        best = self._settle_best()
+        best = self._resolve_best()
         if best is None:
             # Its save failed with a warning.
             return
@@ -325,13 +325,13 @@ class PenstockTrainerMixin(_Base):
 
     def _finish(self, directory: str) -> None:
         """Waits for the last save; if only one checkpoint is to stay, keeps the best one alone."""
-        best = self._settle_best()
+        best = self._resolve_best()
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
             for found in run.find(directory):
                 if os.path.realpath(found.path) != os.path.realpath(best):
                     run.remove(found.path)
 
-    def _settle_best(self) -> str | None:
+    def _resolve_best(self) -> str | None:
         """The best checkpoint; if its save failed and training went on, the best one before it."""
         saves = self._penstock
         saves.wait()

@@ -33,7 +33,7 @@ _OPTIMIZER = re.compile(
 _SCHEDULER = re.compile(r"scheduler\.pt|global_step[0-9]+")
 
 
-class Found(NamedTuple):
+class CheckpointDirectory(NamedTuple):
     """A directory named like a checkpoint.
 
     Attributes:
@@ -47,10 +47,14 @@ class Found(NamedTuple):
     lacks: str | None
 
 
-def find(directory: str) -> list[Found]:
+def find(directory: str) -> list[CheckpointDirectory]:
     """All checkpoints of a run, complete or not, the newest step first."""
     found = reversed(directories.numbered(directory, _NAME))
-    return [Found(step, path, lacking(path)) for step, path in found if os.path.isdir(path)]
+    return [
+        CheckpointDirectory(step, path, lacking(path))
+        for step, path in found
+        if os.path.isdir(path)
+    ]
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:

@@ -167,7 +167,7 @@ class Saves:
                 if is_main:
                     after()
         except (StorageError, RankError) as error:
-            self._told(error)
+            self._raise_or_warn(error)
             return False
         self._last = path
         return True
@@ -182,9 +182,9 @@ class Saves:
         try:
             self._saver.wait()
         except (StorageError, RankError) as error:
-            self._told(error)
+            self._raise_or_warn(error)
 
-    def _told(self, error: PenstockError) -> None:
+    def _raise_or_warn(self, error: PenstockError) -> None:
         """Raises an error of the storage, or warns of it."""
         self._last = None
         if self._settings.on_error == "raise":

@@ -12,7 +12,7 @@ from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 if TYPE_CHECKING:
     import os
 
-    from penstock.offload.optim.shares import Shares
+    from penstock.offload.optim.shares import ParameterShares
 
 
 class AdamW(StoredOptimizer, torch.optim.AdamW):
@@ -74,7 +74,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         extra = ("max_exp_avg_sq",) if group.get("amsgrad") else ()
         return ("exp_avg", "exp_avg_sq", *extra)
 
-    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
+    def _update(self, group: dict[str, Any], shares: ParameterShares, scale: Any) -> None:
         beta1, beta2 = group["betas"]
         # Own counts: a parameter cut into windows is updated several times in a step.
         steps = torch.tensor(shares.counts, dtype=torch.float32, device="cpu").unbind()

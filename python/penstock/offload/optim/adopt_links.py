@@ -1,4 +1,4 @@
-"""`relinked`: takes over the files of a generation as they are.
+"""`adopt_links`: takes over the files of a generation as they are.
 
 Files whose layout is that of the state's files are linked there, without writing their bytes again.
 All are read and compared with their digests.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
 from penstock.io.digests import chunk_digests
-from penstock.offload.optim.import_state import Incoming
+from penstock.offload.optim.import_state import StateImport
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
-    from penstock.offload.optim.layout import Segment
+    from penstock.offload.optim.layout import StateSegment
     from penstock.offload.optim.state import StoredState
 
 _READ_BYTES = 16 << 20
 
 
-class _Own(NamedTuple):
+class _GenerationFile(NamedTuple):
     """A file of a generation that may become one of a state.
 
     Attributes:
@@ -41,9 +41,9 @@ class _Own(NamedTuple):
     nbytes: int
 
 
-def relinked(
+def adopt_links(
     source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
-) -> Incoming | None:
+) -> StateImport | None:
     """Takes over the files of a generation.
 
     Args:
@@ -62,7 +62,7 @@ def relinked(
     plan = _plan(source, stored, numbers)
     if plan is None:
         return None
-    incoming = Incoming(stored)
+    state_import = StateImport(stored)
     for segment, files in plan.items():
         held = []
         for one in files:
@@ -70,35 +70,35 @@ def relinked(
             if room is None or (chunks := _chunks(source, one, room.path, stored)) is None:
                 return None
             held.append(stored.held(room, chunks))
-        incoming.take(segment, held)
-    return incoming
+        state_import.take(segment, held)
+    return state_import
 
 
 def _plan(
     source: OpenCheckpoint, stored: StoredState, numbers: Mapping[int, object]
-) -> dict[Segment, list[_Own]] | None:
+) -> dict[StateSegment, list[_GenerationFile]] | None:
     """The files that make up the segments; None if some are laid out otherwise."""
     rows = {entry.name: entry for entry in source.native.tensors()}
     sizes = dict(source.native.files())
-    segments: dict[Segment, list[int]] = {}
+    segments: dict[StateSegment, list[int]] = {}
     for number in numbers:
         segments.setdefault(stored.segment_of(number), []).append(number)
     # Moments that this state has no place for must not be dropped silently.
     if len(rows) != sum(len(one.moments) * len(some) for one, some in segments.items()):
         return None
-    plan: dict[Segment, list[_Own]] = {}
+    plan: dict[StateSegment, list[_GenerationFile]] = {}
     for segment, some in segments.items():
         plan[segment] = []
         for moment, header in zip(segment.moments, segment.headers, strict=True):
             name = _file_of(rows, segment, some, moment)
             if name is None or sizes.get(name) != segment.nbytes:
                 return None
-            plan[segment].append(_Own(name, header, segment.nbytes))
+            plan[segment].append(_GenerationFile(name, header, segment.nbytes))
     return plan
 
 
 def _file_of(
-    rows: Mapping[str, TensorEntry], segment: Segment, numbers: list[int], moment: str
+    rows: Mapping[str, TensorEntry], segment: StateSegment, numbers: list[int], moment: str
 ) -> str | None:
     """The one file that holds a moment of all parameters at the segment's offsets; else None."""
     names = set()
@@ -114,7 +114,9 @@ def _file_of(
     return names.pop() if len(names) == 1 else None
 
 
-def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -> list[int] | None:
+def _chunks(
+    source: OpenCheckpoint, one: _GenerationFile, path: str, stored: StoredState
+) -> list[int] | None:
     """Verifies a file; returns the digests of its chunks, or None if it has another header."""
     chunks: list[int] = []
     head = b""
@@ -124,7 +126,7 @@ def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -
             source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
         except CorruptCheckpointError:
             # The bytes may have been damaged in transit: read them once more.
-            stored.passage.reads.read(memory, path, start).result()
+            stored.pipeline.reads.read(memory, path, start).result()
             source.check(one.name, start, [of_tensor(memory, one.name)], wanted)
         if start < len(one.header):
             head += bytes(memory[: len(one.header) - start].numpy())
@@ -132,7 +134,7 @@ def _chunks(source: OpenCheckpoint, one: _Own, path: str, stored: StoredState) -
     return chunks if head == one.header else None
 
 
-def _read_ahead(one: _Own, path: str, stored: StoredState) -> Iterator[tuple[int, Any]]:
+def _read_ahead(one: _GenerationFile, path: str, stored: StoredState) -> Iterator[tuple[int, Any]]:
     """Yields the offset and the bytes of each piece of a file, while the next one is read."""
     torch = dtypes.import_torch()
     size = min(_READ_BYTES, one.nbytes)
@@ -145,11 +147,11 @@ def _read_ahead(one: _Own, path: str, stored: StoredState) -> Iterator[tuple[int
     reading = None
     for index, (start, memory) in enumerate(pieces):
         if reading is None:
-            reading = stored.passage.reads.read(memory, path, start)
+            reading = stored.pipeline.reads.read(memory, path, start)
         reading.result()
         if index + 1 < len(pieces):
             following, ahead = pieces[index + 1]
-            reading = stored.passage.reads.read(ahead, path, following)
+            reading = stored.pipeline.reads.read(ahead, path, following)
             # Its error is raised by `result` in the next round, unless the caller has stopped.
             reading.is_seen = True
         yield start, memory

@@ -14,8 +14,8 @@ from penstock.tensors.file_tensor import FileTensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.offload.optim.layout import Entry
-    from penstock.offload.optim.shares import Live
+    from penstock.offload.optim.layout import ParameterEntry
+    from penstock.offload.optim.shares import SteppedParameter
 
 STEP = "step"
 
@@ -38,7 +38,9 @@ def steps_made(number: int, state: Mapping[str, Any]) -> float | None:
     return made
 
 
-def assigned_moments(entry: Entry, state: Mapping[str, Any], *, is_kept: bool) -> dict[str, Any]:
+def assigned_moments(
+    entry: ParameterEntry, state: Mapping[str, Any], *, is_kept: bool
+) -> dict[str, Any]:
     """Moments that a caller has assigned in the state of a parameter.
 
     Moments are kept in files, so ``optimizer.state`` holds none of them unless the caller assigns
@@ -92,7 +94,7 @@ def assigned_moments(entry: Entry, state: Mapping[str, Any], *, is_kept: bool) -
     return found
 
 
-def count_step(live: Iterable[Live]) -> None:
+def count_step(live: Iterable[SteppedParameter]) -> None:
     """Counts a step of each parameter that made one, and drops assigned moments, now in files."""
     counted = []
     for one in live:

@@ -1,4 +1,4 @@
-"""`Passage`: streams state through memory by windows, read ahead and written behind."""
+"""`ChunkPipeline`: streams state through memory by windows, read ahead and written behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.io.digested_file import ReservedFile
     from penstock.io.transfer import Transfer
-    from penstock.offload.optim.layout import Segment, Window
+    from penstock.offload.optim.layout import StateSegment, Window
     from penstock.tensors.file_tensor import HeldFile
 
 _WINDOW_BYTES_MAX = 16 << 20
@@ -44,17 +44,17 @@ class Task:
         segment: Its layout.
         sources: Its current files; None if it has none yet.
         targets: The files to write.
-        chunks: Digests of the written files, filled during `Passage.run`.
+        chunks: Digests of the written files, filled during `ChunkPipeline.run`.
     """
 
-    segment: Segment
+    segment: StateSegment
     sources: Sequence[HeldFile] | None
     targets: list[ReservedFile]
     chunks: list[list[int]]
 
 
 @dataclass(eq=False)
-class _Slot:
+class _WindowSlot:
     """Memory for one window.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Slot:
     reading: Transfer | None = None
 
 
-class Passage:
+class ChunkPipeline:
     """Streams segments through a bounded amount of memory.
 
     Args:
@@ -112,9 +112,9 @@ class Passage:
             CorruptCheckpointError: Bytes read are not those that were written.
         """
         windows, slots = self._cut(tasks)
-        reads: deque[tuple[Task, Window, _Slot, Future[None]]] = deque()
+        reads: deque[tuple[Task, Window, _WindowSlot, Future[None]]] = deque()
         prepared: deque[_Prepared] = deque()
-        writes: deque[tuple[_Slot, Future[Transfer]]] = deque()
+        writes: deque[tuple[_WindowSlot, Future[Transfer]]] = deque()
         following = iter(windows)
         is_more = True
         try:
@@ -156,7 +156,7 @@ class Passage:
                     transfer.ends_within(None)
             raise
 
-    def _cut(self, tasks: list[Task]) -> tuple[list[tuple[Task, Window]], list[_Slot]]:
+    def _cut(self, tasks: list[Task]) -> tuple[list[tuple[Task, Window]], list[_WindowSlot]]:
         """The windows of all tasks, and slots of memory for some at a time.
 
         Raises:
@@ -184,11 +184,11 @@ class Passage:
             with torch.inference_mode(False):
                 self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
         return found, [
-            _Slot(self._arena[index * slot_bytes : (index + 1) * slot_bytes], [])
+            _WindowSlot(self._arena[index * slot_bytes : (index + 1) * slot_bytes], [])
             for index in range(count)
         ]
 
-    def _begin(self, task: Task, window: Window, slot: _Slot) -> Future[None]:
+    def _begin(self, task: Task, window: Window, slot: _WindowSlot) -> Future[None]:
         """Starts to read a window, and queues its verification."""
         nbytes = window.end - window.begin
         stride = _whole(nbytes)
@@ -207,7 +207,7 @@ class Passage:
             slot.reading.is_seen = True
         return self._before.submit(self._finish, task, window, slot)
 
-    def _finish(self, task: Task, window: Window, slot: _Slot) -> None:
+    def _finish(self, task: Task, window: Window, slot: _WindowSlot) -> None:
         """Waits for a window's state, verifies it, and sets the header; new state is zeros."""
         torch = dtypes.import_torch()
         if slot.reading is None or task.sources is None:
@@ -235,7 +235,7 @@ class Passage:
             offset = window.begin + wrong[0] * CHUNK_BYTES
             raise damaged(path, task.segment.name_at(index, offset), offset)
 
-    def _write(self, task: Task, window: Window, slot: _Slot) -> Transfer:
+    def _write(self, task: Task, window: Window, slot: _WindowSlot) -> Transfer:
         for chunks, part in zip(task.chunks, slot.parts, strict=True):
             chunks += chunk_digests(part)
         requests = [
@@ -259,14 +259,14 @@ def _wait(one: Future[Any]) -> Any:
     return None
 
 
-def smallest(segments: Sequence[Segment]) -> int:
+def smallest(segments: Sequence[StateSegment]) -> int:
     """The least memory that works, in bytes."""
     return SLOTS_MIN * max(
         _bytes_in_memory(one, window) for one in segments for window in one.windows(CHUNK_BYTES)
     )
 
 
-def _bytes_in_memory(segment: Segment, window: Window) -> int:
+def _bytes_in_memory(segment: StateSegment, window: Window) -> int:
     return len(segment.moments) * _whole(window.end - window.begin)
 
 

@@ -11,19 +11,19 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.checkpoint.loading.load import Wanted, read
+from penstock.checkpoint.loading.load import LoadRequest, read
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.state.flatten import flatten
 from penstock.common.process import own_size
 from penstock.errors import StateMismatchError
 from penstock.io.arguments import to_native
-from penstock.offload.optim.adopt_links import relinked
+from penstock.offload.optim.adopt_links import adopt_links
 from penstock.tensors.native_rows import Linked, LinkedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.offload.optim.layout import Segment
+    from penstock.offload.optim.layout import StateSegment
     from penstock.offload.optim.state import StoredState
     from penstock.tensors.file_tensor import FileTensor
     from penstock.tensors.native_rows import LinkedTensor
@@ -55,7 +55,7 @@ class _Flat(NamedTuple):
 
     tree: str
     tensors: list[LinkedTensor]
-    files: list[tuple[Segment, int]]
+    files: list[tuple[StateSegment, int]]
 
 
 class Generation:
@@ -139,12 +139,14 @@ class Generation:
         try:
             with source.reading():
                 steps = self._steps(path, source.metadata(), count)
-            incoming = relinked(source, self._stored, steps)
+            state_import = adopt_links(source, self._stored, steps)
         finally:
             source.release()
-        if incoming is not None:
+        if state_import is not None:
             moments = _each(
-                self._stored, steps, lambda number, moment: incoming.tensor(number, moment, None)
+                self._stored,
+                steps,
+                lambda number, moment: state_import.tensor(number, moment, None),
             )
         else:
             targets = _each(
@@ -152,7 +154,7 @@ class Generation:
                 steps,
                 lambda number, moment: self._stored.target(number, moment, None),
             )
-            moments = read(path, Wanted(into={"state": targets}, rank=0), None).state["state"]
+            moments = read(path, LoadRequest(into={"state": targets}, rank=0), None).state["state"]
         return Recovered({int(number): one for number, one in moments.items()}, steps)
 
     def _steps(self, path: str, note: Mapping[str, Any], count: int) -> dict[int, float]:

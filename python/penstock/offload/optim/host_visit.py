@@ -1,4 +1,4 @@
-"""`Visit`: copies parameters from devices to the host for an update, and back."""
+"""`HostVisit`: copies parameters from devices to the host for an update, and back."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import _native
-from penstock.tensors.devices import DirectPlaces, open_place, pinned
+from penstock.tensors.devices import CurrentStreams, open_stream, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.offload.optim.shares import Shares
-    from penstock.tensors.devices import Place
+    from penstock.offload.optim.shares import ParameterShares
+    from penstock.tensors.devices import DeviceStream
 
 
-class Visit:
+class HostVisit:
     """Elements of parameters, in host memory for an update.
 
     Host tensors are updated in place. Device tensors are copied by the device, after the work
     queued on its current stream, while others are updated: to pinned memory when this is made, and
-    back in `leave`. The host waits in `arrive`. Work queued after `leave` sees the updated values.
+    back in `leave`. The host waits in `wait`. Work queued after `leave` sees the updated values.
 
     Args:
         shares: The elements to update; their values and gradients become host tensors.
@@ -32,11 +32,13 @@ class Visit:
         DeviceError: The driver fails, or this is a fork of a process that has used the device.
     """
 
-    def __init__(self, shares: dict[tuple[int, bool], Shares], *, has_masters: bool) -> None:
+    def __init__(
+        self, shares: dict[tuple[int, bool], ParameterShares], *, has_masters: bool
+    ) -> None:
         self._shares = shares
-        self._places = DirectPlaces()
-        self._values: list[_Parcel] = []
-        coming: list[_Parcel] = []
+        self._places = CurrentStreams()
+        self._values: list[_PackedTensors] = []
+        coming: list[_PackedTensors] = []
         for (_, is_first), share in shares.items():
             share.gradients, parcels = self._on_host(share.gradients)
             coming += parcels
@@ -45,11 +47,11 @@ class Visit:
             if is_first or not has_masters:
                 coming += parcels
         for parcel in coming:
-            parcel.come()
+            parcel.copy_to_host()
         there = dict.fromkeys(parcel.place for parcel in coming if parcel.place is not None)
         self._there = [_native.Moment(place) for place in there]
 
-    def arrive(self) -> dict[tuple[int, bool], Shares]:
+    def wait(self) -> dict[tuple[int, bool], ParameterShares]:
         """Waits until the host has all elements; returns the shares by group and first step.
 
         Raises:
@@ -62,9 +64,9 @@ class Visit:
     def leave(self) -> None:
         """Queues the copies of updated values back to the devices."""
         for parcel in self._values:
-            parcel.go()
+            parcel.copy_back()
 
-    def _on_host(self, tensors: list[Any]) -> tuple[list[Any], list[_Parcel]]:
+    def _on_host(self, tensors: list[Any]) -> tuple[list[Any], list[_PackedTensors]]:
         """The host tensor of each tensor, and the parcels of device tensors, by device and type."""
         found = list(tensors)
         groups: dict[tuple[Any, Any], list[int]] = {}
@@ -73,14 +75,14 @@ class Visit:
                 groups.setdefault((tensor.device, tensor.dtype), []).append(at)
         parcels = []
         for (device, _), members in groups.items():
-            parcel = _Parcel([tensors[at] for at in members], self._places.on(str(device)))
+            parcel = _PackedTensors([tensors[at] for at in members], self._places.on(str(device)))
             for at, view in zip(members, parcel.views, strict=True):
                 found[at] = view
             parcels.append(parcel)
         return found, parcels
 
 
-class _Parcel:
+class _PackedTensors:
     """Flat tensors of one device and type, packed in host memory.
 
     Attributes:
@@ -88,7 +90,7 @@ class _Parcel:
         views: The part of each tensor.
     """
 
-    def __init__(self, tensors: list[Any], place: Place | None) -> None:
+    def __init__(self, tensors: list[Any], place: DeviceStream | None) -> None:
         self.place = place
         self._tensors = tensors
         self._counts = [tensor.numel() for tensor in tensors]
@@ -99,7 +101,7 @@ class _Parcel:
             self._host = torch.empty(count, dtype=self._dtype, device="cpu")
         self.views = self._host.split(self._counts)
 
-    def come(self) -> None:
+    def copy_to_host(self) -> None:
         """Queues the copy to the host."""
         if (packed := self._packed()) is None:
             for view, tensor in zip(self.views, self._tensors, strict=True):
@@ -108,7 +110,7 @@ class _Parcel:
         torch._foreach_copy_(packed.split(self._counts), self._tensors)
         self._host.copy_(packed, non_blocking=self._is_queued)
 
-    def go(self) -> None:
+    def copy_back(self) -> None:
         """Queues the copy back to the device."""
         if (packed := self._packed()) is None:
             for view, tensor in zip(self.views, self._tensors, strict=True):
@@ -153,4 +155,4 @@ def check_devices(tensors: Iterable[Any]) -> None:
             process that has used it.
     """
     for device in dict.fromkeys(one.device for one in tensors if not one.is_cpu):
-        open_place(device)
+        open_stream(device)

@@ -1,4 +1,4 @@
-"""`Incoming`: imports state into new files, many tensors at a time."""
+"""`StateImport`: imports state into new files, many tensors at a time."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from penstock.io.digested_file import DigestedFile, ReservedFile
     from penstock.io.transfer import Transfer
-    from penstock.offload.optim.chunk_pipeline import Passage
+    from penstock.offload.optim.chunk_pipeline import ChunkPipeline
     from penstock.offload.optim.files import StateFiles
-    from penstock.offload.optim.layout import Entry, Segment
+    from penstock.offload.optim.layout import ParameterEntry, StateSegment
     from penstock.tensors.file_tensor import ReadBoxes
 
 _PIECES = 2
 """Pieces in memory: one is read while the one before is written."""
 
 
-class _Arriving:
+class _SegmentImport:
     """The files of a segment while they are written.
 
     Attributes:
@@ -46,13 +46,13 @@ class _Arriving:
         self.numbers: list[set[int]] = [set() for _ in rooms]
 
 
-class _Files(Protocol):
+class _ImportedState(Protocol):
     """The parts of a `penstock.offload.optim.state.StoredState` that an import needs."""
 
     files: StateFiles
-    passage: Passage
+    pipeline: ChunkPipeline
 
-    def segment_of(self, number: int) -> Segment:
+    def segment_of(self, number: int) -> StateSegment:
         """The segment that a parameter's moments are in."""
         ...
 
@@ -61,7 +61,7 @@ class _Files(Protocol):
         ...
 
 
-class Incoming(Filler):
+class StateImport(Filler):
     """Files filled with tensors in any order, which become a generation when all are written.
 
     Args:
@@ -71,12 +71,12 @@ class Incoming(Filler):
         state: The state of the files.
     """
 
-    def __init__(self, state: _Files) -> None:
+    def __init__(self, state: _ImportedState) -> None:
         self.state = state
-        self._asked: set[tuple[int, str]] = set()
-        self._arriving: dict[Segment, _Arriving] = {}
-        self._whole: dict[Segment, list[DigestedFile]] = {}
-        self._finished: dict[Segment, list[DigestedFile]] | None = None
+        self._reserved: set[tuple[int, str]] = set()
+        self._segments: dict[StateSegment, _SegmentImport] = {}
+        self._whole: dict[StateSegment, list[DigestedFile]] = {}
+        self._finished: dict[StateSegment, list[DigestedFile]] | None = None
         self._writes: deque[Transfer] = deque()
 
     @property
@@ -89,17 +89,20 @@ class Incoming(Filler):
         segment = self.state.segment_of(number)
         if segment in self._whole:
             return True
-        arriving = self._arriving.get(segment)
-        return arriving is not None and number in arriving.numbers[segment.moments.index(moment)]
+        segment_import = self._segments.get(segment)
+        return (
+            segment_import is not None
+            and number in segment_import.numbers[segment.moments.index(moment)]
+        )
 
-    def ask(self, number: int, moment: str) -> bool:
+    def reserve(self, number: int, moment: str) -> bool:
         """Reserves the place of a moment of a parameter; returns whether it was free."""
         key = number, moment
-        is_free = not (self.is_finished or key in self._asked or self.has(number, moment))
-        self._asked.add(key)
+        is_free = not (self.is_finished or key in self._reserved or self.has(number, moment))
+        self._reserved.add(key)
         return is_free
 
-    def fill(self, targets: Sequence[IncomingTarget], read: ReadBoxes) -> list[FileTensor]:
+    def fill(self, targets: Sequence[ImportTarget], read: ReadBoxes) -> list[FileTensor]:
         """Writes tensors, a piece of memory at a time; see `Filler.fill`."""
         self.put([(one.entry.number, one.moment) for one in targets], read)
         return [self.tensor(one.entry.number, one.moment, one.like) for one in targets]
@@ -121,9 +124,9 @@ class Incoming(Filler):
         places = []
         for number, moment in wanted:
             segment = self.state.segment_of(number)
-            self._arriving_of(segment)
+            self._segment_import(segment)
             places.append((segment, number, segment.moments.index(moment)))
-        before = [(parts, len(parts)) for one in self._arriving.values() for parts in one.parts]
+        before = [(parts, len(parts)) for one in self._segments.values() for parts in one.parts]
         try:
             for piece in pieces(places):
                 self._drain(_PIECES - 1)
@@ -134,14 +137,14 @@ class Incoming(Filler):
                     for run in piece.runs
                 )
         except BaseException:
-            self._give_up()
+            self._discard()
             for parts, count in before:
                 del parts[count:]
             raise
         for segment, number, file in places:
-            self._arriving[segment].numbers[file].add(number)
+            self._segments[segment].numbers[file].add(number)
 
-    def take(self, segment: Segment, files: list[DigestedFile]) -> None:
+    def take(self, segment: StateSegment, files: list[DigestedFile]) -> None:
         """Takes over files that hold all of a segment already.
 
         Args:
@@ -161,11 +164,11 @@ class Incoming(Filler):
         segment = self.state.segment_of(number)
         index = segment.index_of(number)
         entry = segment.entries[index]
-        held = IncomingFile(self, segment, segment.moments.index(moment))
+        held = ImportedFile(self, segment, segment.moments.index(moment))
         name = label(number, moment)
         return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
 
-    def finish(self) -> dict[Segment, list[DigestedFile]]:
+    def finish(self) -> dict[StateSegment, list[DigestedFile]]:
         """Completes and syncs the files; parameters that were not written are zeros.
 
         Raises:
@@ -174,36 +177,36 @@ class Incoming(Filler):
         """
         if self._finished is None:
             try:
-                for segment, arriving in self._arriving.items():
-                    self._complete(segment, arriving)
+                for segment, segment_import in self._segments.items():
+                    self._complete(segment, segment_import)
                 self._drain(0)
             except BaseException:
-                self._give_up()
+                self._discard()
                 raise
             finished = dict(self._whole)
-            for segment, arriving in self._arriving.items():
-                for room in arriving.rooms:
+            for segment, segment_import in self._segments.items():
+                for room in segment_import.rooms:
                     sync(room.path)
                 finished[segment] = [
                     self.state.held(room, _chunks(parts))
-                    for room, parts in zip(arriving.rooms, arriving.parts, strict=True)
+                    for room, parts in zip(segment_import.rooms, segment_import.parts, strict=True)
                 ]
             self._finished = finished
         return self._finished
 
-    def _arriving_of(self, segment: Segment) -> _Arriving:
-        found = self._arriving.get(segment)
+    def _segment_import(self, segment: StateSegment) -> _SegmentImport:
+        found = self._segments.get(segment)
         if found is None:
             rooms = [self.state.files.take(segment.nbytes) for _ in segment.moments]
-            found = self._arriving[segment] = _Arriving(rooms)
+            found = self._segments[segment] = _SegmentImport(rooms)
         return found
 
-    def _complete(self, segment: Segment, arriving: _Arriving) -> None:
+    def _complete(self, segment: StateSegment, segment_import: _SegmentImport) -> None:
         """Writes headers, and zeros where no parameter was written."""
         torch = dtypes.import_torch()
-        there = set().union(*arriving.numbers)
+        there = set().union(*segment_import.numbers)
         for file, (moment, numbers) in enumerate(
-            zip(segment.moments, arriving.numbers, strict=True)
+            zip(segment.moments, segment_import.numbers, strict=True)
         ):
             if missing := there - numbers:
                 name = label(min(missing), moment)
@@ -211,7 +214,7 @@ class Incoming(Filler):
                     f"the state has no {name!r}: it is of another optimizer", key=name
                 )
             header = torch.frombuffer(bytearray(segment.headers[file]), dtype=torch.uint8)
-            gaps = _gaps(arriving.parts[file], header.numel(), segment.nbytes)
+            gaps = _gaps(segment_import.parts[file], header.numel(), segment.nbytes)
             self._write([(header, segment, file, 0)])
             for begin, end in gaps:
                 for at in range(begin, end, PIECE_BYTES):
@@ -220,52 +223,52 @@ class Incoming(Filler):
                     zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
                     self._write([(zeros, segment, file, at)])
 
-    def _write(self, runs: Iterable[tuple[Any, Segment, int, int]]) -> None:
+    def _write(self, runs: Iterable[tuple[Any, StateSegment, int, int]]) -> None:
         """Starts to write bytes to their files, and records their digests."""
         sources: list[TensorSource] = []
         cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
         requests = []
         for flat, segment, file, offset in runs:
-            arriving = self._arriving[segment]
+            segment_import = self._segments[segment]
             address, end = flat.data_ptr() - offset, offset + flat.numel()
             ends = range((offset // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
             for low, high in pairwise([offset, *ends, end]):
-                cuts.append((arriving.parts[file], low, high))
+                cuts.append((segment_import.parts[file], low, high))
                 place = (high - low,), address + low, None, 1
                 sources.append(TensorSource("part", "uint8", *place, flat, None, None))
-            requests.append((flat, arriving.rooms[file].path, offset))
+            requests.append((flat, segment_import.rooms[file].path, offset))
         for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
             parts.append((low, high, digest))
-        self._writes.append(self.state.passage.writes.write_all(requests))
+        self._writes.append(self.state.pipeline.writes.write_all(requests))
 
     def _drain(self, count: int) -> None:
         while len(self._writes) > count:
             self._writes.popleft().result()
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         """Waits for writes in flight: their files may be reused next."""
         while self._writes:
             with contextlib.suppress(PenstockError):
                 self._writes.popleft().result()
 
 
-class IncomingFile(HeldFile):
+class ImportedFile(HeldFile):
     """A file that is being filled; reading it completes the import.
 
     Args:
-        incoming: The import.
+        state_import: The import.
         segment: The file's segment.
         index: Index of the file in the segment.
     """
 
-    def __init__(self, incoming: Incoming, segment: Segment, index: int) -> None:
-        self.incoming = incoming
+    def __init__(self, state_import: StateImport, segment: StateSegment, index: int) -> None:
+        self.state_import = state_import
         self._segment = segment
         self._index = index
 
     @property
     def _file(self) -> DigestedFile:
-        return self.incoming.finish()[self._segment][self._index]
+        return self.state_import.finish()[self._segment][self._index]
 
     @property
     def path(self) -> str:  # type: ignore[override]
@@ -291,11 +294,11 @@ class IncomingFile(HeldFile):
         return self._file.target(tensor)
 
 
-class IncomingTarget(FileTarget):
+class ImportTarget(FileTarget):
     """The target of a load: one moment of a parameter.
 
     Args:
-        incoming: The import that takes it.
+        state_import: The import that takes it.
         entry: The parameter.
         moment: Name of the moment.
         like: The parameter itself, if it is a `DTensor`.
@@ -305,8 +308,10 @@ class IncomingTarget(FileTarget):
         moment: Name of the moment.
     """
 
-    def __init__(self, incoming: Incoming, entry: Entry, moment: str, like: Any) -> None:
-        self.filler = incoming
+    def __init__(
+        self, state_import: StateImport, entry: ParameterEntry, moment: str, like: Any
+    ) -> None:
+        self.filler = state_import
         self.entry = entry
         self.moment = moment
         self.dtype = entry.dtype

@@ -37,7 +37,7 @@ _HEADER_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ParameterEntry:
     """A parameter, as its state needs it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
         return self.count * int(self.dtype.itemsize)
 
 
-class Piece(NamedTuple):
+class WindowPart(NamedTuple):
     """The part of a parameter's state that is in a window.
 
     Attributes:
@@ -73,7 +73,7 @@ class Piece(NamedTuple):
         place: Offset in the window, in bytes.
     """
 
-    entry: Entry
+    entry: ParameterEntry
     begin: int
     end: int
     place: int
@@ -90,11 +90,11 @@ class Window(NamedTuple):
 
     begin: int
     end: int
-    pieces: list[Piece]
+    pieces: list[WindowPart]
 
 
 @dataclass(eq=False)
-class Segment:
+class StateSegment:
     """Parameters whose state is in the same files, one file for each moment.
 
     Attributes:
@@ -106,7 +106,7 @@ class Segment:
     """
 
     moments: tuple[str, ...]
-    entries: list[Entry]
+    entries: list[ParameterEntry]
     starts: list[int] = field(init=False)
     headers: list[bytes] = field(init=False)
     nbytes: int = field(init=False)
@@ -183,7 +183,7 @@ class Segment:
         """The last entry that begins at or before a byte."""
         return max(bisect_right(self.starts, at) - 1, 0)
 
-    def _pieces(self, begin: int, end: int) -> Iterable[Piece]:
+    def _pieces(self, begin: int, end: int) -> Iterable[WindowPart]:
         for index in range(self._entry_at(begin), len(self.entries)):
             entry, start = self.entries[index], self.starts[index]
             if start >= end:
@@ -191,7 +191,9 @@ class Segment:
             first, last = max(start, begin), min(start + entry.nbytes, end)
             if first < last:
                 size = entry.dtype.itemsize
-                yield Piece(entry, (first - start) // size, (last - start) // size, first - begin)
+                yield WindowPart(
+                    entry, (first - start) // size, (last - start) // size, first - begin
+                )
 
 
 def label(number: int, moment: str) -> str:
@@ -204,9 +206,9 @@ def header_type(dtype: Any) -> str:
     return _HEADER_TYPES[str(dtype).removeprefix("torch.")]
 
 
-def segments_of(entries: Sequence[Entry]) -> list[Segment]:
+def segments_of(entries: Sequence[ParameterEntry]) -> list[StateSegment]:
     """The segments of parameters, in their order."""
-    groups: dict[tuple[str, ...], list[list[Entry]]] = {}
+    groups: dict[tuple[str, ...], list[list[ParameterEntry]]] = {}
     sizes: dict[tuple[str, ...], int] = {}
     for entry in entries:
         lists = groups.setdefault(entry.moments, [[]])
@@ -216,10 +218,10 @@ def segments_of(entries: Sequence[Entry]) -> list[Segment]:
             size = entry.nbytes
         lists[-1].append(entry)
         sizes[entry.moments] = size
-    return [Segment(moments, one) for moments, lists in groups.items() for one in lists]
+    return [StateSegment(moments, one) for moments, lists in groups.items() for one in lists]
 
 
-def _rank_in_file(entry: Entry) -> tuple[int, int, int]:
+def _rank_in_file(entry: ParameterEntry) -> tuple[int, int, int]:
     """Sorts whole pages first, then whole cache lines, then others by falling size of an element.
 
     `docs/format.md`, 5.3, requires it. Of the others the largest comes first: it begins at a cache

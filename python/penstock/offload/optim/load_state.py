@@ -10,7 +10,7 @@ import torch
 
 from penstock.checkpoint.state.torch_names import DTensor
 from penstock.errors import StateMismatchError
-from penstock.offload.optim.import_state import Incoming, IncomingFile
+from penstock.offload.optim.import_state import ImportedFile, StateImport
 from penstock.offload.optim.layout import label
 from penstock.tensors.file_tensor import FileTensor
 from penstock.tensors.memory import contiguous_strides
@@ -18,7 +18,7 @@ from penstock.tensors.memory import contiguous_strides
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.offload.optim.layout import Entry
+    from penstock.offload.optim.layout import ParameterEntry
     from penstock.offload.optim.state import StoredState
     from penstock.tensors.file_tensor import FileBox
 
@@ -26,15 +26,15 @@ MASTER = "master"
 """Name of the moment that is a copy of the parameter."""
 
 
-def taken_in(
-    stored: StoredState, own: Sequence[tuple[Any, int]], given: dict[str, Any]
-) -> tuple[dict[Any, Any], Incoming | None]:
+def import_moments(
+    stored: StoredState, own: Sequence[tuple[Any, int]], state_dict: dict[str, Any]
+) -> tuple[dict[Any, Any], StateImport | None]:
     """Imports the moments of a state into files, unless a load has put them there already.
 
     Args:
         stored: The state of the optimizer.
         own: The parameters of the optimizer, in the order of its groups, with their numbers.
-        given: The state to load, as PyTorch's optimizers return it.
+        state_dict: The state to load, as PyTorch's optimizers return it.
 
     Returns:
         The part of the state that stays in memory, and the import; None for an empty state.
@@ -43,12 +43,12 @@ def taken_in(
         StateMismatchError: It is of another optimizer, or of other parameters.
         StorageError: There is no room.
     """
-    theirs = [one for group in given["param_groups"] for one in group["params"]]
+    theirs = [one for group in state_dict["param_groups"] for one in group["params"]]
     # Parameters correspond by their position in the groups, as in PyTorch.
     places = {str(place): (place, one) for place, one in zip(theirs, own, strict=False)}
     plain: dict[Any, Any] = {}
     wanted: dict[int, tuple[Any, dict[str, Any]]] = {}
-    for key, state in given["state"].items():
+    for key, state in state_dict["state"].items():
         if all(value is None for value in state.values()):
             continue
         if str(key) not in places:
@@ -62,21 +62,23 @@ def taken_in(
         wanted[number] = parameter, state
     if not wanted:
         return plain, None
-    incoming = _arrived(stored, wanted) or Incoming(stored)
+    state_import = _import_of(stored, wanted) or StateImport(stored)
     lacking = {
         (number, moment): _reader_of(stored, number, moment, state, parameter)
         for number, (parameter, state) in wanted.items()
         for moment in stored.segment_of(number).moments
-        if not incoming.has(number, moment)
+        if not state_import.has(number, moment)
     }
     if lacking:
-        _put(incoming, lacking)
-    return plain, incoming
+        _put(state_import, lacking)
+    return plain, state_import
 
 
-def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]]) -> Incoming | None:
+def _import_of(
+    stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]]
+) -> StateImport | None:
     """The import into which a load has put all moments of a state, unchanged; else None."""
-    found: set[Incoming] = set()
+    found: set[StateImport] = set()
     for number, (_, state) in wanted.items():
         for moment in stored.segment_of(number).moments:
             value = state.get(moment)
@@ -84,14 +86,14 @@ def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]])
                 continue
             if not isinstance(value, FileTensor) or value.label != label(number, moment):
                 return None
-            if not isinstance(value.file, IncomingFile):
+            if not isinstance(value.file, ImportedFile):
                 return None
-            found.add(value.file.incoming)
-    incoming = found.pop() if len(found) == 1 else None
-    return incoming if incoming is not None and incoming.state is stored else None
+            found.add(value.file.state_import)
+    state_import = found.pop() if len(found) == 1 else None
+    return state_import if state_import is not None and state_import.state is stored else None
 
 
-def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
+def _put(state_import: StateImport, lacking: dict[tuple[int, str], _Reader]) -> None:
     """Imports moments, each by its reader."""
     readers = list(lacking.values())
 
@@ -102,7 +104,7 @@ def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
             block = memory[box.place : end].view(reader.dtype).view(box.shape)
             reader.read(block, box.start)
 
-    incoming.put(list(lacking), read)
+    state_import.put(list(lacking), read)
 
 
 class _Reader(NamedTuple):
@@ -137,7 +139,7 @@ def local_of(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _reader(value: Any, entry: Entry, moment: str) -> _Reader:
+def _reader(value: Any, entry: ParameterEntry, moment: str) -> _Reader:
     """A reader for a moment that is in memory, or in a file of another state."""
     tensor = value if isinstance(value, FileTensor) else local_of(value)
     shape = tuple(tensor.shape)

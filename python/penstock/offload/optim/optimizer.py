@@ -17,10 +17,10 @@ from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateE
 from penstock.io.arguments import decode_local_path
 from penstock.offload.optim.assigned import STEP, assigned_moments, count, count_step, steps_made
 from penstock.offload.optim.generation import Generation
-from penstock.offload.optim.host_visit import Visit, check_devices, options_on_host
-from penstock.offload.optim.layout import Entry
-from penstock.offload.optim.load_state import MASTER, local_of, taken_in
-from penstock.offload.optim.shares import Live, assigned_of, shares_of
+from penstock.offload.optim.host_visit import HostVisit, check_devices, options_on_host
+from penstock.offload.optim.layout import ParameterEntry
+from penstock.offload.optim.load_state import MASTER, import_moments, local_of
+from penstock.offload.optim.shares import SteppedParameter, assigned_of, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from penstock.io.digested_file import DigestedFile
     from penstock.offload.optim.chunk_pipeline import Task
-    from penstock.offload.optim.layout import Segment, Window
-    from penstock.offload.optim.shares import Shares
+    from penstock.offload.optim.layout import StateSegment, Window
+    from penstock.offload.optim.shares import ParameterShares
     from penstock.tensors.file_tensor import FileTarget
 
 MEMORY_BYTES = 256 << 20
@@ -81,7 +81,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         """Names of the moments that parameters of a group have."""
 
     @abstractmethod
-    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
+    def _update(self, group: dict[str, Any], shares: ParameterShares, scale: Any) -> None:
         """Updates elements of parameters of a group, and their moments, in place."""
 
     # ---- Parameters
@@ -101,13 +101,13 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 self.param_groups.pop()
                 raise
 
-    def _take_in(self, entries: dict[Any, Entry]) -> None:
+    def _take_in(self, entries: dict[Any, ParameterEntry]) -> None:
         self._stored.extend(list(entries.values()))
         self._numbers.update((one, entry.number) for one, entry in entries.items())
 
-    def _entries(self) -> dict[Any, Entry]:
+    def _entries(self) -> dict[Any, ParameterEntry]:
         """Entries of the parameters that have none yet."""
-        found: dict[Any, Entry] = {}
+        found: dict[Any, ParameterEntry] = {}
         number = 0
         for index, group in enumerate(self.param_groups):
             moments = self._names_of(group)
@@ -119,7 +119,9 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 number += 1
         return found
 
-    def _entry(self, group: int, number: int, parameter: Any, moments: tuple[str, ...]) -> Entry:
+    def _entry(
+        self, group: int, number: int, parameter: Any, moments: tuple[str, ...]
+    ) -> ParameterEntry:
         local = local_of(parameter)
         name = f"parameter {number} (group {group})"
         if local.device.type == "meta":
@@ -135,7 +137,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 f"{name} is not contiguous: make it so (.contiguous()) before the optimizer",
                 key=name,
             )
-        return Entry(number, tuple(local.shape), self._type_of(local), moments)
+        return ParameterEntry(number, tuple(local.shape), self._type_of(local), moments)
 
     def _names_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Names of the moments in files for each parameter of a group."""
@@ -192,7 +194,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 f"{self._torn}: load the last checkpoint, model and optimizer, to go on"
             )
 
-    def _live(self) -> dict[int, Live]:
+    def _live(self) -> dict[int, SteppedParameter]:
         """Parameters that have a gradient or assigned moments, by their numbers."""
         found = {}
         numbers = dict(self._parameters())
@@ -211,7 +213,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                     made = self._count_without(number)
                 if MASTER in moments and made is not None and number not in self._kept:
                     assigned.setdefault(MASTER, values)
-                found[number] = Live(
+                found[number] = SteppedParameter(
                     index,
                     values.view(-1),
                     self._gradient_of(number, parameter, values),
@@ -285,22 +287,22 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             key=str(number),
         )
 
-    def _advance(self, live: dict[int, Live], scale: Any) -> None:
+    def _advance(self, live: dict[int, SteppedParameter], scale: Any) -> None:
         begun = is_updated = False
         scale = None if scale is None else scale.to("cpu")
         options = [options_on_host(group) for group in self.param_groups]
 
         def prepare(
             task: Task, window: Window, parts: list[Any]
-        ) -> tuple[Visit, list[tuple[Any, Any]]]:
+        ) -> tuple[HostVisit, list[tuple[Any, Any]]]:
             names = task.segment.moments
-            visit = Visit(shares_of(window, parts, names, live), has_masters=self._masters)
+            visit = HostVisit(shares_of(window, parts, names, live), has_masters=self._masters)
             return visit, assigned_of(window, parts, names, live)
 
-        def work(prepared: tuple[Visit, list[tuple[Any, Any]]]) -> None:
+        def work(prepared: tuple[HostVisit, list[tuple[Any, Any]]]) -> None:
             nonlocal begun
             visit, assigned = prepared
-            shares = visit.arrive()
+            shares = visit.wait()
             for moments, values in assigned:
                 moments.copy_(values)
             begun = True
@@ -328,7 +330,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     def _work(
         self,
-        shares: dict[tuple[int, bool], Shares],
+        shares: dict[tuple[int, bool], ParameterShares],
         options: list[dict[str, Any]],
         scale: Any,
     ) -> None:
@@ -424,20 +426,20 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        files: dict[Segment, list[DigestedFile]] = {}
+        files: dict[StateSegment, list[DigestedFile]] = {}
         kinds: list[dict[str, Any]] = []
         counts: dict[Any, float] = {}
 
         def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             self._check_groups(given["param_groups"])
             own = self._parameters()
-            plain, incoming = taken_in(self._stored, own, given)
+            plain, state_import = import_moments(self._stored, own, given)
             theirs = [one for group in given["param_groups"] for one in group["params"]]
             for place, (parameter, _) in zip(theirs, own, strict=False):
                 if place in plain:
                     counts[parameter] = plain[place]["step"]
             # Does everything that may fail before PyTorch changes anything.
-            files.update({} if incoming is None else incoming.finish())
+            files.update({} if state_import is None else state_import.finish())
             kinds.extend(
                 {name: one[name] for name in _KINDS if name in one} for one in given["param_groups"]
             )

@@ -11,7 +11,7 @@ from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 if TYPE_CHECKING:
     import os
 
-    from penstock.offload.optim.shares import Shares
+    from penstock.offload.optim.shares import ParameterShares
 
 
 class SGD(StoredOptimizer, torch.optim.SGD):
@@ -74,7 +74,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
             )
         return ("momentum_buffer",)
 
-    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
+    def _update(self, group: dict[str, Any], shares: ParameterShares, scale: Any) -> None:
         torch._fused_sgd_(
             shares.values,
             shares.gradients,

@@ -1,4 +1,4 @@
-"""`Shares`: elements of many parameters updated at a time, as the fused kernels take them."""
+"""`ParameterShares`: elements of many parameters updated at a time by the fused kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Shares:
+class ParameterShares:
     """Elements of a group's parameters updated at a time: lists of flat tensors.
 
     Attributes:
@@ -31,7 +31,7 @@ class Shares:
     counts: list[float] = field(default_factory=list)
 
 
-class Live(NamedTuple):
+class SteppedParameter(NamedTuple):
     """A parameter during a step.
 
     Attributes:
@@ -52,8 +52,8 @@ class Live(NamedTuple):
 
 
 def shares_of(
-    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, Live]
-) -> dict[tuple[int, bool], Shares]:
+    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, SteppedParameter]
+) -> dict[tuple[int, bool], ParameterShares]:
     """The elements of a window to update.
 
     Args:
@@ -65,14 +65,14 @@ def shares_of(
     Returns:
         The elements by index of the group, and by whether it is their first step.
     """
-    shares: dict[tuple[int, bool], Shares] = {}
+    shares: dict[tuple[int, bool], ParameterShares] = {}
     for piece, *moments in zip(window.pieces, *_views(window, parts), strict=True):
         one = live.get(piece.entry.number)
         if one is None or one.gradient is None:
             continue
         is_first = one.made is None
         if (share := shares.get((one.group, is_first))) is None:
-            share = Shares(is_first, {name: [] for name in names})
+            share = ParameterShares(is_first, {name: [] for name in names})
             shares[one.group, is_first] = share
         is_whole = piece.end - piece.begin == one.values.numel()
         cut = slice(piece.begin, piece.end)
@@ -85,7 +85,7 @@ def shares_of(
 
 
 def assigned_of(
-    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, Live]
+    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, SteppedParameter]
 ) -> list[tuple[Any, Any]]:
     """Moments of a window that take the values which the caller has assigned.
 

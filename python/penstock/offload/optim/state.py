@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.common.tracing import span
 from penstock.io.digested_file import DigestedFile, sync
-from penstock.offload.optim.chunk_pipeline import Passage, Task, smallest
+from penstock.offload.optim.chunk_pipeline import ChunkPipeline, Task, smallest
 from penstock.offload.optim.files import StateFiles
-from penstock.offload.optim.import_state import Incoming, IncomingTarget
+from penstock.offload.optim.import_state import ImportTarget, StateImport
 from penstock.offload.optim.layout import label, segments_of
 from penstock.tensors.file_tensor import FileTarget, FileTensor
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from penstock.io.digested_file import ReservedFile
-    from penstock.offload.optim.layout import Entry, Segment, Window
+    from penstock.offload.optim.layout import ParameterEntry, StateSegment, Window
 
 _Prepared = TypeVar("_Prepared")
 
@@ -31,7 +31,7 @@ class StoredState:
 
     Attributes:
         files: The files.
-        passage: Streams them through memory.
+        pipeline: Streams them through memory.
 
     Raises:
         StorageError: Another process uses the directory, its file system has no hard links, or the
@@ -40,14 +40,14 @@ class StoredState:
 
     def __init__(self, directory: str, memory_bytes: int) -> None:
         self.files = StateFiles(directory)
-        self.passage = Passage(memory_bytes)
+        self.pipeline = ChunkPipeline(memory_bytes)
         self._memory_bytes = memory_bytes
-        self._segments: list[Segment] = []
-        self._segment_of: dict[int, Segment] = {}
-        self._current: dict[Segment, list[DigestedFile]] = {}
-        self._incoming: weakref.ref[Incoming] | None = None
+        self._segments: list[StateSegment] = []
+        self._segment_of: dict[int, StateSegment] = {}
+        self._current: dict[StateSegment, list[DigestedFile]] = {}
+        self._state_import: weakref.ref[StateImport] | None = None
 
-    def extend(self, entries: Sequence[Entry]) -> None:
+    def extend(self, entries: Sequence[ParameterEntry]) -> None:
         """Adds parameters.
 
         Raises:
@@ -59,22 +59,22 @@ class StoredState:
         self._segments += added
         self._segment_of.update((entry.number, one) for one in added for entry in one.entries)
 
-    def segment_of(self, number: int) -> Segment:
+    def segment_of(self, number: int) -> StateSegment:
         """The segment that a parameter belongs to."""
         return self._segment_of[number]
 
-    def entry_of(self, number: int) -> Entry:
+    def entry_of(self, number: int) -> ParameterEntry:
         """The description of a parameter for which its state was made."""
         segment = self._segment_of[number]
         return segment.entries[segment.index_of(number)]
 
-    def file(self, segment: Segment, index: int) -> DigestedFile:
+    def file(self, segment: StateSegment, index: int) -> DigestedFile:
         """One of the current files of a segment."""
         return self._current[segment][index]
 
     def held(self, room: ReservedFile, chunks: Sequence[int]) -> DigestedFile:
         """Wraps a file that was written and synced, to hold it."""
-        return DigestedFile(room, chunks, self.passage.reads, self._target_in_place)
+        return DigestedFile(room, chunks, self.pipeline.reads, self._target_in_place)
 
     # ---- Generations
 
@@ -89,8 +89,8 @@ class StoredState:
 
         Args:
             numbers: Numbers of the parameters.
-            prepare: Prepares a window of them; see `Passage.run`.
-            work: Changes the moments of a window; see `Passage.run`.
+            prepare: Prepares a window of them; see `ChunkPipeline.run`.
+            work: Changes the moments of a window; see `ChunkPipeline.run`.
             commit: Commits the present state as the generation at a path; called once all have
                 changed.
 
@@ -112,7 +112,7 @@ class StoredState:
             )
             for one in concerned
         ]
-        self.passage.run(tasks, prepare, work)
+        self.pipeline.run(tasks, prepare, work)
         with span("sync"):
             for task in tasks:
                 for room in task.targets:
@@ -127,7 +127,7 @@ class StoredState:
         self._follow({**self._current, **made}, commit)
 
     def adopt(
-        self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
+        self, files: dict[StateSegment, list[DigestedFile]], commit: Callable[[str], None]
     ) -> None:
         """Makes imported files the next generation, with no others.
 
@@ -137,7 +137,7 @@ class StoredState:
         self._follow(files, commit)
 
     def _follow(
-        self, files: dict[Segment, list[DigestedFile]], commit: Callable[[str], None]
+        self, files: dict[StateSegment, list[DigestedFile]], commit: Callable[[str], None]
     ) -> None:
         # Holds the old files until the new generation has replaced theirs: then they can be reused.
         previous, self._current = self._current, files
@@ -164,12 +164,12 @@ class StoredState:
 
     def target(self, number: int, moment: str, like: Any) -> FileTarget:
         """The target of a load for a moment, in the import begun since the last `adopt`."""
-        incoming = self._incoming() if self._incoming is not None else None
-        if incoming is None or not incoming.ask(number, moment):
-            incoming = Incoming(self)
-            incoming.ask(number, moment)
-            self._incoming = weakref.ref(incoming)
-        return IncomingTarget(incoming, self.entry_of(number), moment, like)
+        state_import = self._state_import() if self._state_import is not None else None
+        if state_import is None or not state_import.reserve(number, moment):
+            state_import = StateImport(self)
+            state_import.reserve(number, moment)
+            self._state_import = weakref.ref(state_import)
+        return ImportTarget(state_import, self.entry_of(number), moment, like)
 
     def _target_in_place(self, tensor: FileTensor) -> FileTarget:
         number, _, moment = tensor.label.partition(".")
@@ -178,5 +178,5 @@ class StoredState:
     def close(self) -> None:
         """Releases files, threads and memory; the last generation stays."""
         self._current = {}
-        self.passage.close()
+        self.pipeline.close()
         self.files.close()

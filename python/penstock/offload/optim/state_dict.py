@@ -1,4 +1,4 @@
-"""`Piece`: boxes of many tensors that are in memory together, on their way into files.
+"""`BoxBatch`: boxes of many tensors that are in memory together, on their way into files.
 
 They are read together in the order of the request, and written in the order of the files: bytes
 adjacent in a file are adjacent in memory, and written at once. This module does no I/O.
@@ -16,14 +16,14 @@ from penstock.tensors.file_tensor import FileBox
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.offload.optim.layout import Entry, Segment
+    from penstock.offload.optim.layout import ParameterEntry, StateSegment
 
 PIECE_BYTES = 16 << 20
 _BOX_BYTES = 1 << 10
 """Memory of a box beside its elements: its objects, and alignment as in the file."""
 
 
-class Run(NamedTuple):
+class CopyRange(NamedTuple):
     """Bytes adjacent both in a file and in memory.
 
     Attributes:
@@ -34,14 +34,14 @@ class Run(NamedTuple):
         nbytes: Length in bytes.
     """
 
-    segment: Segment
+    segment: StateSegment
     file: int
     offset: int
     place: int
     nbytes: int
 
 
-class Piece(NamedTuple):
+class BoxBatch(NamedTuple):
     """Boxes, and their places in files.
 
     Attributes:
@@ -51,11 +51,11 @@ class Piece(NamedTuple):
     """
 
     boxes: list[FileBox]
-    runs: list[Run]
+    runs: list[CopyRange]
     nbytes: int
 
 
-class _Found(NamedTuple):
+class _LocatedBox(NamedTuple):
     """A box and its place in a file; the first three fields sort the boxes of a piece.
 
     Attributes:
@@ -73,13 +73,13 @@ class _Found(NamedTuple):
     file: int
     offset: int
     nbytes: int
-    segment: Segment
+    segment: StateSegment
     target: int
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-def pieces(wanted: Iterable[tuple[Segment, int, int]]) -> Iterator[Piece]:
+def pieces(wanted: Iterable[tuple[StateSegment, int, int]]) -> Iterator[BoxBatch]:
     """Cuts tensors into boxes, and packs them into pieces in the order of the files.
 
     Args:
@@ -88,9 +88,9 @@ def pieces(wanted: Iterable[tuple[Segment, int, int]]) -> Iterator[Piece]:
     Yields:
         Pieces of at most `PIECE_BYTES`.
     """
-    gathered: list[_Found] = []
+    gathered: list[_LocatedBox] = []
     taken = 0
-    ranks: dict[Segment, int] = {}
+    ranks: dict[StateSegment, int] = {}
     for target, (segment, number, file) in enumerate(wanted):
         rank = ranks.setdefault(segment, len(ranks))
         index = segment.index_of(number)
@@ -103,17 +103,17 @@ def pieces(wanted: Iterable[tuple[Segment, int, int]]) -> Iterator[Piece]:
                 gathered, taken = [], 0
             offset = begin + first * item_bytes
             gathered.append(
-                _Found(rank, file, offset, nbytes, segment, target, start, shape),
+                _LocatedBox(rank, file, offset, nbytes, segment, target, start, shape),
             )
             taken += nbytes + _BOX_BYTES
     if gathered:
         yield _piece(gathered)
 
 
-def _piece(gathered: list[_Found]) -> Piece:
+def _piece(gathered: list[_LocatedBox]) -> BoxBatch:
     gathered.sort(key=itemgetter(0, 1, 2))
     boxes: list[FileBox] = []
-    runs: list[Run] = []
+    runs: list[CopyRange] = []
     end = 0
     for found in gathered:
         last = runs[-1] if runs else None
@@ -126,13 +126,15 @@ def _piece(gathered: list[_Found]) -> Piece:
         else:
             # Keeps the alignment in the file, so that elements of any type are aligned.
             end = -(-end // LINE_BYTES) * LINE_BYTES + found.offset % LINE_BYTES
-            runs.append(Run(found.segment, found.file, found.offset, end, found.nbytes))
+            runs.append(CopyRange(found.segment, found.file, found.offset, end, found.nbytes))
         boxes.append(FileBox(found.target, found.start, found.shape, end))
         end += found.nbytes
-    return Piece(boxes, runs, end)
+    return BoxBatch(boxes, runs, end)
 
 
-def _boxes(entry: Entry, item_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+def _boxes(
+    entry: ParameterEntry, item_bytes: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
     """Cuts a tensor into contiguous boxes: start, shape and first element of each."""
     if entry.count:
         yield from _boxes_of(entry.shape, max(PIECE_BYTES // item_bytes, 1), (), 0)

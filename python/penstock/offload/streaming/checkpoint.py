@@ -11,7 +11,7 @@ from penstock.checkpoint.loading.placed import placed
 from penstock.checkpoint.state.names import containers, escaped, unescaped
 from penstock.checkpoint.steps.newest import open_newest
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.io.extents import Joined, Run, Stored, Weights
+from penstock.io.extents import FileRange, JoinedExtent, TensorExtent, Weights
 from penstock.io.file_marks import FileMark
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor
@@ -43,7 +43,7 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
 
 
 def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights:
-    checkpoint.look(0)
+    checkpoint.view_as(0)
     with checkpoint.reading():
         tensors = {one.name: one for one in placed(checkpoint)}
     prefix = _prefix(checkpoint.path, model, tensors, key)
@@ -128,7 +128,7 @@ def _container(key: str, tensors: Iterable[str]) -> str:
     return next((place for place in above if unescaped(place) == key), key)
 
 
-def _stored(path: str, one: PlacedTensor) -> Stored:
+def _stored(path: str, one: PlacedTensor) -> TensorExtent:
     runs = one.runs
     dtype = dtypes.any_torch_dtype(one.dtype)
     if runs is None:
@@ -140,8 +140,8 @@ def _stored(path: str, one: PlacedTensor) -> Stored:
         )
     if not runs:
         # A tensor without elements has no bytes in any file.
-        return Stored(os.path.join(path, _native.MANIFEST), 0, one.shape, dtype)
-    first, places = runs[0], tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
+        return TensorExtent(os.path.join(path, _native.MANIFEST), 0, one.shape, dtype)
+    first, places = runs[0], tuple(FileRange(run.file, run.begin, run.nbytes) for run in runs)
     if len(runs) == 1:
-        return Stored(first.file, first.begin, one.shape, dtype)
-    return Joined(first.file, first.begin, one.shape, dtype, places=places)
+        return TensorExtent(first.file, first.begin, one.shape, dtype)
+    return JoinedExtent(first.file, first.begin, one.shape, dtype, places=places)

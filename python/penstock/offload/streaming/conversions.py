@@ -13,13 +13,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.io.extents import Arrangement, Composed, Piece, Stored
+from penstock.io.extents import Arrangement, Composed, ParameterPart, TensorExtent
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
 
-def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, Stored | Composed]:
+def renamed(
+    model: Any, tensors: Mapping[str, TensorExtent | Composed]
+) -> dict[str, TensorExtent | Composed]:
     """Stored parameters and buffers by their names in the model.
 
     Raises:
@@ -39,8 +41,8 @@ def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, S
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     known = dict(model.named_parameters(remove_duplicate=False))
     known.update(model.named_buffers(remove_duplicate=False))
-    found: dict[str, Stored | Composed] = {}
-    parts: dict[str, dict[str, list[Piece]]] = {}
+    found: dict[str, TensorExtent | Composed] = {}
+    parts: dict[str, dict[str, list[ParameterPart]]] = {}
     # The order in which transformers stacks the experts.
     for key in sorted(tensors, key=dot_natural_key):
         stored = tensors[key]
@@ -56,15 +58,15 @@ def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, S
         elif (made := _converted(by_pattern[pattern], name, stored, model)) is not None:
             found.update(made)
         else:
-            parts.setdefault(name, {}).setdefault(pattern, []).append(Piece(key, stored))
+            parts.setdefault(name, {}).setdefault(pattern, []).append(ParameterPart(key, stored))
     for name, pieces in parts.items():
         found[name] = _composed(name, by_pattern[next(iter(pieces))], pieces)
     return found
 
 
 def whole_ones(
-    stored: Mapping[str, Stored | Composed], others: Container[str]
-) -> dict[str, Stored]:
+    stored: Mapping[str, TensorExtent | Composed], others: Container[str]
+) -> dict[str, TensorExtent]:
     """The parameters that are read as whole tensors.
 
     Args:
@@ -74,7 +76,7 @@ def whole_ones(
     Raises:
         UnsupportedStateError: A parameter is made up of several tensors.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorExtent] = {}
     for name, one in stored.items():
         if name in others:
             continue
@@ -84,7 +86,7 @@ def whole_ones(
     return found
 
 
-def _composed(name: str, converter: Any, pieces: Mapping[str, list[Piece]]) -> Composed:
+def _composed(name: str, converter: Any, pieces: Mapping[str, list[ParameterPart]]) -> Composed:
     """The parameter that a converter of transformers makes of several tensors."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
@@ -97,7 +99,7 @@ def _composed(name: str, converter: Any, pieces: Mapping[str, list[Piece]]) -> C
     raise _unsupported(name, sources[0][0].name)
 
 
-def _stacked(name: str, sources: list[list[Piece]]) -> Composed:
+def _stacked(name: str, sources: list[list[ParameterPart]]) -> Composed:
     """Stacks slabs, each made of one tensor of each kind."""
     counts = [len(pieces) for pieces in sources]
     slabs = tuple(zip(*sources, strict=False))
@@ -120,8 +122,8 @@ def _unsupported(name: str, key: str) -> UnsupportedStateError:
 
 
 def _converted(
-    converter: Any, name: str, stored: Stored, model: Any
-) -> Mapping[str, Stored] | None:
+    converter: Any, name: str, stored: TensorExtent, model: Any
+) -> Mapping[str, TensorExtent] | None:
     """Locations of the parameters that a converter makes of one stored tensor, by their names.
 
     Args:
@@ -155,7 +157,7 @@ def _converted(
     return found if len(found) == len(targets) else None
 
 
-def _chunks(operation: Any, stored: Stored, count: int) -> list[Stored] | None:
+def _chunks(operation: Any, stored: TensorExtent, count: int) -> list[TensorExtent] | None:
     """Equal parts of a tensor along its first dimension, if these are contiguous in its bytes."""
     is_plain = operation.dim == 0 and operation.num_shards_attribute is None
     if not is_plain or stored.arrangement or not stored.shape or stored.shape[0] % count:
@@ -166,7 +168,7 @@ def _chunks(operation: Any, stored: Stored, count: int) -> list[Stored] | None:
 
 
 def _arrangement(
-    kind: str, operation: Any, name: str, stored: Stored, model: Any
+    kind: str, operation: Any, name: str, stored: TensorExtent, model: Any
 ) -> Arrangement | tuple[()] | None:
     """The order in which an operation puts the elements; empty for none, None if not known."""
     shape = stored.shape

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedStateError
-from penstock.io.extents import Stored, Weights
+from penstock.io.extents import TensorExtent, Weights
 from penstock.io.file_marks import FileMark
 from penstock.io.safetensors_header import header_of
 from penstock.tensors import dtypes
@@ -49,9 +49,9 @@ def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
         CorruptCheckpointError: A file is too short or lacks a tensor.
         UnsupportedStateError: Weights are on another device.
     """
-    files = _Files()
+    files = _IndexFiles()
     resident: dict[str, Any] = {}
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorExtent] = {}
     for one in _offloaded(model):
         in_memory = one.weights.state_dict if hasattr(one.weights, "index") else one.weights
         if one.key in in_memory:
@@ -133,7 +133,7 @@ def _offloaded(model: Any) -> Iterator[_Offloaded]:
                 yield _Offloaded(full, prefix + own, weights, dtype)
 
 
-class _Files:
+class _IndexFiles:
     """The files of an index, each inspected once.
 
     Attributes:
@@ -142,9 +142,9 @@ class _Files:
 
     def __init__(self) -> None:
         self.marks: dict[str, FileMark] = {}
-        self._headers: dict[str, dict[str, Stored]] = {}
+        self._headers: dict[str, dict[str, TensorExtent]] = {}
 
-    def stored(self, one: _Offloaded) -> Stored:
+    def stored(self, one: _Offloaded) -> TensorExtent:
         """The location of a tensor's bytes."""
         name, key, weights, dtype = one
         entry, folder = weights.index[key], weights.save_folder
@@ -153,7 +153,7 @@ class _Files:
             return self._plain(os.path.join(folder, f"{key}.dat"), name, entry)
         path = os.path.abspath(path)
         if path not in self._headers:
-            self._look(path)
+            self._inspect(path)
             header = header_of(Path(path))
             self._headers[path], self.marks[path] = header.tensors, header.mark
         inside = entry.get("weight_name", key)
@@ -167,18 +167,18 @@ class _Files:
             )
         return found
 
-    def _plain(self, path: str, name: str, entry: Mapping[str, Any]) -> Stored:
+    def _plain(self, path: str, name: str, entry: Mapping[str, Any]) -> TensorExtent:
         """A tensor that is the whole content of its file."""
         path = os.path.abspath(path)
-        self.marks[path] = self._look(path)
+        self.marks[path] = self._inspect(path)
         dtype = dtypes.any_torch_dtype(entry["dtype"])
-        stored = Stored(path, 0, tuple(entry["shape"]), dtype)
+        stored = TensorExtent(path, 0, tuple(entry["shape"]), dtype)
         if self.marks[path].nbytes != stored.nbytes:
             held = self.marks[path].nbytes
             raise _gone(path, name, f"it has {held} bytes, {name!r} takes {stored.nbytes}")
         return stored
 
-    def _look(self, path: str) -> FileMark:
+    def _inspect(self, path: str) -> FileMark:
         try:
             return FileMark.of(os.stat(path))
         except FileNotFoundError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import DeviceError, PenstockError
 from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
-from penstock.offload.streaming.use_order import Uses
+from penstock.offload.streaming.use_order import UseOrder
 from penstock.offload.streaming.weight_files import WeightFiles
 from penstock.tensors import dtypes
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.experts import Mixture, Slab
-    from penstock.offload.streaming.verify_on_first_read import FirstReads
-    from penstock.tensors.devices import Place
+    from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier
+    from penstock.tensors.devices import DeviceStream
 
 _HALF_LIFE_CALLS = 16
 """Calls of an expert's layer after which a use counts half. Longer is better for skewed routers,
@@ -64,7 +64,7 @@ class ExpertsReport:
 
 
 @dataclass(eq=False, slots=True)
-class _Slot:
+class _MatrixSlot:
     """Memory for one matrix.
 
     Attributes:
@@ -81,29 +81,30 @@ class _Slot:
     slab: Slab | None = None
     transfer: Transfer | None = None
     tensor: Any = None
-    made: tuple[Place, _native.Moment] | None = None
+    made: tuple[DeviceStream, _native.Moment] | None = None
 
-    def settle(self) -> None:
+    def wait_read(self) -> None:
         """Waits until the read has ended, so that the kernel no longer writes to the memory."""
         if self.transfer is not None:
             with contextlib.suppress(PenstockError):
                 self.transfer.result()
 
 
-class _Pool:
+class _SlotPool:
     """Slots for the matrices of one parameter, of all layers."""
 
     def __init__(self, slabs: Sequence[Slab], memory: Any, slot_count: int) -> None:
         size = len(memory) // slot_count
         self.slabs = {slab.number: slab for slab in slabs}
         self.slots = [
-            _Slot(index, memory[index * size : (index + 1) * size]) for index in range(slot_count)
+            _MatrixSlot(index, memory[index * size : (index + 1) * size])
+            for index in range(slot_count)
         ]
-        self.slot_of: dict[int, _Slot] = {}
+        self.slot_of: dict[int, _MatrixSlot] = {}
         self.users = np.zeros(slot_count, dtype=np.int64)
         self._held = np.full(slot_count, _FREE)
 
-    def vacated(self, scores: np.ndarray[Any, Any]) -> _Slot | None:
+    def vacated(self, scores: np.ndarray[Any, Any]) -> _MatrixSlot | None:
         """Empties the unused slot whose expert has the lowest score; None if all are used.
 
         Args:
@@ -114,26 +115,26 @@ class _Pool:
             return None
         held = self._held[free]
         slot = self.slots[int(free[np.where(held == _FREE, -1.0, scores[held]).argmin()])]
-        slot.settle()
+        slot.wait_read()
         self.forget(slot)
         slot.slab = slot.transfer = slot.tensor = slot.made = None
         return slot
 
-    def fill(self, slot: _Slot, slab: Slab, transfer: Transfer) -> None:
+    def fill(self, slot: _MatrixSlot, slab: Slab, transfer: Transfer) -> None:
         """Assigns a slot to a matrix that is being read into it."""
         slot.slab, slot.transfer = slab, transfer
         self.slot_of[slab.number] = slot
         self._held[slot.index] = slab.number
 
-    def settle(self) -> None:
+    def cancel_reads(self) -> None:
         """Cancels all reads, and waits until they have ended."""
         for slot in self.slots:
             if slot.transfer is not None:
                 slot.transfer.cancel()
         for slot in self.slots:
-            slot.settle()
+            slot.wait_read()
 
-    def forget(self, slot: _Slot) -> None:
+    def forget(self, slot: _MatrixSlot) -> None:
         """Removes a slot's matrix from the index, so that no call finds it."""
         if slot.slab is not None and self.slot_of.get(slot.slab.number) is slot:
             del self.slot_of[slot.slab.number]
@@ -151,7 +152,7 @@ class ExpertCache:
         io: Reads; it has its own share of the device, as calls wait for these reads, but not for
             reads ahead.
         marks: Identity of each file when the model was made, by its path.
-        first_reads: Verifies the first read of each range, where there are digests.
+        verifier: Verifies the first read of each range, where there are digests.
         device: Device of the slots; None for the host.
 
     Attributes:
@@ -167,7 +168,7 @@ class ExpertCache:
         mixtures: Sequence[Mixture],
         io: TensorIO,
         marks: Mapping[str, FileMark],
-        first_reads: FirstReads | None = None,
+        verifier: FirstReadVerifier | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.counts = ExpertsReport(0)
@@ -177,10 +178,10 @@ class ExpertCache:
         self.weight_bytes = sum(slab.weight_bytes for slab in _all_of(mixtures))
         self._mixtures = mixtures
         self._io = io
-        self._files = WeightFiles(io, marks, first_reads)
-        self._pools: dict[str, _Pool] = {}
-        self._uses: set[ExpertsUse] = set()
-        self._kernels = Uses(device)
+        self._files = WeightFiles(io, marks, verifier)
+        self._pools: dict[str, _SlotPool] = {}
+        self._active_uses: set[ExpertsUse] = set()
+        self._kernels = UseOrder(device)
         self._scores = np.zeros(self.slots.expert_count)
         self._worth = 1.0
         self._growth = 2.0 ** (1 / (_HALF_LIFE_CALLS * len(mixtures)))
@@ -190,10 +191,10 @@ class ExpertCache:
     def let_go(self) -> None:
         """Waits until no call uses experts, then drops the memory."""
         with self._lock:
-            while self._uses:
+            while self._active_uses:
                 self._changed.wait()
             while self._pools:
-                self._pools.popitem()[1].settle()
+                self._pools.popitem()[1].cancel_reads()
 
     def take(self, slot_count: int, memory: Any) -> None:
         """Takes new memory for the slots.
@@ -208,7 +209,7 @@ class ExpertCache:
             for attribute, size in slab_sizes_of(self._mixtures).items():
                 end = begin + slot_count * size
                 slabs = [one for each in self._mixtures for one in each.slabs.get(attribute, ())]
-                self._pools[attribute] = _Pool(slabs, memory[begin:end], slot_count)
+                self._pools[attribute] = _SlotPool(slabs, memory[begin:end], slot_count)
                 begin = end
             self._changed.notify_all()
 
@@ -243,7 +244,7 @@ class ExpertCache:
                 order = numbers if is_ordered else sorted(numbers, key=lambda one: one not in there)
                 waiting[attribute] = deque(order)
             use = ExpertsUse(self, numbers, waiting)
-            self._uses.add(use)
+            self._active_uses.add(use)
             return use
 
     def claim(self, attribute: str, use: ExpertsUse) -> None:
@@ -280,7 +281,7 @@ class ExpertCache:
                 use.waiting[attribute].appendleft(number)
             coming.clear()
 
-    def _begin(self, pool: _Pool, slab: Slab) -> _Slot | None:
+    def _begin(self, pool: _SlotPool, slab: Slab) -> _MatrixSlot | None:
         """Starts to read a matrix, if there is a free slot."""
         slot = pool.vacated(self._scores)
         if slot is None:
@@ -297,7 +298,7 @@ class ExpertCache:
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot
 
-    def finish(self, slot: _Slot) -> Any:
+    def finish(self, slot: _MatrixSlot) -> Any:
         """Waits until a claimed matrix is read and verified, and returns it.
 
         Raises:
@@ -322,13 +323,13 @@ class ExpertCache:
             if slot.tensor is None:
                 with torch.inference_mode(False), torch.no_grad():
                     tensor = slab.tensor(slot.memory)
-                slot.made = self._kernels.note() if slab.is_converted else None
+                slot.made = self._kernels.record() if slab.is_converted else None
                 slot.tensor = tensor
             elif slot.made is not None and self._kernels.wait_for(*slot.made):
                 slot.made = None
             return slot.tensor
 
-    def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _Slot:
+    def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _MatrixSlot:
         """Makes a claimed matrix the one that a call holds."""
         with self._lock:
             slot = use.coming[attribute].pop(number)
@@ -346,7 +347,7 @@ class ExpertCache:
                 return
             try:
                 # Kernels that use the matrix are queued: the slot is not refilled before they end.
-                self._kernels.note()
+                self._kernels.record()
             except DeviceError:
                 self._put_back(use, is_failed=is_failed)
                 raise
@@ -372,9 +373,9 @@ class ExpertCache:
         with self._lock:
             try:
                 if use.now is not None:
-                    self._kernels.note()
+                    self._kernels.record()
             finally:
-                self._uses.discard(use)
+                self._active_uses.discard(use)
                 if is_broken_off:
                     self._count_again()
                 else:
@@ -385,7 +386,7 @@ class ExpertCache:
         """Counts the users of each slot anew."""
         for pool in self._pools.values():
             pool.users[:] = 0
-        for use in self._uses:
+        for use in self._active_uses:
             for attribute, index in use.held:
                 self._pools[attribute].users[index] += 1
 
@@ -403,10 +404,10 @@ class ExpertsUse:
         self, cache: ExpertCache, numbers: Sequence[int], waiting: dict[str, deque[int]]
     ) -> None:
         self.waiting = waiting
-        self.coming: dict[str, dict[int, _Slot]] = {attribute: {} for attribute in waiting}
+        self.coming: dict[str, dict[int, _MatrixSlot]] = {attribute: {} for attribute in waiting}
         self._cache = cache
         self._numbers = numbers
-        self.now: tuple[str, _Slot] | None = None
+        self.now: tuple[str, _MatrixSlot] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -443,7 +444,7 @@ class ExpertsUse:
                 return
             there = (one for one, slot in coming.items() if slot.transfer and slot.transfer.done())
             number = next(there, next(iter(coming)))
-            yield number, self._entered(attribute, number)
+            yield number, self._take_up(attribute, number)
 
     def the(self, attribute: str, number: int) -> Any:
         """The matrix of one expert; call it in the order given to `ExpertCache.use`."""
@@ -452,9 +453,9 @@ class ExpertsUse:
         if number not in coming and number not in waiting:
             waiting.appendleft(number)
         self._cache.claim(attribute, self)
-        return self._entered(attribute, number)
+        return self._take_up(attribute, number)
 
-    def _entered(self, attribute: str, number: int) -> Any:
+    def _take_up(self, attribute: str, number: int) -> Any:
         slot = self._cache.take_up(self, attribute, number)
         try:
             return self._cache.finish(slot)

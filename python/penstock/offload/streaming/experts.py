@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.io.extents import Arrangement, Composed, Piece, Stored
+from penstock.io.extents import Arrangement, Composed, ParameterPart, TensorExtent
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.shares import Slots
-from penstock.offload.streaming.units import PAGE_BYTES, Span, whole_pages
+from penstock.offload.streaming.units import PAGE_BYTES, ReadSpan, whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Part(NamedTuple):
         place: Offset in the memory at which it is read, in bytes.
     """
 
-    piece: Piece
+    piece: ParameterPart
     place: int
 
 
@@ -51,7 +51,7 @@ class Slab:
     place: int
     parts: tuple[Part, ...]
     is_converted: bool
-    spans: tuple[Span, ...]
+    spans: tuple[ReadSpan, ...]
     nbytes: int
 
     @property
@@ -122,7 +122,7 @@ class Mixture:
 
 
 def mixtures_of(
-    model: Any, stored: Mapping[str, Stored | Composed], *, is_on_device: bool = False
+    model: Any, stored: Mapping[str, TensorExtent | Composed], *, is_on_device: bool = False
 ) -> list[Mixture]:
     """Finds the modules that call experts through the experts interface of transformers.
 
@@ -170,7 +170,7 @@ def slab_sizes_of(mixtures: Sequence[Mixture]) -> dict[str, int]:
     return sizes
 
 
-def _cut(name: str, whole: Stored) -> Sequence[tuple[Piece, ...]] | None:
+def _cut(name: str, whole: TensorExtent) -> Sequence[tuple[ParameterPart, ...]] | None:
     """The parts of a tensor along its first dimension; None where their elements are mixed."""
     count, *rest = whole.shape
     how = whole.arrangement
@@ -181,11 +181,11 @@ def _cut(name: str, whole: Stored) -> Sequence[tuple[Piece, ...]] | None:
         inner = Arrangement(how.view[1:], tuple(one - 1 for one in how.order[1:]), how.shape[1:])
     nbytes = whole.nbytes // max(1, count)
     parts = [whole.part(at * nbytes, tuple(rest)) for at in range(count)]
-    return [(Piece(name, replace(part, arrangement=inner)),) for part in parts]
+    return [(ParameterPart(name, replace(part, arrangement=inner)),) for part in parts]
 
 
 def _laid_out(
-    number: int, name: str, parameter: Any, pieces: Sequence[Piece], is_on_device: bool
+    number: int, name: str, parameter: Any, pieces: Sequence[ParameterPart], is_on_device: bool
 ) -> Slab:
     """Lays out pieces in memory at the same offset within a page as in their file, where possible.
 
@@ -193,7 +193,7 @@ def _laid_out(
     multiples of 16 bytes, where file headers end at multiples of 8.
     """
     shape, dtype = tuple(parameter.shape[1:]), parameter.dtype
-    spans: list[Span] = []
+    spans: list[ReadSpan] = []
     if all(one.stored.dtype == dtype and one.stored.arrangement is None for one in pieces):
         parts, nbytes = _one_behind_the_other(pieces, spans, 0, is_on_device)
         place = parts[0].place
@@ -207,14 +207,14 @@ def _laid_out(
 
 
 def _one_behind_the_other(
-    pieces: Sequence[Piece], spans: list[Span], room: int, is_on_device: bool
+    pieces: Sequence[ParameterPart], spans: list[ReadSpan], room: int, is_on_device: bool
 ) -> tuple[list[Part], int]:
     """Places pieces from a page on, and adds their spans; returns the parts and the next page."""
     first = pieces[0].stored
     # Elements must be aligned to their type; pieces unaligned in the file are copied.
     is_even = first.offset % int(first.dtype.itemsize) == 0
     inside = first.offset % PAGE_BYTES if is_even and not is_on_device else 0
-    spans.append(Span(first.path, first.offset - inside, inside, room))
+    spans.append(ReadSpan(first.path, first.offset - inside, inside, room))
     place = room + inside
     placed: list[Part] = []
     for piece in pieces:
@@ -224,6 +224,6 @@ def _one_behind_the_other(
             if (run.path, run.offset) == (last.path, last.offset + last.nbytes):
                 spans[-1] = last._replace(nbytes=last.nbytes + run.nbytes)
             else:
-                spans.append(Span(*run, place))
+                spans.append(ReadSpan(*run, place))
             place += run.nbytes
     return placed, whole_pages(place)

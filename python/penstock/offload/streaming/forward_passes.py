@@ -17,7 +17,7 @@ _PASSES_MAX = 1000
 """The number of passes kept, the newest ones."""
 
 
-class Pass(NamedTuple):
+class ForwardPass(NamedTuple):
     """Times of one pass.
 
     Attributes:
@@ -34,7 +34,7 @@ class Pass(NamedTuple):
         return self.computing_seconds + self.stalled_seconds
 
 
-class Passes:
+class ForwardPasses:
     """The passes of a model: a pass ends when the unit called first is called again.
 
     Attributes:
@@ -42,8 +42,8 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self.first: Pass | None = None
-        self._later: deque[Pass] = deque(maxlen=_PASSES_MAX)
+        self.first: ForwardPass | None = None
+        self._later: deque[ForwardPass] = deque(maxlen=_PASSES_MAX)
         self._begins_with: int | None = None
         self._computed = self._stalled = 0.0
 
@@ -60,14 +60,14 @@ class Passes:
         self._stalled += stalled_seconds
 
     @property
-    def usual(self) -> Pass | None:
+    def usual(self) -> ForwardPass | None:
         """The medians of all passes but the first; the first if there is no other."""
         if not self._later:
             return self.first
-        return Pass(*map(statistics.median, zip(*self._later, strict=True)))
+        return ForwardPass(*map(statistics.median, zip(*self._later, strict=True)))
 
     def _end(self) -> None:
-        ended = Pass(self._computed, self._stalled)
+        ended = ForwardPass(self._computed, self._stalled)
         self._computed = self._stalled = 0.0
         if self.first is None:
             self.first = ended
@@ -75,7 +75,7 @@ class Passes:
             self._later.append(ended)
 
 
-class Reads:
+class ReadSpeed:
     """The speed of reads, over the time in which at least one was in flight.
 
     Attributes:
@@ -91,10 +91,10 @@ class Reads:
 
     def begun(self, transfer: Transfer, name: str) -> None:
         """Notes that a read of the named unit has begun."""
-        self.settle()
+        self.count_ended()
         self._under_way.append((time.perf_counter(), transfer, name))
 
-    def settle(self) -> None:
+    def count_ended(self) -> None:
         """Counts ended reads, in the order of their begin, so that no time counts twice."""
         while self._under_way and self._under_way[0][1].done():
             begun, transfer, name = self._under_way.popleft()

@@ -16,7 +16,7 @@ def on_device(nbytes: int, device: torch.device) -> Any:
     return dtypes.import_torch().empty(nbytes, dtype=dtypes.import_torch().uint8, device=device)
 
 
-class Memory:
+class WeightMemory:
     """Host memory whose pages are allocated in the background, while the model is built and read.
 
     Allocating a `Buffers` first would wait up to seconds for a gigabyte, in which storage idles.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.arguments import decode_local_path
-from penstock.io.extents import Stored
+from penstock.io.extents import TensorExtent
 from penstock.io.own_io import another, own_io
 from penstock.io.safetensors_header import weights_of
 from penstock.offload.streaming import transformers as of_transformers
@@ -26,14 +26,14 @@ from penstock.offload.streaming.dispatched import (
 )
 from penstock.offload.streaming.expert_cache import ExpertCache
 from penstock.offload.streaming.experts import mixtures_of
-from penstock.offload.streaming.memory import Memory
+from penstock.offload.streaming.memory import WeightMemory
 from penstock.offload.streaming.report import StreamReport, report_of
 from penstock.offload.streaming.routing import route
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of
 from penstock.offload.streaming.streamer import Streamer
-from penstock.offload.streaming.unit_use import Use, check_is_whole, keep_as_it_is
-from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
-from penstock.offload.streaming.verify_on_first_read import FirstReads
+from penstock.offload.streaming.unit_use import UnitUse, check_is_whole, keep_as_it_is
+from penstock.offload.streaming.units import PAGE_BYTES, ReadSpan, units_of
+from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier
 from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
 
@@ -131,14 +131,14 @@ def stream(
     units = units_of(model, _checked(model, named), whole, is_on_device=is_on_device)
     held_bytes = _held_bytes(model, held)
     digests = found.digests
-    first_reads = None if digests is None else FirstReads(digests, found.marks, another(io))
+    verifier = None if digests is None else FirstReadVerifier(digests, found.marks, another(io))
     experts = None
     if mixtures:
-        experts = ExpertCache(mixtures, another(io), found.marks, first_reads, where)
+        experts = ExpertCache(mixtures, another(io), found.marks, verifier, where)
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(
-            units, share_bytes, held_bytes, io, found.marks, first_reads, memory, experts, where
+            units, share_bytes, held_bytes, io, found.marks, verifier, memory, experts, where
         )
 
     if isinstance(memory_bytes, Budget):
@@ -148,7 +148,7 @@ def stream(
         streamer = made(memory_bytes)
     if is_dispatched(model):
         take_off(model, held)
-    _fill_buffers(model, found.tensors, io, first_reads)
+    _fill_buffers(model, found.tensors, io, verifier)
     if where is not None:
         _move_buffers(model, where)
     streamer.begin()
@@ -157,7 +157,7 @@ def stream(
             route(mixture, experts)
     for index, unit in enumerate(units):
         for module in unit.modules:
-            Use(module, streamer, index)
+            UnitUse(module, streamer, index)
     for module in model.modules():
         keep_as_it_is(module)
     # Only the model refers to the streamer, and it to the model: both are freed together.
@@ -230,7 +230,7 @@ def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
 
 def _model_and_weights(
     model: Any, weights: str | PathLike[str] | None, key: str | None, budget: int | Budget
-) -> tuple[Any, Weights, dict[str, Any], Memory | None]:
+) -> tuple[Any, Weights, dict[str, Any], WeightMemory | None]:
     """The module, the location of its tensors, those already in memory, and memory for others."""
     directory = None
     if isinstance(model, str | PathLike):
@@ -270,10 +270,10 @@ def _model_and_weights(
     return model, found, {}, memory
 
 
-def _memory_for(tensors: Mapping[str, Stored | Composed], budget_bytes: int) -> Memory:
+def _memory_for(tensors: Mapping[str, TensorExtent | Composed], budget_bytes: int) -> WeightMemory:
     """Memory for stored tensors, including the partial pages at their ends."""
     stored_bytes = sum(one.nbytes + 2 * PAGE_BYTES for one in tensors.values())
-    return Memory(min(stored_bytes, budget_bytes))
+    return WeightMemory(min(stored_bytes, budget_bytes))
 
 
 def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:
@@ -290,15 +290,15 @@ def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:
 
 def _fill_buffers(
     model: Any,
-    tensors: Mapping[str, Stored | Composed],
+    tensors: Mapping[str, TensorExtent | Composed],
     io: TensorIO,
-    first_reads: FirstReads | None,
+    verifier: FirstReadVerifier | None,
 ) -> None:
     """Reads stored buffers, which are small and stay in memory."""
     torch = dtypes.import_torch()
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         stored = tensors.get(name)
-        if not isinstance(stored, Stored):
+        if not isinstance(stored, TensorExtent):
             continue
         if stored.shape_in_model != tuple(buffer.shape):
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
@@ -306,13 +306,13 @@ def _fill_buffers(
         memory, place = content.view(-1).view(torch.uint8), 0
         spans = []
         for run in stored.runs:
-            spans.append(Span(*run, place))
+            spans.append(ReadSpan(*run, place))
             place += run.nbytes
         io.read_all(
             (memory[one.place : one.place + one.nbytes], one.path, one.offset) for one in spans
         ).result()
-        if first_reads is not None:
-            first_reads.check(spans, memory, None)
+        if verifier is not None:
+            verifier.check(spans, memory, None)
         made = torch.empty(stored.shape_in_model, dtype=buffer.dtype, device="cpu")
         stored.fill(made, content)
         owner, _, attribute = name.rpartition(".")

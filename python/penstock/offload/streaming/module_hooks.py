@@ -11,7 +11,7 @@ from penstock.common import tracing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class UnitCall:
     """One call of a unit.
 
     Attributes:
@@ -25,11 +25,11 @@ class Call:
     begun: float
 
 
-class Calls(threading.local):
+class UnitCalls(threading.local):
     """The open calls of one thread, from the outermost to the innermost."""
 
     def __init__(self) -> None:
-        self._open: list[Call] = []
+        self._open: list[UnitCall] = []
         self._stalled_seconds = 0.0
 
     @property
@@ -43,7 +43,7 @@ class Calls(threading.local):
         return len(self._open)
 
     @property
-    def innermost(self) -> Call:
+    def innermost(self) -> UnitCall:
         """The innermost open call."""
         return self._open[-1]
 
@@ -51,13 +51,13 @@ class Calls(threading.local):
         """The number of calls around the innermost call of a unit."""
         return max(place for place, call in enumerate(self._open) if call.index == index)
 
-    def begin(self, index: int, name: str) -> Call:
+    def begin(self, index: int, name: str) -> UnitCall:
         """Opens a call."""
         if not self._open:
             self._stalled_seconds = 0.0
         span = tracing.span(name)
         span.__enter__()
-        call = Call(index, span, time.perf_counter())
+        call = UnitCall(index, span, time.perf_counter())
         self._open.append(call)
         return call
 

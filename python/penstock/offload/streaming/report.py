@@ -110,7 +110,7 @@ def report_of(streamer: Streamer, gb_per_second: float | None) -> StreamReport:
         streamer: The streamer.
         gb_per_second: Speed of the storage; None for that of its reads.
     """
-    counts, shares, reads = streamer.counts, streamer.shares, streamer.settled_reads()
+    counts, shares, reads = streamer.counts, streamer.shares, streamer.read_speed()
     passing = [unit for index, unit in enumerate(streamer.units) if index not in shares.resident]
     experts = streamer.experts
     first, usual = streamer.passes.first, streamer.passes.usual

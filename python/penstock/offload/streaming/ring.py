@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class Claim:
+class RingRange:
     """An allocated range of the ring.
 
     Attributes:
@@ -30,14 +30,14 @@ class Ring:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._claims: deque[Claim] = deque()
+        self._claims: deque[RingRange] = deque()
 
-    def take(self, nbytes: int) -> Claim | None:
+    def take(self, nbytes: int) -> RingRange | None:
         """Allocates a range behind the last one, or at the beginning; `None` if neither is free."""
         begin = self._place(nbytes)
         if begin is None:
             return None
-        claim = Claim(begin, nbytes)
+        claim = RingRange(begin, nbytes)
         self._claims.append(claim)
         return claim
 
@@ -52,7 +52,7 @@ class Ring:
             return 0 if nbytes <= first.begin else None
         return end if end + nbytes <= first.begin else None
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claim: RingRange) -> None:
         """Frees a range; its bytes can be allocated again once all earlier ranges are free."""
         claim.is_free = True
         while self._claims and self._claims[0].is_free:

@@ -47,8 +47,8 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
         # once.
         is_ordered = chosen in (None, "eager")
         with cache.use(list(mixture.slabs), numbers, is_ordered=is_ordered) as use:
-            asked = _Asked()
-            routed = {name: _Routed(mixture, name, use, asked) for name in mixture.slabs}
+            asked = _LastAnswer()
+            routed = {name: _RoutedParameter(mixture, name, use, asked) for name in mixture.slabs}
             stand_in._parameters = {**module._parameters, **routed}
             return type(module).forward(stand_in, hidden, index, weights)
 
@@ -56,7 +56,7 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
     module.forward = dtypes.import_torch().compiler.disable(forward)
 
 
-class _Routed:
+class _RoutedParameter:
     """Stands for a parameter of all experts, whose matrices are read one by one.
 
     A product with it is computed matrix by matrix, as PyTorch computes it, with the same bits. All
@@ -69,7 +69,7 @@ class _Routed:
         mixture: Mixture,
         attribute: str,
         use: ExpertsUse,
-        asked: _Asked,
+        asked: _LastAnswer,
         rows: Any = None,
         is_turned: bool = False,
     ) -> None:
@@ -85,11 +85,11 @@ class _Routed:
         mixture, attribute, use, _ = self._of
         if index.ndim == 0:
             return use.the(attribute, mixture.first + int(index))
-        return _Routed(*self._of, index, self._is_turned)
+        return _RoutedParameter(*self._of, index, self._is_turned)
 
-    def transpose(self, *_: int) -> _Routed:
+    def transpose(self, *_: int) -> _RoutedParameter:
         """Swaps the last two dimensions, the only ones that callers swap."""
-        return _Routed(*self._of, self._rows, not self._is_turned)
+        return _RoutedParameter(*self._of, self._rows, not self._is_turned)
 
     @classmethod
     def __torch_function__(
@@ -143,7 +143,7 @@ class _Routed:
         return outputs
 
 
-class _Asked:
+class _LastAnswer:
     """Caches the answer about the last tensor: each product of a call asks about the same one.
 
     To read values of a device, the host waits for all work before; copies to a device wait, too. So

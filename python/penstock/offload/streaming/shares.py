@@ -17,7 +17,7 @@ _SLOTS_MIN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MemoryShares:
     """How a model's memory is divided.
 
     Attributes:
@@ -84,7 +84,7 @@ class Needs(NamedTuple):
 
 def shared_out(
     units: list[Unit], memory_bytes: int, held_bytes: int = 0, slots: Slots = NO_SLOTS
-) -> Shares:
+) -> MemoryShares:
     """Divides a model's memory.
 
     Units are used in a circle, so the one used last is needed last, and a resident byte saves one
@@ -112,7 +112,7 @@ def shared_out(
     left = memory_bytes - held_bytes - slots.least_bytes
     if left >= sum(sizes):
         slot_count = slots.count_in(memory_bytes - held_bytes - sum(sizes))
-        return Shares(frozenset(range(len(units))), sum(sizes), 0, held_bytes, slot_count)
+        return MemoryShares(frozenset(range(len(units))), sum(sizes), 0, held_bytes, slot_count)
     resident = _used_meanwhile(units)
     passing = set(range(len(units))) - resident
     left -= sum(sizes[index] for index in resident)
@@ -126,11 +126,11 @@ def shared_out(
     blocks = [index for index, unit in enumerate(units) if unit.is_block]
     if blocks:
         count = (left - ring_bytes) // max(sizes[index] for index in blocks)
-        passing -= _spread(blocks, min(len(blocks), count))
+        passing -= _evenly_spaced(blocks, min(len(blocks), count))
     resident = set(range(len(units))) - passing
     resident_bytes = sum(sizes[index] for index in resident)
     slot_count = slots.count_in(memory_bytes - held_bytes - resident_bytes - ring_bytes)
-    return Shares(frozenset(resident), resident_bytes, ring_bytes, held_bytes, slot_count)
+    return MemoryShares(frozenset(resident), resident_bytes, ring_bytes, held_bytes, slot_count)
 
 
 def needs_of(units: list[Unit], held_bytes: int, slots: Slots = NO_SLOTS) -> Needs:
@@ -162,7 +162,7 @@ def _used_meanwhile(units: list[Unit]) -> set[int]:
     }
 
 
-def _spread(indices: list[int], count: int) -> set[int]:
+def _evenly_spaced(indices: list[int], count: int) -> set[int]:
     """Picks that many of the indices, evenly."""
     total = len(indices)
     return {

@@ -20,12 +20,12 @@ from penstock.offload.streaming.bound_weights import (
     placeholders_of,
     views_of,
 )
-from penstock.offload.streaming.forward_passes import Passes, Reads
-from penstock.offload.streaming.memory import Memory, on_device
-from penstock.offload.streaming.module_hooks import Calls
+from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
+from penstock.offload.streaming.memory import WeightMemory, on_device
+from penstock.offload.streaming.module_hooks import UnitCalls
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
-from penstock.offload.streaming.use_order import Uses
+from penstock.offload.streaming.use_order import UseOrder
 from penstock.offload.streaming.weight_files import WeightFiles
 from penstock.tensors import dtypes
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.expert_cache import ExpertCache
-    from penstock.offload.streaming.module_hooks import Call
-    from penstock.offload.streaming.ring import Claim
-    from penstock.offload.streaming.shares import Shares
+    from penstock.offload.streaming.module_hooks import UnitCall
+    from penstock.offload.streaming.ring import RingRange
+    from penstock.offload.streaming.shares import MemoryShares
     from penstock.offload.streaming.units import Unit
-    from penstock.offload.streaming.verify_on_first_read import Around, FirstReads
-    from penstock.tensors.devices import Place
+    from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier, SurroundingBytes
+    from penstock.tensors.devices import DeviceStream
 
-_AROUND_MAX = 4
+_SURROUNDINGS_MAX = 4
 """Units whose surrounding bytes (the rest of their chunks) are in memory at a time, at most."""
 
 
@@ -77,14 +77,14 @@ class _Loaded:
     """
 
     memory: Any
-    claim: Claim | None
+    claim: RingRange | None
     transfer: Transfer
     begun: float
-    around: Around | None = None
-    users: set[Call] = field(default_factory=set)
+    surroundings: SurroundingBytes | None = None
+    users: set[UnitCall] = field(default_factory=set)
     is_used: bool = False
-    places: set[Place] = field(default_factory=set)
-    made: tuple[Place, _native.Moment] | None = None
+    places: set[DeviceStream] = field(default_factory=set)
+    made: tuple[DeviceStream, _native.Moment] | None = None
     is_failed: bool = False
 
 
@@ -97,7 +97,7 @@ class Streamer:
         held_bytes: Bytes of it already taken by weights of no unit.
         io: Reads.
         marks: Identity of each file when the model was made, by its path.
-        first_reads: Verifies the first read of each range, where there are digests.
+        verifier: Verifies the first read of each range, where there are digests.
         memory: Memory for the weights, if it was allocated already.
         experts: Reads experts one by one, if the model has some.
         device: Device of the weights; None for the host.
@@ -122,27 +122,27 @@ class Streamer:
         held_bytes: int,
         io: TensorIO,
         marks: Mapping[str, FileMark],
-        first_reads: FirstReads | None = None,
-        memory: Memory | None = None,
+        verifier: FirstReadVerifier | None = None,
+        memory: WeightMemory | None = None,
         experts: ExpertCache | None = None,
         device: torch.device | None = None,
     ) -> None:
         self._device = device
-        self._uses = Uses(device)
+        self._use_order = UseOrder(device)
         self.counts = Counts()
-        self.passes = Passes()
-        self.reads = Reads()
+        self.passes = ForwardPasses()
+        self.reads = ReadSpeed()
         self.units = units
         self.experts = experts
         self._slots = NO_SLOTS if experts is None else experts.slots
         self.needs = needs_of(units, held_bytes, self._slots)
         self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes, self._slots), memory)
         self._io = io
-        self._first_reads = first_reads
-        self._files = WeightFiles(io, marks, first_reads)
+        self._verifier = verifier
+        self._files = WeightFiles(io, marks, verifier)
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
-        self._calls = Calls()
+        self._calls = UnitCalls()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._is_resized = False
@@ -158,7 +158,9 @@ class Streamer:
         for unit, placeholders in zip(self.units, self._placeholders, strict=True):
             bind(unit, placeholders)
 
-    def _take(self, memory_bytes: int, shares: Shares, memory: Memory | None = None) -> None:
+    def _take(
+        self, memory_bytes: int, shares: MemoryShares, memory: WeightMemory | None = None
+    ) -> None:
         torch = dtypes.import_torch()
         self.memory_bytes = memory_bytes
         self.shares = shares
@@ -170,7 +172,7 @@ class Streamer:
             if self._device is not None:
                 weights = on_device(nbytes, self._device)
             else:
-                weights = (memory or Memory(nbytes)).tensor(nbytes)
+                weights = (memory or WeightMemory(nbytes)).tensor(nbytes)
         self._arena = weights[: shares.ring_bytes]
         self._places: dict[int, Any] = {}
         begin = shares.ring_bytes
@@ -183,8 +185,8 @@ class Streamer:
     @property
     def read_bytes(self) -> int:
         """Bytes read from storage, with experts and with surrounding bytes read to verify."""
-        around, experts = self._first_reads, self.experts
-        read_bytes = self.counts.read_bytes + (0 if around is None else around.read_bytes)
+        verifier, experts = self._verifier, self.experts
+        read_bytes = self.counts.read_bytes + (0 if verifier is None else verifier.read_bytes)
         return read_bytes + (0 if experts is None else experts.counts.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
@@ -212,17 +214,17 @@ class Streamer:
                 self._arena, self._places = None, {}
                 if self.experts is not None:
                     self.experts.let_go()
-                self.reads.settle()
-                self.passes = Passes()
+                self.reads.count_ended()
+                self.passes = ForwardPasses()
                 self._take(memory_bytes, shares)
             finally:
                 self._is_resized = False
                 self._changed.notify_all()
 
-    def settled_reads(self) -> Reads:
+    def read_speed(self) -> ReadSpeed:
         """The speed of reads, including all that have ended."""
         with self._lock:
-            self.reads.settle()
+            self.reads.count_ended()
             return self.reads
 
     @property
@@ -249,7 +251,7 @@ class Streamer:
         unit = self.units[index]
         self._refuse_capture(index)
         called = self._calls.indices
-        loaded, is_hit = self._entered(self._calls.begin(index, unit.name), called)
+        loaded, is_hit = self._load(self._calls.begin(index, unit.name), called)
         with self._lock:
             if not loaded.is_used:
                 # The caller may compute under other modes than the next one: make plain tensors.
@@ -258,8 +260,8 @@ class Streamer:
                     bind(unit, views_of(unit, loaded.memory))
                 loaded.is_used = True
                 if unit.converted:
-                    loaded.made = self._uses.note()
-            elif loaded.made is not None and self._uses.wait_for(*loaded.made):
+                    loaded.made = self._use_order.record()
+            elif loaded.made is not None and self._use_order.wait_for(*loaded.made):
                 loaded.made = None
             stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
             self.counts.uses += 1
@@ -270,10 +272,10 @@ class Streamer:
             self._read_ahead()
         self._calls.stalled(stalled_seconds)
 
-    def _entered(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
+    def _load(self, call: UnitCall, called: set[int]) -> tuple[_Loaded, bool]:
         """The weights of a call, and whether they were in memory; ``called``: units around it."""
         while True:
-            loaded, was_ahead = self._taken(call, called)
+            loaded, was_ahead = self._register_call(call, called)
             try:
                 return loaded, self._read(self.units[call.index], loaded)
             except TransferError:
@@ -283,13 +285,13 @@ class Streamer:
                         raise
                     loaded.users.discard(call)
 
-    def _taken(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
+    def _register_call(self, call: UnitCall, called: set[int]) -> tuple[_Loaded, bool]:
         """Registers a call with its unit's weights; also returns whether they were read ahead."""
         index = call.index
         with self._lock:
             while self._is_resized and not called:
                 self._changed.wait()
-            while (found := self._found(index)) is None and not self._demand(index):
+            while (found := self._usable(index)) is None and not self._demand(index):
                 if passing := called - self._resident:
                     raise UnsupportedStateError(
                         f"{self.units[index].name!r} is called while"
@@ -367,12 +369,12 @@ class Streamer:
         """
         while self._calls.depth > depth:
             ended = time.perf_counter()
-            self._give_up(self._calls.innermost)
+            self._abort_call(self._calls.innermost)
             computing_seconds = self._calls.end(ended)
             with self._lock:
                 self.passes.took(computing_seconds=computing_seconds)
 
-    def _give_up(self, call: Call) -> None:
+    def _abort_call(self, call: UnitCall) -> None:
         with self._lock:
             loaded = self._loaded.get(call.index)
             if loaded is None or call not in loaded.users:
@@ -381,7 +383,7 @@ class Streamer:
             is_failed = loaded.is_failed
             try:
                 if loaded.is_used:
-                    self._note(call.index, loaded)
+                    self._record_use(call.index, loaded)
                 if not loaded.users and (is_failed or call.index not in self._resident):
                     self._let_go(call.index)
             finally:
@@ -389,11 +391,11 @@ class Streamer:
             if not is_failed:
                 self._read_ahead()
 
-    def _note(self, index: int, loaded: _Loaded) -> None:
+    def _record_use(self, index: int, loaded: _Loaded) -> None:
         """Notes a use of a unit on the current stream, for every call, as streams may differ."""
         if index not in self._resident:
-            self._uses.note()
-        elif (place := self._uses.place) is not None:
+            self._use_order.record()
+        elif (place := self._use_order.place) is not None:
             # Only the stream: one being captured has no moments, and resident memory is rarely
             # refilled.
             loaded.places.add(place)
@@ -406,11 +408,11 @@ class Streamer:
             loaded = self._loaded.get(index)
             stays = index in self._resident and loaded is not None and loaded.is_used
         if not stays:
-            self._uses.check()
+            self._use_order.check()
 
     # ---- With the lock held
 
-    def _found(self, index: int) -> _Loaded | None:
+    def _usable(self, index: int) -> _Loaded | None:
         """The weights of a unit that are read or being read; drops failed ones without users."""
         loaded = self._loaded.get(index)
         if loaded is not None and loaded.is_failed and not loaded.users:
@@ -456,18 +458,18 @@ class Streamer:
             elif index not in self._resident:
                 break
             self._cursor = self._following(index)
-        if self._first_reads is not None:
-            self._read_around(self._first_reads)
+        if self._verifier is not None:
+            self._read_surroundings(self._verifier)
 
-    def _read_around(self, first_reads: FirstReads) -> None:
+    def _read_surroundings(self, verifier: FirstReadVerifier) -> None:
         """Starts to read the surrounding bytes of units, with which their first use is verified."""
-        count = sum(one.around is not None for one in self._loaded.values())
+        count = sum(one.surroundings is not None for one in self._loaded.values())
         for index, one in self._loaded.items():
-            if count >= _AROUND_MAX:
+            if count >= _SURROUNDINGS_MAX:
                 return
-            if one.around is None and not one.is_used:
-                one.around = first_reads.begin(self.units[index].spans)
-                count += one.around is not None
+            if one.surroundings is None and not one.is_used:
+                one.surroundings = verifier.begin(self.units[index].spans)
+                count += one.surroundings is not None
 
     def _following(self, index: int) -> int:
         return (index + 1) % len(self.units)
@@ -483,7 +485,7 @@ class Streamer:
                 memory = self._places[index]
             else:
                 memory = self._arena[claim.begin : claim.begin + unit.nbytes]
-            self._uses.follow()
+            self._use_order.follow()
             transfer = self._files.begin(unit.spans, memory, functools.partial(_named, unit))
             self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
         except Exception:
@@ -514,7 +516,7 @@ class Streamer:
             loaded.is_failed = True
             bind(self.units[index], self._placeholders[index])
         for place in loaded.places:
-            self._uses.note_on(place)
+            self._use_order.record_on(place)
         del self._loaded[index]
         if loaded.claim is not None:
             self._ring.give_back(loaded.claim)
@@ -541,9 +543,9 @@ class Streamer:
             loaded.memory,
             loaded.transfer,
             functools.partial(_named, unit),
-            loaded.around,
+            loaded.surroundings,
         )
-        loaded.around = None
+        loaded.surroundings = None
 
 
 def _named(unit: Unit, path: str, offset: int) -> str:

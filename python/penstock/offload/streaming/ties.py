@@ -6,15 +6,15 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateMismatchError, StorageError
-from penstock.io.extents import Stored
+from penstock.io.extents import TensorExtent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from penstock.io.extents import Composed, Run
+    from penstock.io.extents import Composed, FileRange
 
-    Weight = Stored | Composed
+    Weight = TensorExtent | Composed
 
 _PIECE_BYTES = 16 << 20
 
@@ -52,7 +52,7 @@ def _is_same(one: Weight, other: Weight) -> bool:
     """Whether two weights are the same, or have the same bytes."""
     if one == other:
         return True
-    if not isinstance(one, Stored) or not isinstance(other, Stored):
+    if not isinstance(one, TensorExtent) or not isinstance(other, TensorExtent):
         return False
     kinds = [(each.shape, each.dtype, each.arrangement) for each in (one, other)]
     if kinds[0] != kinds[1]:
@@ -60,7 +60,7 @@ def _is_same(one: Weight, other: Weight) -> bool:
     return all(a == b for a, b in zip(_pieces(one), _pieces(other), strict=False))
 
 
-def _pieces(stored: Stored) -> Iterator[bytes]:
+def _pieces(stored: TensorExtent) -> Iterator[bytes]:
     """Yields a tensor's bytes in pieces of one size, however its file ranges are cut."""
     held = bytearray()
     for run in stored.runs:
@@ -72,7 +72,7 @@ def _pieces(stored: Stored) -> Iterator[bytes]:
     yield bytes(held)
 
 
-def _read(run: Run) -> Iterator[bytes]:
+def _read(run: FileRange) -> Iterator[bytes]:
     try:
         with open(run.path, "rb", buffering=0) as file:
             for begin in range(0, run.nbytes, _PIECE_BYTES):

@@ -14,7 +14,7 @@ from penstock.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from penstock.io.extents import Stored
+from penstock.io.extents import TensorExtent
 from penstock.offload.streaming.ties import tied
 from penstock.tensors import dtypes
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.io.extents import Composed
 
-    Weight = Stored | Composed
+    Weight = TensorExtent | Composed
 
 _making = threading.Lock()
 _SHOWN_MAX = 5
@@ -83,7 +83,7 @@ def dtype_of(tensors: Mapping[str, Weight]) -> Any:
     Args:
         tensors: Tensors of its files, by their names there.
     """
-    every = {name: one for name, one in tensors.items() if isinstance(one, Stored)}
+    every = {name: one for name, one in tensors.items() if isinstance(one, TensorExtent)}
     for _, name in sorted((one.path, name) for name, one in every.items()):
         dtype = every[name].dtype
         if dtype.is_floating_point and dtype.itemsize > 1:

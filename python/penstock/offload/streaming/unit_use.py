@@ -1,4 +1,4 @@
-"""`Use`: hooks that load a unit's weights around calls of a module, and refuse other uses."""
+"""`UnitUse`: hooks that load a unit's weights around calls of a module, and refuse other uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _KEPT = "_penstock_is_streamed"
 
 
-class Use:
+class UnitUse:
     """Loads the weights of a unit before each call of a module, and leaves the unit after it.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.io.extents import Stored
+    from penstock.io.extents import TensorExtent
 
 PAGE_BYTES = 4096
 _GAP_BYTES_MAX = 256 << 10
@@ -21,7 +21,7 @@ _ALIGNED_BYTES = 16
 are. Kernels for a smaller alignment are slower, and their bits may differ."""
 
 
-class Seat(NamedTuple):
+class ModuleParameter(NamedTuple):
     """A parameter of a module, and the location of its bytes.
 
     Attributes:
@@ -35,7 +35,7 @@ class Seat(NamedTuple):
     name: str
     module: Any
     attribute: str
-    stored: Stored
+    stored: TensorExtent
     dtype: Any
 
     @property
@@ -44,7 +44,7 @@ class Seat(NamedTuple):
         return bool(self.stored.dtype != self.dtype or self.stored.arrangement)
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """A file range read at a time.
 
     Attributes:
@@ -81,13 +81,13 @@ class Unit:
 
     name: str
     modules: list[Any]
-    seats: list[Seat]
+    seats: list[ModuleParameter]
     is_block: bool
     is_on_device: bool = False
-    spans: list[Span] = field(init=False)
+    spans: list[ReadSpan] = field(init=False)
     nbytes: int = field(init=False)
     places: list[int] = field(init=False)
-    converted: dict[Stored, int] = field(init=False)
+    converted: dict[TensorExtent, int] = field(init=False)
 
     def __post_init__(self) -> None:
         tensors = [seat.stored for seat in self.seats]
@@ -105,7 +105,7 @@ class Unit:
         return other is not self and any(id(module) in inside for module in other.modules)
 
     @property
-    def tensors(self) -> set[Stored]:
+    def tensors(self) -> set[TensorExtent]:
         """The stored tensors of the unit."""
         return {seat.stored for seat in self.seats}
 
@@ -115,12 +115,14 @@ class Unit:
         return sum(one.nbytes for one in self.tensors)
 
 
-def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], list[int], int]:
+def _laid_out(
+    tensors: list[TensorExtent], is_on_device: bool
+) -> tuple[list[ReadSpan], list[int], int]:
     """Spans that cover tensors, the offset of each tensor in memory, and the bytes of memory."""
-    spans: list[Span] = []
-    places: dict[Stored, int] = {}
+    spans: list[ReadSpan] = []
+    places: dict[TensorExtent, int] = {}
     room = 0
-    group: list[Stored] = []
+    group: list[TensorExtent] = []
 
     def close() -> None:
         nonlocal room
@@ -131,7 +133,7 @@ def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], li
         begin = group[0].offset
         inside = begin % PAGE_BYTES if is_even and not is_on_device else 0
         end = max(one.end for one in group)
-        spans.append(Span(group[0].path, begin - inside, end - begin + inside, room))
+        spans.append(ReadSpan(group[0].path, begin - inside, end - begin + inside, room))
         for one in group:
             places[one] = room + inside + one.offset - begin
         room = whole_pages(room + inside + end - begin)
@@ -148,13 +150,13 @@ def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], li
             continue
         places[one] = room
         for run in one.runs:
-            spans.append(Span(run.path, run.offset, run.nbytes, room))
+            spans.append(ReadSpan(run.path, run.offset, run.nbytes, room))
             room += run.nbytes
         room = whole_pages(room)
     return spans, [places[one] for one in tensors], room
 
 
-def _is_near(group: list[Stored], one: Stored) -> bool:
+def _is_near(group: list[TensorExtent], one: TensorExtent) -> bool:
     last = group[-1]
     gap_bytes_max = min(_GAP_BYTES_MAX, (last.end - group[0].offset) // _GAP_PART)
     if one.path != last.path or not 0 <= one.offset - last.end <= max(PAGE_BYTES, gap_bytes_max):
@@ -162,7 +164,7 @@ def _is_near(group: list[Stored], one: Stored) -> bool:
     return all(each.offset % each.dtype.itemsize == 0 for each in (last, one))
 
 
-def _is_aligned(group: list[Stored], one: Stored, is_on_device: bool) -> bool:
+def _is_aligned(group: list[TensorExtent], one: TensorExtent, is_on_device: bool) -> bool:
     return not is_on_device or (one.offset - group[0].offset) % _ALIGNED_BYTES == 0
 
 
@@ -172,7 +174,11 @@ def whole_pages(nbytes: int) -> int:
 
 
 def units_of(
-    model: Any, blocks: Iterable[str], stored: Mapping[str, Stored], *, is_on_device: bool = False
+    model: Any,
+    blocks: Iterable[str],
+    stored: Mapping[str, TensorExtent],
+    *,
+    is_on_device: bool = False,
 ) -> list[Unit]:
     """The units of a model in the likely order of their use, that of their declaration.
 
@@ -184,7 +190,7 @@ def units_of(
     """
     owners = set(blocks)
     units: list[Unit] = []
-    holders: dict[Stored, Unit] = {}
+    holders: dict[TensorExtent, Unit] = {}
     for name, module in model.named_modules():
         if any(name.startswith(f"{owner}.") for owner in owners):
             continue
@@ -204,12 +210,12 @@ def units_of(
 
 
 def _seats(
-    name: str, module: Any, stored: Mapping[str, Stored], *, is_deep: bool
-) -> Iterator[Seat]:
+    name: str, module: Any, stored: Mapping[str, TensorExtent], *, is_deep: bool
+) -> Iterator[ModuleParameter]:
     inner = module.named_modules() if is_deep else [("", module)]
     for inside, one in inner:
         prefix = ".".join(part for part in (name, inside) if part)
         for attribute, parameter in one._parameters.items():
             full = f"{prefix}.{attribute}" if prefix else attribute
             if (found := stored.get(full)) is not None:
-                yield Seat(full, one, attribute, found, parameter.dtype)
+                yield ModuleParameter(full, one, attribute, found, parameter.dtype)

@@ -1,19 +1,19 @@
-"""`Uses`: orders refills of device memory after the kernels that use it."""
+"""`UseOrder`: orders refills of device memory after the kernels that use it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.tensors.devices import DirectPlaces, check_known
+from penstock.tensors.devices import CurrentStreams, check_known
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.tensors.devices import Place
+    from penstock.tensors.devices import DeviceStream
 
 
-class Uses:
+class UseOrder:
     """Orders refills of a device's memory after the kernels that have used it.
 
     Args:
@@ -22,10 +22,10 @@ class Uses:
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
-        self._last: dict[Place, _native.Moment | None] = {}
+        self._last: dict[DeviceStream, _native.Moment | None] = {}
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> DeviceStream | None:
         """The device with its current stream; None for the host.
 
         Raises:
@@ -34,7 +34,7 @@ class Uses:
         """
         if self._device is None:
             return None
-        place = DirectPlaces().on(str(self._device))
+        place = CurrentStreams().on(str(self._device))
         check_known(self._device, place)
         return place
 
@@ -43,7 +43,7 @@ class Uses:
         if (place := self.place) is not None:
             _native.check_stream(place)
 
-    def note(self) -> tuple[Place, _native.Moment] | None:
+    def record(self) -> tuple[DeviceStream, _native.Moment] | None:
         """Notes that kernels using the memory are queued on the current stream.
 
         Returns:
@@ -52,9 +52,9 @@ class Uses:
         Raises:
             DeviceError: The driver fails.
         """
-        return None if (place := self.place) is None else (place, self.note_on(place))
+        return None if (place := self.place) is None else (place, self.record_on(place))
 
-    def note_on(self, place: Place) -> _native.Moment:
+    def record_on(self, place: DeviceStream) -> _native.Moment:
         """Notes that kernels using the memory are queued on a stream.
 
         Args:
@@ -71,7 +71,7 @@ class Uses:
         moment = self._last[place] = _native.Moment(place)
         return moment
 
-    def wait_for(self, place: Place, moment: _native.Moment) -> bool:
+    def wait_for(self, place: DeviceStream, moment: _native.Moment) -> bool:
         """Makes the current stream wait for a moment of another stream.
 
         Returns:

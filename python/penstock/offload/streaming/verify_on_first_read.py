@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from penstock.io.file_marks import FileMark
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
-    from penstock.offload.streaming.units import Span
+    from penstock.offload.streaming.units import ReadSpan
 
 _SPANS_MAX = 8
 """Spans verified together: the surrounding bytes of each take up to two chunks of memory."""
 
 
-class Around(NamedTuple):
+class SurroundingBytes(NamedTuple):
     """The surrounding bytes of spans: the rest of the chunks in which they begin and end.
 
     Attributes:
@@ -33,12 +33,12 @@ class Around(NamedTuple):
         transfer: The read of these bytes.
     """
 
-    spans: list[Span]
+    spans: list[ReadSpan]
     pieces: list[list[tuple[Any, int]]]
     transfer: Transfer
 
 
-class FirstReads:
+class FirstReadVerifier:
     """Compares spans with the digests of their chunks.
 
     Chunks do not end where tensors do, so the surrounding bytes of a span are read as well.
@@ -61,7 +61,7 @@ class FirstReads:
         self._good: set[tuple[str, int, int]] = set()
         self._lock = threading.Lock()
 
-    def begin(self, spans: Sequence[Span]) -> Around | None:
+    def begin(self, spans: Sequence[ReadSpan]) -> SurroundingBytes | None:
         """Starts to read the surrounding bytes of new spans; None if there are none or too many.
 
         Args:
@@ -70,13 +70,15 @@ class FirstReads:
         new = self._new(spans)
         return self._begin(new) if 0 < len(new) <= _SPANS_MAX else None
 
-    def check(self, spans: Sequence[Span], memory: Any, around: Around | None) -> None:
+    def check(
+        self, spans: Sequence[ReadSpan], memory: Any, surroundings: SurroundingBytes | None
+    ) -> None:
         """Compares spans with their digests, unless they were right before.
 
         Args:
             spans: The file ranges read.
             memory: Memory that holds them at their places.
-            around: The result of `begin`.
+            surroundings: The result of `begin`.
 
         Raises:
             CorruptCheckpointError: Bytes are not what was stored, even when read once more.
@@ -84,8 +86,8 @@ class FirstReads:
         """
         with self._lock:
             new = self._new(spans)
-            if around is not None and around.spans == new:
-                self._check(around, memory)
+            if surroundings is not None and surroundings.spans == new:
+                self._check(surroundings, memory)
                 return
             for begin in range(0, len(new), _SPANS_MAX):
                 self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
@@ -95,21 +97,21 @@ class FirstReads:
         with self._lock:
             self._good = {key for key in self._good if key[0] != path}
 
-    def _new(self, spans: Sequence[Span]) -> list[Span]:
+    def _new(self, spans: Sequence[ReadSpan]) -> list[ReadSpan]:
         return [span for span in spans if span.nbytes and span[:3] not in self._good]
 
-    def _begin(self, spans: list[Span]) -> Around:
-        pieces = [self._around(span) for span in spans]
+    def _begin(self, spans: list[ReadSpan]) -> SurroundingBytes:
+        pieces = [self._surroundings_of(span) for span in spans]
         requests = [
             (piece, span.path, offset)
             for span, both in zip(spans, pieces, strict=True)
             for piece, offset in both
         ]
-        return Around(spans, pieces, self._read(self._io, requests))
+        return SurroundingBytes(spans, pieces, self._read(self._io, requests))
 
-    def _check(self, around: Around, memory: Any) -> None:
-        around.transfer.result()
-        for span, pieces in zip(around.spans, around.pieces, strict=True):
+    def _check(self, surroundings: SurroundingBytes, memory: Any) -> None:
+        surroundings.transfer.result()
+        for span, pieces in zip(surroundings.spans, surroundings.pieces, strict=True):
             inside = memory[span.place : span.place + span.nbytes]
             try:
                 self._compare(span, pieces, inside)
@@ -132,7 +134,7 @@ class FirstReads:
         transfer.is_seen = True
         return transfer
 
-    def _around(self, span: Span) -> list[tuple[Any, int]]:
+    def _surroundings_of(self, span: ReadSpan) -> list[tuple[Any, int]]:
         """Memory for the bytes before a span and behind it, with their file offsets."""
         torch = dtypes.import_torch()
         chunk_bytes = self._digests.chunk_bytes
@@ -144,7 +146,7 @@ class FirstReads:
             (torch.empty(last - end, dtype=torch.uint8, device="cpu"), end),
         ]
 
-    def _compare(self, span: Span, pieces: list[tuple[Any, int]], inside: Any) -> None:
+    def _compare(self, span: ReadSpan, pieces: list[tuple[Any, int]], inside: Any) -> None:
         (before, begin), (behind, end) = pieces
         if inside.device.type != "cpu":
             # Compares the copy in the device's memory, which computes with it.

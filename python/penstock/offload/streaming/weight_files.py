@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock.io.file_marks import FileMark
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
-    from penstock.offload.streaming.units import Span
-    from penstock.offload.streaming.verify_on_first_read import Around, FirstReads
+    from penstock.offload.streaming.units import ReadSpan
+    from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier, SurroundingBytes
 
 _REMEDIES = {
     Change.TOUCHED: "make the model again",
@@ -31,19 +31,19 @@ class WeightFiles:
     Args:
         io: Reads.
         marks: Identity of each file when the model was made, by its path.
-        first_reads: Verifies the first read of each range, where there are digests.
+        verifier: Verifies the first read of each range, where there are digests.
     """
 
     def __init__(
-        self, io: TensorIO, marks: Mapping[str, FileMark], first_reads: FirstReads | None
+        self, io: TensorIO, marks: Mapping[str, FileMark], verifier: FirstReadVerifier | None
     ) -> None:
         self._io = io
         self._marks = FileMarks(marks)
-        self._first_reads = first_reads
+        self._verifier = verifier
         self._files: dict[str, DataFile] = {}
 
     def begin(
-        self, spans: Sequence[Span], memory: Any, named: Callable[[str, int], str]
+        self, spans: Sequence[ReadSpan], memory: Any, named: Callable[[str, int], str]
     ) -> Transfer:
         """Starts to read; only one thread may call it at a time.
 
@@ -66,11 +66,11 @@ class WeightFiles:
 
     def finish(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[ReadSpan],
         memory: Any,
         transfer: Transfer,
         named: Callable[[str, int], str],
-        around: Around | None = None,
+        surroundings: SurroundingBytes | None = None,
     ) -> None:
         """Waits until spans are read, and verifies them.
 
@@ -79,7 +79,7 @@ class WeightFiles:
             memory: The memory that holds them.
             transfer: The result of `begin`.
             named: Names the tensor that holds a byte of a file, or the first behind it.
-            around: Their surrounding bytes, if these are being read already.
+            surroundings: Their surrounding bytes, if these are being read already.
 
         Raises:
             TransferError: They cannot be read.
@@ -96,23 +96,23 @@ class WeightFiles:
                 offset=error.offset,
             ) from error
         self._check_files(spans, named)
-        if self._first_reads is not None:
-            self._first_reads.check(spans, memory, around)
+        if self._verifier is not None:
+            self._verifier.check(spans, memory, surroundings)
 
     def _file(self, path: str) -> DataFile:
         if path not in self._files:
             self._files[path] = self._io.open(path)
         return self._files[path]
 
-    def _check_files(self, spans: Sequence[Span], named: Callable[[str, int], str]) -> None:
+    def _check_files(self, spans: Sequence[ReadSpan], named: Callable[[str, int], str]) -> None:
         """Raises `CorruptCheckpointError` if a file was written to, replaced or removed since."""
         for span in spans:
-            change, mark = self._marks.look(span.path)
+            change, mark = self._marks.inspect(span.path)
             if change is Change.NONE:
                 continue
-            if self._first_reads is not None and change is Change.TOUCHED:
+            if self._verifier is not None and change is Change.TOUCHED:
                 # Digests decide whether a touched file still has the stored bytes.
-                self._first_reads.forget(span.path)
+                self._verifier.forget(span.path)
                 self._marks.accept(span.path, mark)
                 continue
             name, path = named(span.path, span.offset), Path(span.path)

@@ -25,7 +25,7 @@ from penstock_bench.peers.gather.policies import Belady, Policy, RandomAhead, Si
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.features.source import Segment
+    from penstock.features.source import RowSegment
     from penstock_bench.peers.gather.base import Setting
 
     _Array = np.ndarray[Any, Any]
@@ -228,7 +228,7 @@ def _lines(setting: Setting, line_bytes: int, queue_depth: int | None) -> Featur
     source = find(setting.table, KEY, check=False, stacklevel=1)
     rows = setting.row_bytes * setting.rows // line_bytes
 
-    def segment(one: Segment) -> Segment:
+    def segment(one: RowSegment) -> RowSegment:
         first = one.first_row * setting.row_bytes // line_bytes
         return dataclasses.replace(
             one, first_row=first, rows=one.rows * setting.row_bytes // line_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock_bench.peers.checkpoint import WRITERS
 from penstock_bench.results.results import Measurement
 from penstock_bench.suites.checkpoint.operations import WriterError, load, save, summed_up, together
@@ -146,5 +146,5 @@ class Rank:
         if not self._team.rank:
             for directory in directories:
                 shutil.rmtree(directory, ignore_errors=True)
-            settle_after(Path(self._plan.directory), len(directories) * self._nbytes)
+            quiesce_after(Path(self._plan.directory), len(directories) * self._nbytes)
         self._team.meet()

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import features
 from penstock.common.machine.limits import LimitError, limited
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock_bench.harness import storage
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.running import rotated, run_module
@@ -102,7 +102,7 @@ class Gather:
             (segment,) = opened.source.segments
         nbytes = size.rows * size.row_bytes
         self._regions[table] = Region(Path(segment.path), segment.offset, nbytes, size.row_bytes)
-        settle_after(self.plan.work, nbytes)
+        quiesce_after(self.plan.work, nbytes)
         uses = {case.fio for case in CASES.values() if case.table == table}
         if "random" in uses:
             self.progress("fio: at which depth random reads are fastest")
@@ -121,7 +121,7 @@ class Gather:
                 continue
             self.progress(f"{name} makes its files")
             made = self._child(case, name, is_preparing=True)
-            settle_after(self.plan.work, self._regions[case.table].nbytes)
+            quiesce_after(self.plan.work, self._regions[case.table].nbytes)
             if "error" in made:
                 self._give_up(case.name, name, 0, made["error"])
 

@@ -190,7 +190,7 @@ def _measure(run: Run, name: str, *, is_chosen: bool) -> None:
 def _room(in_memory: Path, on_disk: Path) -> tuple[int, str]:
     """The largest state that fits everywhere, and where it is tightest."""
     rooms = {
-        "the GPU": gpus.look(0).gpus[0].free_bytes // _PARTS_OF_GPU,
+        "the GPU": gpus.probe_driver(0).gpus[0].free_bytes // _PARTS_OF_GPU,
         "memory": scaling.memory_bytes() // _PARTS_OF_MEMORY,
         "tmpfs (--memory)": shutil.disk_usage(in_memory).free // _PARTS_OF_PLACE,
         "the disk (--directory)": shutil.disk_usage(on_disk).free // _PARTS_OF_PLACE,
@@ -199,7 +199,7 @@ def _room(in_memory: Path, on_disk: Path) -> tuple[int, str]:
 
 
 def _results(device: Accelerator, in_memory: Path, on_disk: Path) -> Results:
-    driver = gpus.look(0)
+    driver = gpus.probe_driver(0)
     gpu = driver.gpus[0]
     return Results(
         machine={

@@ -136,7 +136,7 @@ _SLACK = {
 
 def _holdings() -> dict[str, int]:
     return {
-        "bytes of the GPU": -gpus.look(0).gpus[0].free_bytes,
+        "bytes of the GPU": -gpus.probe_driver(0).gpus[0].free_bytes,
         "bytes of memory": resident_bytes(),
         "bytes pinned": _native.pinned_bytes(),
         "files": len(os.listdir("/proc/self/fd")),

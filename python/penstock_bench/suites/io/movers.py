@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock_bench.harness.cases import share_bytes
 from penstock_bench.harness.running import interpreter
 from penstock_bench.results.results import Measurement
@@ -53,7 +53,7 @@ def run(
     made.error = _refusal(case, library)
     if made.error is not None:
         return made
-    settle_after(directory.parent, total_bytes)
+    quiesce_after(directory.parent, total_bytes)
     directory.mkdir()
     try:
         found = _child(case, library, directory, share_bytes(case, total_bytes))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import machine, memory
 from penstock_bench.harness.machine import workplace
 from penstock_bench.harness.options import names_option
@@ -294,7 +294,7 @@ class _Scenario:
         """Measures one process; returns whether it succeeded."""
         site = self._sites[place]
         if place == DISK:
-            settle(self._run.place, seconds_max=_SETTLE_SECONDS_MAX)
+            quiesce(self._run.place, seconds_max=_SETTLE_SECONDS_MAX)
         spec = worker.describe(site.size_bytes)
         nbytes = sum(one.nbytes for one in spec.tensors if not task.names or one.name in task.names)
         operation = PARTIAL if task.names else task.operation

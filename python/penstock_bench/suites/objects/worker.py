@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import memory
 from penstock_bench.harness.measure import measured
 from penstock_bench.harness.running import rotated
@@ -139,7 +139,7 @@ def run_stores(task: StoreTask) -> dict[str, Any]:
     steps = itertools.count()
 
     def saved(store: penstock.CheckpointStore) -> float:
-        settle(directory, seconds_max=_SETTLE_SECONDS_MAX)
+        quiesce(directory, seconds_max=_SETTLE_SECONDS_MAX)
         step = next(steps)
         begun = time.perf_counter()
         store.save(step, state)

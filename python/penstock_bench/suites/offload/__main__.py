@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import fio, memory, tables
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.suite import Report, Run, suite
@@ -110,7 +110,7 @@ class _Scenario:
 
     def _turn(self, name: str, operation: str, block: int, index: int) -> None:
         sample = Sample(name, index, _named(operation, block), worker.TIMES * self._size_bytes)
-        settle(self._run.place)
+        quiesce(self._run.place)
         if name == FIO:
             sample.take(self._fio(operation, block))
         elif operation == LATENCY:

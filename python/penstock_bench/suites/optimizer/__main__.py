@@ -7,7 +7,7 @@ import shutil
 import statistics
 from typing import TYPE_CHECKING
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import fio, tables
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.suite import Report, Run, suite
@@ -67,7 +67,7 @@ def main(run: Run) -> Report:
             run.say("files of fio")
             _fio([_job(run, "a", "write"), _job(run, "b", "write")])
         for index, name in run.in_rounds(run.names):
-            settle(run.place)
+            quiesce(run.place)
             if name in STEPPERS:
                 _steps(run, name, index)
             else:

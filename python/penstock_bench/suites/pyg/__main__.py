@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.common.machine.limits import LimitError, limited
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock.integrations.pyg.synthetic import WIDTH, Igbh
 from penstock_bench.harness import fio, storage, tables
 from penstock_bench.harness.fio import FioError
@@ -144,7 +144,7 @@ def _measure(run: Run, task: Task, made: Igbh) -> None:
 
 
 def _epoch(run: Run, task: Task, name: str, index: int) -> None:
-    settle(run.place)
+    quiesce(run.place)
     storage.drop([path for path in run.place.rglob("*") if path.is_file()])
     settings = run.results.settings
     batches = settings["peer_batches" if name in PEERS else "batches"]
@@ -191,7 +191,7 @@ def _rate(run: Run, setting: tuple[int, int]) -> float:
     """Random reads of 4 KiB a second, of the rows of papers."""
     depth, jobs = setting
     path, offset, nbytes = files.file_of(run.place, "paper")
-    settle(run.place)
+    quiesce(run.place)
     seconds = _QUICK_FIO_SECONDS if run.is_quick else _FIO_SECONDS
     command = ["fio", "--name=rows", f"--filename={path}", "--rw=randread", "--bs=4096"]
     command += [f"--offset={offset}", f"--size={nbytes}", "--direct=1", "--readonly"]

@@ -26,8 +26,8 @@ from penstock.checkpoint.layout.sharding import Sharder
 from penstock.checkpoint.ranks.group import Ranks
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.round import Vote
-from penstock.checkpoint.saving.sharded import spread
-from penstock.common.machine.quiesce import settle
+from penstock.checkpoint.saving.sharded import flatten_sharded
+from penstock.common.machine.quiesce import quiesce
 from penstock.errors import RankError
 from penstock.io.arguments import to_native
 
@@ -75,11 +75,11 @@ def run(task: Task) -> dict[str, Any]:
     state = make(task)
     options = to_native(None)
     path = str(Path(task.directory) / "planned")
-    settle(Path(task.directory))
+    quiesce(Path(task.directory))
     spreads, jobs = [], []
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        flat = spread(state, Sharder(0, range(task.ranks)), _no_holders)
+        flat = flatten_sharded(state, Sharder(0, range(task.ranks)), _no_holders)
         spreads.append(time.perf_counter() - began)
         began = time.perf_counter()
         job = _native.Job(

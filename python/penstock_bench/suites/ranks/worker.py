@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import memory, storage
 from penstock_bench.harness.storage import files_below, sync_tree
 
@@ -153,7 +153,7 @@ def load(task: Task, directory: Path, state: State) -> None:
 
 def _prepare(task: Task, directory: Path) -> None:
     """The state of the machine before an operation; see ../README.md."""
-    settle(directory.parent)
+    quiesce(directory.parent)
     if task.operation == "load":
         storage.drop_everything(files_below(directory))
     memory.touch(task.size_bytes + task.size_bytes // 8)

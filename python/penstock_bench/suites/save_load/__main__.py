@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import memory, plots, tables
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.options import names_option
@@ -210,7 +210,7 @@ class _Scenario:
                 if operation == "load" and setting != self._fio["save"]:
                     fio.remove(place)
                     fio.run(setting, "save", place, nbytes)
-                settle(place)
+                quiesce(place)
                 done = fio.run(setting, operation, place, nbytes)
                 fields = {**done._asdict(), "setting": str(setting)}
             except FioError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import memory, storage
 from penstock_bench.harness.measure import Cost, measured
 from penstock_bench.harness.storage import files_below, sync_tree
@@ -73,7 +73,7 @@ def warm_up(contender: Writer, directory: Path, variant: str | None) -> None:
 def save(contender: Writer, directory: Path, spec: StateSpec) -> dict[str, Any]:
     """Measures a durable save."""
     state = contender.input(spec)
-    settle(directory.parent)
+    quiesce(directory.parent)
     memory.touch(memory_to_touch(spec))
     with measured() as cost:
         directory.mkdir()
@@ -96,7 +96,7 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
     """Measures a cold load, and looks at what it gave."""
     targets = contender.targets(spec)
     files = files_below(directory)
-    settle(directory.parent)
+    quiesce(directory.parent)
     dropped = storage.drop_everything(files)
     resident_fraction = storage.resident_fraction(files)
     memory.touch(memory_to_touch(spec))
@@ -121,11 +121,11 @@ def save_and_load(
 ) -> tuple[Cost, Cost]:
     """Measures a durable save by Penstock in this process, and a cold load of the checkpoint."""
     shutil.rmtree(path, ignore_errors=True)
-    settle(path.parent)
+    quiesce(path.parent)
     with measured() as saving:
         penstock.save(path, state, options=options, no_dist=True)
     storage.drop_everything(files_below(path))
-    settle(path.parent)
+    quiesce(path.parent)
     memory.touch(memory_to_touch(spec))
     with measured() as loading:
         loaded = penstock.load(path, options=options)

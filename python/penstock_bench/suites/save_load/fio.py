@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import fio
 from penstock_bench.harness.cases import MIB
 from penstock_bench.harness.fio import FioError
@@ -114,7 +114,7 @@ def sweep(
         progress(f"fio: {setting}")
         try:
             for operation, found in rates.items():
-                settle(directory)
+                quiesce(directory)
                 rate = run(setting, operation, directory, nbytes).gb_per_second
                 found.setdefault(setting, []).append(rate)
         except FioError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.machine.limits import LimitError, limited
-from penstock.common.machine.quiesce import settle_after
+from penstock.common.machine.quiesce import quiesce_after
 from penstock_bench.harness import fio, storage
 from penstock_bench.harness.fio import FioError
 from penstock_bench.harness.running import BenchError, rotated, run_module
@@ -176,7 +176,7 @@ class Stream:
             if "error" in prepared:
                 self._give_up(name, number, prepared["error"])
                 return
-            settle_after(self.plan.work, self.results.settings["weight_bytes"])
+            quiesce_after(self.plan.work, self.results.settings["weight_bytes"])
         found = self._generated(name, model, budget, tokens=self.plan.tokens)
         shutil.rmtree(self._place(name), ignore_errors=True)
         if "error" in found:

@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import nn
 
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import memory
 from penstock_bench.harness.measure import measured, memory_bytes
 from penstock_bench.harness.storage import files_below, sync_tree
@@ -135,13 +135,13 @@ def run(task: Task) -> dict[str, Any]:
     copy_seconds = time_copy(training.tensors())
     saver = SAVERS[task.saver].kind(root, training.optimizer)
     children = _processes()
-    settle(root)
+    quiesce(root)
     # As `penstock_bench.harness.memory.touch` says: what the host has to give back is given back
     # before.
     memory.touch(2 * state_bytes)
     with measured() as cost:
         first = train(training, saver, 1, task.every)
-        settle(root)
+        quiesce(root)
         memory.touch(2 * state_bytes)
         timing = train(training, saver, task.saves, task.every)
     children_bytes = _growth(children)

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from penstock.common.machine.limits import LimitError, limited
-from penstock.common.machine.quiesce import settle
+from penstock.common.machine.quiesce import quiesce
 from penstock_bench.harness import tables
 from penstock_bench.harness.suite import Report, Run, suite
 from penstock_bench.results.samples import Sample, Samples
@@ -55,7 +55,7 @@ def main(run: Run) -> Report:
         for name in run.each(run.names, lambda name: f"table of {name}"):
             run.child(worker.prepare, task(name, None, 0), name)
         for index, name in run.in_rounds(run.names):
-            settle(place)
+            quiesce(place)
             with contextlib.ExitStack() as stack:
                 group = _limited(run, stack)
                 found = run.child(worker.run, task(name, group, index + 1), name)

@@ -28,7 +28,7 @@ from penstock.checkpoint.layout.sharing import PIECE_BYTES_MIN, HeldBox, share_o
 from penstock.checkpoint.ranks.group import Ranks
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.members import Members
-from penstock.checkpoint.saving.sharded import spread
+from penstock.checkpoint.saving.sharded import flatten_sharded
 from penstock.tensors.memory import of_tensor
 
 pytestmark = pytest.mark.skipif(
@@ -572,7 +572,7 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
             stride=(3, 1),
         )
         with pytest.raises(penstock.UnsupportedStateError, match="do not say"):
-            spread({"w": tensor}, Sharder(0, range(2)), lambda hashes: [])
+            flatten_sharded({"w": tensor}, Sharder(0, range(2)), lambda hashes: [])
 
 
 def test_a_dtensor_whose_name_is_not_its_own_is_refused():
@@ -584,4 +584,6 @@ def test_a_dtensor_whose_name_is_not_its_own_is_refused():
         )
         for state in ({"a.b": one, "a": {"b": other}}, {"a.b": torch.ones(2), "a": {"b": one}}):
             with pytest.raises(penstock.UnsupportedStateError, match=r"a\.b"):
-                spread(state, Sharder(0, range(2)), lambda hashes: [Members.of([0])] * len(hashes))
+                flatten_sharded(
+                    state, Sharder(0, range(2)), lambda hashes: [Members.of([0])] * len(hashes)
+                )

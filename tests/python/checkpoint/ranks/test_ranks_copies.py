@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, Layout, rank, sharded, values
-from penstock.checkpoint.layout.sharding import Balance, discord, is_balanced
+from penstock.checkpoint.layout.sharding import Balance, find_mismatch, is_balanced
 from penstock.checkpoint.ranks.members import Copy, Members
 from ranks import IMPATIENT
 
@@ -144,11 +144,11 @@ def test_ranks_balance_just_when_all_copies_are_the_same():
         for number in (1, 2):
             balances[number].add_copy("b", marks[1][number - 1], "cpu", pair)
         assert is_balanced(one.sum for one in balances) == (expected is None)
-        found = discord(one.copies for one in balances)
+        found = find_mismatch(one.copies for one in balances)
         assert (found and (found.second.name, found.rank)) == expected
 
 
 def test_copies_on_different_devices_are_told_as_such():
     copies = [[Copy("a", 0, 1, "cpu")], [Copy("a", 0, 2, "cuda")]]
-    found = discord(copies)
+    found = find_mismatch(copies)
     assert (found.first.device, found.second.device, found.rank) == ("cpu", "cuda", 1)

@@ -146,9 +146,9 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
         for overwrite in (True, False)
     ]
     with pytest.warns(penstock.PenstockWarning, match="is replaced.*not be set aside: busy"):
-        targets[0].give_way()
+        targets[0].make_way()
     with pytest.raises(penstock.StorageError, match="busy"):
-        targets[1].give_way()
+        targets[1].make_way()
 
 
 @pytest.mark.parametrize("saves", ["save", "async"])

@@ -18,7 +18,7 @@ from compare import assert_same
 from parallel import gathered
 from penstock.checkpoint.loading import copying, load_plan, matching
 from penstock.checkpoint.loading import load as loading
-from penstock.checkpoint.steps.fallback import Descent
+from penstock.checkpoint.steps.fallback import FallbackSearch
 from penstock.checkpoint.training import filling
 from penstock.tensors import memory
 
@@ -342,7 +342,9 @@ def fail_between_the_rounds(root, is_resumed):
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:
-            patch.setattr(*((Descent, "_set_aside") if is_resumed else (loading, "read")), fail)
+            patch.setattr(
+                *((FallbackSearch, "_set_aside") if is_resumed else (loading, "read")), fail
+            )
         try:
             if is_resumed:
                 store.resume(training)

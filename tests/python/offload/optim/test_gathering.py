@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offload.optim.layout import Entry, Segment, segments_of
+from penstock.offload.optim.layout import ParameterEntry, StateSegment, segments_of
 from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 
 ENTRIES = st.lists(
@@ -21,11 +21,11 @@ ENTRIES = st.lists(
     ),
     min_size=1,
     max_size=10,
-).map(lambda found: [Entry(number, *one) for number, one in enumerate(found)])
+).map(lambda found: [ParameterEntry(number, *one) for number, one in enumerate(found)])
 
 
 @given(ENTRIES, st.randoms())
-def test_pieces_hold_everything_once(entries: list[Entry], random: object) -> None:
+def test_pieces_hold_everything_once(entries: list[ParameterEntry], random: object) -> None:
     segments = segments_of(entries)
     wanted = [
         (segment, entry.number, file)
@@ -35,7 +35,7 @@ def test_pieces_hold_everything_once(entries: list[Entry], random: object) -> No
     ]
     random.shuffle(wanted)
     elements: Counter[int] = Counter()
-    covered: dict[tuple[Segment, int], list[tuple[int, int]]] = {}
+    covered: dict[tuple[StateSegment, int], list[tuple[int, int]]] = {}
     for piece in pieces(wanted):
         assert piece.nbytes <= PIECE_BYTES
         ends = [(run.place, run.place + run.nbytes) for run in piece.runs]
@@ -70,7 +70,7 @@ def test_pieces_hold_everything_once(entries: list[Entry], random: object) -> No
 
 
 def test_neighbours_are_one_run() -> None:
-    entries = [Entry(number, (16, 3), torch.float32, ("a", "b")) for number in range(4000)]
+    entries = [ParameterEntry(number, (16, 3), torch.float32, ("a", "b")) for number in range(4000)]
     (segment,) = segments_of(entries)
     wanted = [(segment, entry.number, file) for entry in entries for file in range(2)]
     found = list(pieces(wanted))

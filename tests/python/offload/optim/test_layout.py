@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.offload.optim import layout
-from penstock.offload.optim.layout import LINE_BYTES, Entry, Segment
+from penstock.offload.optim.layout import LINE_BYTES, ParameterEntry, StateSegment
 from penstock.tensors.file_tensor import CHUNK_BYTES
 
 ENTRIES = st.lists(
@@ -22,18 +22,18 @@ ENTRIES = st.lists(
 ).map(
     lambda found: (
         [
-            Entry(number, tuple(shape), dtype, ("exp_avg", "exp_avg_sq"))
+            ParameterEntry(number, tuple(shape), dtype, ("exp_avg", "exp_avg_sq"))
             for number, (shape, dtype) in enumerate(found)
             if torch.Size(shape).numel() < 1 << 22
         ]
-        or [Entry(0, (), torch.float32, ("exp_avg", "exp_avg_sq"))]
+        or [ParameterEntry(0, (), torch.float32, ("exp_avg", "exp_avg_sq"))]
     )
 )
 
 
 @given(ENTRIES, st.integers(1, 4))
-def test_windows_hold_everything_once(entries: list[Entry], chunks: int) -> None:
-    segment = Segment(entries[0].moments, entries)
+def test_windows_hold_everything_once(entries: list[ParameterEntry], chunks: int) -> None:
+    segment = StateSegment(entries[0].moments, entries)
     at = 0
     elements = {entry.number: 0 for entry in entries}
     for window in segment.windows(chunks * CHUNK_BYTES):
@@ -54,8 +54,8 @@ def test_windows_hold_everything_once(entries: list[Entry], chunks: int) -> None
 
 
 @given(ENTRIES)
-def test_headers_are_of_safetensors(entries: list[Entry]) -> None:
-    segment = Segment(entries[0].moments, entries)
+def test_headers_are_of_safetensors(entries: list[ParameterEntry]) -> None:
+    segment = StateSegment(entries[0].moments, entries)
     for moment, header in zip(segment.moments, segment.headers, strict=True):
         assert len(header) % 4096 == 0
         assert int.from_bytes(header[:8], "little") == len(header) - 8

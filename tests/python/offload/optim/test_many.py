@@ -159,7 +159,7 @@ def test_what_failed_in_its_middle_leaves_nothing_behind(
     penstock.save(tmp_path / "checkpoint", optimizer.state_dict())
     state = optimizer.state_dict()
     _, other = made(tmp_path / "other", steps=0)
-    incoming = other._stored.target(0, "exp_avg", None).filler
+    state_import = other._stored.target(0, "exp_avg", None).filler
     wanted = [(number, moment) for number in range(400) for moment in ("exp_avg", "exp_avg_sq")]
     calls = []
 
@@ -174,14 +174,14 @@ def test_what_failed_in_its_middle_leaves_nothing_behind(
             raise RuntimeError("in its middle")
 
     with pytest.raises(RuntimeError, match="in its middle"):
-        incoming.put(wanted, read)
-    assert not incoming.has(0, "exp_avg")
-    incoming.put(wanted, read)
+        state_import.put(wanted, read)
+    assert not state_import.has(0, "exp_avg")
+    state_import.put(wanted, read)
     moments = {
         number: {
             "step": 2.0,
             **{
-                moment: incoming.tensor(number, moment, None)
+                moment: state_import.tensor(number, moment, None)
                 for moment in ("exp_avg", "exp_avg_sq")
             },
         }

@@ -34,7 +34,7 @@ _RANDOM = re.compile(r"random_states_\d+\.pkl")
 
 
 @contextmanager
-def telling(path: str) -> Iterator[None]:
+def describing_contents(path: str) -> Iterator[None]:
     """Extends errors about a path without a checkpoint by a description of its contents."""
     try:
         yield

@@ -18,7 +18,7 @@ from penstock.common.found import check_fetched
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.features.elements import item_bytes_of
 from penstock.features.row_tensor import RowTensor
-from penstock.io.extents import Run, Stored
+from penstock.io.extents import FileRange, TensorExtent
 from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
 from penstock.io.safetensors_header import header_of, weights_of
 from penstock.tensors import dtypes
@@ -103,17 +103,17 @@ def _index(path: Path) -> dict[str, str]:
     return dict(places)
 
 
-def _tables(stored: Mapping[str, Stored | Composed]) -> dict[str, RowTensor]:
+def _tables(stored: Mapping[str, TensorExtent | Composed]) -> dict[str, RowTensor]:
     names = dtypes.torch_names()
     return {
         name: RowTensor(
             names[one.dtype][0],
             int(one.dtype.itemsize),
             one.shape,
-            (Run(one.path, one.offset, one.nbytes),) if one.nbytes else (),
+            (FileRange(one.path, one.offset, one.nbytes),) if one.nbytes else (),
         )
         for name, one in stored.items()
-        if isinstance(one, Stored)
+        if isinstance(one, TensorExtent)
     }
 
 
@@ -195,8 +195,8 @@ def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> RowTensor:
     return table._replace(runs=_one_run(path, 0, nbytes))
 
 
-def _one_run(path: str, begin: int, nbytes: int) -> tuple[Run, ...]:
-    return (Run(path, begin, nbytes),) if nbytes else ()
+def _one_run(path: str, begin: int, nbytes: int) -> tuple[FileRange, ...]:
+    return (FileRange(path, begin, nbytes),) if nbytes else ()
 
 
 def _broken(path: str, why: str) -> CorruptCheckpointError:
