@@ -12,9 +12,9 @@ from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
 from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
 from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.save import save_single
 from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.common.events import observed
 from penstock.common.gc_paused import gc_paused

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.checkpoint.loading.path_kind import check_no_store
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.save import save_single
 from penstock.checkpoint.saving.save_queue import SaveQueue
 from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.checkpoint.saving.waiting import BackgroundSaver

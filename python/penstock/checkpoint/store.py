@@ -12,9 +12,9 @@ from penstock.checkpoint.loading.load import LoadRequest
 from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.ranks.group import find as find_ranks
-from penstock.checkpoint.saving.alone import save_single
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.save import save_single
 from penstock.checkpoint.saving.save_queue import SaveQueue
 from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.checkpoint.steps import restore
