@@ -14,8 +14,8 @@ from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.group import find as find_ranks
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.pending import save_multi_rank
 from penstock.checkpoint.saving.save import save_single
-from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.common.events import observed
 from penstock.common.gc_paused import gc_paused
 from penstock.common.progress import Progress, shown

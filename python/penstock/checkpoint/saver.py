@@ -8,9 +8,9 @@ from penstock.checkpoint.loading.path_kind import check_no_store
 from penstock.checkpoint.ranks.group import find as find_ranks
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.pending import save_multi_rank
 from penstock.checkpoint.saving.save import save_single
 from penstock.checkpoint.saving.save_queue import SaveQueue
-from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.checkpoint.saving.waiting import BackgroundSaver
 from penstock.common.events import observed
 from penstock.common.paths import absolute

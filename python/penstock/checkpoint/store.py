@@ -14,9 +14,9 @@ from penstock.checkpoint.mirroring.restoring import MirroredSteps
 from penstock.checkpoint.ranks.group import find as find_ranks
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
+from penstock.checkpoint.saving.pending import save_multi_rank
 from penstock.checkpoint.saving.save import save_single
 from penstock.checkpoint.saving.save_queue import SaveQueue
-from penstock.checkpoint.saving.together import save_multi_rank
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.retention import Retention
 from penstock.checkpoint.view.live import LiveState
