@@ -10,8 +10,7 @@ from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import Groups, read_files
 from penstock.checkpoint.saving.pending import save_multi_rank
 from penstock.checkpoint.saving.save import save_single
-from penstock.checkpoint.saving.save_queue import SaveQueue
-from penstock.checkpoint.saving.waiting import BackgroundSaver
+from penstock.checkpoint.saving.save_queue import BackgroundSaver, SaveQueue
 from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call

@@ -10,7 +10,7 @@ from penstock.checkpoint.mirroring.mirror import Mirror
 from penstock.checkpoint.mirroring.reader import TieredReader
 from penstock.checkpoint.mirroring.tiers import Tiers
 from penstock.checkpoint.saving.destination import warn
-from penstock.checkpoint.saving.waiting import BackgroundSaver
+from penstock.checkpoint.saving.save_queue import BackgroundSaver
 from penstock.checkpoint.steps.reader import Reader
 from penstock.checkpoint.steps.stored import StoredSteps
 from penstock.common.paths import of_bucket

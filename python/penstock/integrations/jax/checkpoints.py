@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from penstock import CheckpointStore
-from penstock.checkpoint.saving.waiting import BackgroundSaver
+from penstock.checkpoint.saving.save_queue import BackgroundSaver
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
