@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.mirroring.reports import MirrorReport
-from penstock.checkpoint.mirroring.taken import explaining_conflict
 from penstock.common.progress import shown
+from penstock.errors import CheckpointExistsError, CorruptCheckpointError
 from penstock.io.arguments import to_native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.checkpoint.mirroring.mirror import Mirror
     from penstock.common.progress import Progress
     from penstock.options import Options
@@ -69,3 +72,24 @@ def mirror_step(
             progress=update,
         )
     return MirrorReport(**fields)
+
+
+@contextmanager
+def explaining_conflict(there: str) -> Iterator[None]:
+    """Adds remedies to errors about the copy of a step, as a mirror replaces nothing.
+
+    Args:
+        there: The path of the copy, whether it exists or not.
+    """
+    try:
+        yield
+    except CheckpointExistsError as error:
+        raise CheckpointExistsError(
+            f"{error.path} holds another checkpoint, which stays: delete it there, or mirror to "
+            "another URL",
+            path=error.path,
+        ) from None
+    except CorruptCheckpointError as error:
+        if error.path == there:
+            error.add_note(f"remove all objects below {there}/, and the step is copied again")
+        raise

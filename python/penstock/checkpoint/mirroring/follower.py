@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
+from penstock.checkpoint.mirroring.copy_step import explaining_conflict
 from penstock.checkpoint.mirroring.reports import MirrorReport, MirrorStatus
-from penstock.checkpoint.mirroring.taken import explaining_conflict
 from penstock.common import events
 from penstock.common.tracing import call
 from penstock.errors import (
