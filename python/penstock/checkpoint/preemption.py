@@ -9,6 +9,7 @@ Many ranks have to stop after the same step: see `penstock.checkpoint.ranks.stop
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import numbers
 import os
@@ -20,14 +21,17 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.checkpoint.last_save import LastSave
 from penstock.checkpoint.ranks.stopping import Stopping
 from penstock.checkpoint.store import CheckpointStore
 from penstock.checkpoint.training.training import Training
 from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
+from penstock.options import Options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.checkpoint.ranks.group import Ranks
+    from penstock.checkpoint.saving.pending import PendingSave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -364,3 +368,46 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )
+
+
+class LastSave:
+    """Operations of a store for the last save of a run; for `Preemption`.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that save together; None for this process alone."""
+        return self._store._ranks()
+
+    @property
+    def pending(self) -> PendingSave | None:
+        """The last background save, unless it was already waited for here."""
+        return self._store._save_queue.pending
+
+    @property
+    def needed_seconds(self) -> float:
+        """Duration of the last save; 0 if there was none."""
+        return self._store._save_queue.last_seconds
+
+    def covers(self, step: int) -> bool:
+        """Whether a step is already saved, is being saved, or was the one resumed from."""
+        return self._store._save_queue.covers(step)
+
+    @contextlib.contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Limits the store's waits for other ranks inside the block."""
+        store = self._store
+        options = store._options
+        current = options or Options()
+        limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
+        store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
+        try:
+            yield
+        finally:
+            store._options = options
