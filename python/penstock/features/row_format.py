@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedStateError
-from penstock.features.padding import Align, row_bytes_for
 from penstock.features.table_file import TableFile
+from penstock.features.table_metadata import Align, row_bytes_for
 from penstock.io.digested_file import DigestedFile, ReservedFile
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import FileTensor

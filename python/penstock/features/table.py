@@ -19,12 +19,12 @@ from penstock.features.cache import check_cache, native_cache
 from penstock.features.columns import Columns
 from penstock.features.delivery import DeviceCopy
 from penstock.features.ids import ids_of
-from penstock.features.padding import row_bytes_for
 from penstock.features.pending import PendingRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
+from penstock.features.table_metadata import row_bytes_for
 from penstock.features.table_reports import FoldReport, TableStats
 from penstock.io.arguments import decode_local_path
 from penstock.io.data_file import reach

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from penstock.features.padding import Align
     from penstock.features.table_file import TableFile
+    from penstock.features.table_metadata import Align
     from penstock.io.tensor_io import TensorIO
     from penstock.reports import Fallback
 

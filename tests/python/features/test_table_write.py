@@ -21,8 +21,8 @@ import penstock
 from conftest import mounted
 from features.table_files import crc32c, files_below, found_bytes, found_rows, numbers
 from penstock import _native
-from penstock.features.padding import blocks_per_row, row_bytes_for
 from penstock.features.source import find
+from penstock.features.table_metadata import blocks_per_row, row_bytes_for
 from penstock.features.write import write
 
 if TYPE_CHECKING:
