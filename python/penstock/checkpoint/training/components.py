@@ -17,7 +17,6 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.state.tree import Node, branches
 from penstock.checkpoint.training.component import Component
 from penstock.checkpoint.training.filling import ATOMS
-from penstock.checkpoint.training.loader import LoaderComponent
 from penstock.checkpoint.training.model import ModelComponent
 from penstock.checkpoint.training.optimizer import OptimizerComponent
 from penstock.checkpoint.training.randomness import Generator
@@ -130,3 +129,43 @@ class _Group(Component):
     def _made(self, found: dict[Any, Any]) -> Any:
         kind = type(self.value)
         return found if kind is dict else kind(found.values())
+
+
+class LoaderComponent(Component):
+    """A loader that moves to its position when restored, not at its first iteration.
+
+    Starting an iterator draws a number from PyTorch's generator. The saved run had already drawn
+    it, so a resumed run must not draw it after the random states are restored.
+    """
+
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        """Whether a value is such a loader."""
+        module = sys.modules.get("torchdata.stateful_dataloader")
+        return module is not None and isinstance(value, module.StatefulDataLoader)
+
+    def mismatches(self, state: Any, *, is_partial: bool) -> Iterator[str]:
+        """Yields the reasons why the loader cannot move to a position; changes nothing."""
+        yield from super().mismatches(state, is_partial=is_partial)
+        saved, here = _workers(state), self.value.num_workers
+        if saved is not None and saved != here:
+            yield (
+                f"{saved} workers in the checkpoint, {here} in the training: each has a place of "
+                f"its own, so it takes num_workers={saved}"
+            )
+
+    def restore(self, state: Any, *, is_partial: bool) -> None:
+        """Moves to the stored position."""
+        super().restore(state, is_partial=is_partial)
+        # This starts the iterator, which ``iter(loader)`` then returns.
+        self.value.state_dict()
+
+
+def _workers(state: Any) -> int | None:
+    """Returns the number of workers of the saved loader; None if its state does not contain it."""
+    try:
+        if "_snapshot" in state:
+            return int(state["_snapshot"]["_main_snapshot"]["_num_workers"])
+        return 0 if "_num_yielded" in state else None
+    except (TypeError, KeyError):
+        return None
