@@ -11,20 +11,22 @@ import inspect
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import deepspeed.runtime.engine as runtime
+import torch
+from deepspeed.utils import zero_to_fp32
 
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
 from penstock.integrations.deepspeed.trial import try_out
-from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
 from penstock.integrations.versions import Probe
 from penstock.plugin import check_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _ENGINE = "deepspeed.runtime.engine"
 _FACTORY = "create_checkpoint_engine"
@@ -286,3 +288,41 @@ def _check(engine: Any) -> None:
             "share",
             key="checkpoint",
         )
+
+
+def read_stubs() -> None:
+    """Makes these functions read our tags without pickled values, in this process."""
+    zero_to_fp32.torch = _Torch(lambda path, device: tags.read_file(path, device=device))
+
+
+@contextmanager
+def weights_by(load: Callable[[str, Any], Any], tag: Any) -> Iterator[None]:
+    """Makes them read by an engine, and the requested tag, within the block.
+
+    Args:
+        load: Loads a stub, given its path and where tensors go.
+        tag: The tag; None for the latest.
+    """
+    gather, before = runtime.get_fp32_state_dict_from_zero_checkpoint, zero_to_fp32.torch
+    runtime.get_fp32_state_dict_from_zero_checkpoint = functools.partial(gather, tag=tag)
+    zero_to_fp32.torch = _Torch(load)
+    try:
+        yield
+    finally:
+        zero_to_fp32.torch = before
+        runtime.get_fp32_state_dict_from_zero_checkpoint = gather
+
+
+class _Torch:
+    """PyTorch, with another `load` for stubs."""
+
+    def __init__(self, load: Callable[[str, Any], Any]) -> None:
+        self._load = load
+
+    def load(self, path: str, **how: Any) -> Any:
+        if tags.is_stub(path):
+            return self._load(path, how.get("map_location"))
+        return torch.load(path, **how)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
