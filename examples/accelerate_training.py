@@ -3,7 +3,7 @@
     python examples/accelerate_training.py
     torchrun --nproc-per-node 2 examples/accelerate_training.py
 
-`enable` is the only line about Penstock. Start the program again after a kill: it resumes from its
+`attach` is the only line about Penstock. Start the program again after a kill: it resumes from its
 newest complete checkpoint, also in the middle of an epoch, and ends with the bits of an
 uninterrupted run.
 """
@@ -22,7 +22,7 @@ from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_
 from torch import nn
 
 import penstock
-from penstock.integrations.accelerate import enable
+from penstock.integrations.accelerate import attach
 
 WIDTH = 64
 SAMPLES = 208
@@ -51,7 +51,7 @@ def begin(directory: str) -> Accelerator:
     )
     data = DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)
     accelerator = Accelerator(cpu=True, project_config=project, dataloader_config=data)
-    return enable(accelerator, background=True, lazy=True)
+    return attach(accelerator, background=True, lazy=True)
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     try:
         accelerator.load_state()
         accelerator.print(f"resumed from step {progress.step}", flush=True)
-    except penstock.CheckpointNotFoundError:
+    except penstock.errors.CheckpointNotFoundError:
         accelerator.print("a new run", flush=True)
         set_seed(1, device_specific=True)  # each rank draws its own dropout
 

@@ -111,7 +111,7 @@ def newest(directory: Path) -> Path | None:
     for path in sorted(directory.glob("step-*"), reverse=True):
         try:
             penstock.inspect(path)
-        except penstock.IncompleteCheckpointError:
+        except penstock.errors.IncompleteCheckpointError:
             continue
         return path
     return None

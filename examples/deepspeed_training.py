@@ -2,7 +2,7 @@
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/deepspeed_training.py --stage 3
 
-`install` is the only line about Penstock. Start the program again after a kill: it resumes from the
+`enable` is the only line about Penstock. Start the program again after a kill: it resumes from the
 tag in ``latest``, and ends with the bits of an uninterrupted run.
 """
 
@@ -21,7 +21,7 @@ from torch import nn
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 
-from penstock.integrations.deepspeed.checkpoint_engine import install
+from penstock.integrations.deepspeed.checkpoint_engine import enable
 
 WIDTH = 64
 SAMPLES = 208
@@ -68,7 +68,7 @@ def main() -> None:
     # These settings make a run repeatable to the last bit. Saving needs none of them.
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
-    install(background=True, lazy=True)
+    enable(background=True, lazy=True)
     engine = begin(arguments.stage)
     path, state = engine.load_checkpoint(arguments.directory)
     step, loss = (state["step"], state["loss"]) if path else (0, 0.0)

@@ -62,7 +62,7 @@ def tables(directory: str, made: Igbh, width: int) -> dict[str, features.Feature
     for kind, count in made.nodes.items():
         path = os.path.join(directory, f"features-{kind}")
         # A killed run leaves no table or a whole one, and a whole one is not written again.
-        with contextlib.suppress(penstock.CheckpointExistsError):
+        with contextlib.suppress(penstock.errors.CheckpointExistsError):
             features.write(path, made.rows(kind, width), shape=(count, width))
         found[kind] = features.open(path, cache=cache)
     for kind in ("fos", "institute"):

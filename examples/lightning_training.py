@@ -116,7 +116,7 @@ def main() -> None:
             ),
             Teller(),
         ],
-        plugins=[PenstockIO(async_save=True)],
+        plugins=[PenstockIO(background=True)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -80,7 +80,7 @@ def train(arguments: dict[str, Any]) -> None:
         tell(f"step {step}: loss {loss.item():.4f}")
         if step % arguments["every"] == 0:
             metrics = {"loss": loss.item(), "step": step}
-            report(metrics, training, step=step, wait=False, storage_path=root)
+            report(metrics, training, step=step, background=True, storage_path=root)
     tell(f"digest {digest(training)}")
 
 

@@ -3,7 +3,7 @@
     python examples/transformers_trainer.py
     torchrun --nproc-per-node 2 examples/transformers_trainer.py     # DDP
 
-`enable` is the only line about Penstock. Kill the program at any moment and start it again: it
+`attach` is the only line about Penstock. Kill the program at any moment and start it again: it
 resumes from the newest complete checkpoint, and ends with the bits of an uninterrupted run.
 """
 
@@ -26,7 +26,7 @@ from transformers import (
     set_seed,
 )
 
-from penstock.integrations.transformers import enable, newest_checkpoint
+from penstock.integrations.transformers import attach, newest_checkpoint
 
 TOKENS = 64
 LENGTH = 16
@@ -87,7 +87,7 @@ def begin(directory: str, steps: int, every: int) -> Trainer:
     model = GPT2LMHeadModel(config)
     set_seed(1 + arguments.process_index)  # each rank draws its own dropout
     trainer = Trainer(model, arguments, train_dataset=Sentences(), callbacks=[Tell()])
-    return enable(trainer, asynchronous=True)
+    return attach(trainer, background=True)
 
 
 def main() -> None:

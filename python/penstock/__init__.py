@@ -11,40 +11,30 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from penstock import errors
+from penstock import errors as errors
 from penstock.common.native_threads import rest_at_exit
-from penstock.errors import *  # noqa: F403
+from penstock.errors import PenstockError as PenstockError
 
 if TYPE_CHECKING:
     from penstock import features as features
     from penstock import metrics as metrics
     from penstock import offload as offload
+    from penstock import reports as reports
     from penstock.checkpoint.api import inspect as inspect
     from penstock.checkpoint.api import load as load
     from penstock.checkpoint.api import save as save
     from penstock.checkpoint.api import verify as verify
-    from penstock.checkpoint.converting.convert import Conversion as Conversion
     from penstock.checkpoint.converting.convert import convert as convert
     from penstock.checkpoint.exporting.adopt import import_model as import_model
     from penstock.checkpoint.exporting.export import export as export
-    from penstock.checkpoint.exporting.report import ExportReport as ExportReport
-    from penstock.checkpoint.inspection import CheckpointInfo as CheckpointInfo
-    from penstock.checkpoint.inspection import MissingInfo as MissingInfo
-    from penstock.checkpoint.inspection import TensorInfo as TensorInfo
     from penstock.checkpoint.mirroring.mirror import Mirror as Mirror
-    from penstock.checkpoint.mirroring.reports import MirrorReport as MirrorReport
-    from penstock.checkpoint.mirroring.reports import MirrorStatus as MirrorStatus
     from penstock.checkpoint.preemption import Preemption as Preemption
     from penstock.checkpoint.preemption import on_signal as on_signal
-    from penstock.checkpoint.recovery import Explanation as Explanation
-    from penstock.checkpoint.recovery import SalvageReport as SalvageReport
-    from penstock.checkpoint.recovery import TensorFate as TensorFate
     from penstock.checkpoint.recovery import explain as explain
     from penstock.checkpoint.recovery import salvage as salvage
     from penstock.checkpoint.saver import Saver as Saver
     from penstock.checkpoint.saving.guard import guard as guard
     from penstock.checkpoint.saving.pending import PendingSave as PendingSave
-    from penstock.checkpoint.saving.pending import SaveProgress as SaveProgress
     from penstock.checkpoint.state.register import register_type as register_type
     from penstock.checkpoint.store import CheckpointStore as CheckpointStore
     from penstock.checkpoint.training.training import Training as Training
@@ -54,44 +44,23 @@ if TYPE_CHECKING:
     from penstock.io.remote import Token as Token
     from penstock.io.remote import set_remote as set_remote
     from penstock.options import Options as Options
-    from penstock.reports import Fallback as Fallback
-    from penstock.reports import LoadReport as LoadReport
-    from penstock.reports import Problem as Problem
-    from penstock.reports import RetentionReport as RetentionReport
-    from penstock.reports import SaveReport as SaveReport
-    from penstock.reports import ScrubbedStep as ScrubbedStep
-    from penstock.reports import ScrubReport as ScrubReport
-    from penstock.reports import VerifyResult as VerifyResult
     from penstock.tensors.marks import PerRank as PerRank
 
     __version__: str
 
 _HOMES = {
     "checkpoint.api": ("inspect", "load", "save", "verify"),
-    "checkpoint.converting.convert": ("Conversion", "convert"),
+    "checkpoint.converting.convert": ("convert",),
     "checkpoint.exporting.adopt": ("import_model",),
     "checkpoint.exporting.export": ("export",),
-    "checkpoint.exporting.report": ("ExportReport",),
-    "checkpoint.inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
     "checkpoint.mirroring.mirror": ("Mirror",),
-    "checkpoint.mirroring.reports": ("MirrorReport", "MirrorStatus"),
     "options": ("Options",),
     "checkpoint.preemption": ("Preemption", "on_signal"),
-    "checkpoint.recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
+    "checkpoint.recovery": ("explain", "salvage"),
     "io.remote": ("Credentials", "Remote", "Token", "set_remote"),
-    "reports": (
-        "Fallback",
-        "LoadReport",
-        "Problem",
-        "RetentionReport",
-        "SaveReport",
-        "ScrubReport",
-        "ScrubbedStep",
-        "VerifyResult",
-    ),
     "checkpoint.saver": ("Saver",),
     "checkpoint.saving.guard": ("guard",),
-    "checkpoint.saving.pending": ("PendingSave", "SaveProgress"),
+    "checkpoint.saving.pending": ("PendingSave",),
     "tensors.marks": ("PerRank",),
     "checkpoint.state.register": ("register_type",),
     "checkpoint.store": ("CheckpointStore",),
@@ -104,10 +73,10 @@ imports `penstock` for one of its errors or for the command line's help does not
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_MODULES = ("features", "metrics", "offload")
+_MODULES = ("features", "metrics", "offload", "reports")
 """Public modules, also imported at their first use."""
 
-__all__ = sorted([*errors.__all__, *_HOME_OF, *_MODULES, "__version__"])
+__all__ = sorted(["PenstockError", "errors", *_HOME_OF, *_MODULES, "__version__"])
 
 if not TYPE_CHECKING:
 

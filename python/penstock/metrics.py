@@ -10,12 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.load import Loaded
-from penstock.checkpoint.mirroring.reports import MirrorReport
 from penstock.checkpoint.saving.pending import PendingSave
 from penstock.common import events
 from penstock.common.paths import local
 from penstock.errors import MissingDependencyError, PenstockError, result_of
-from penstock.reports import SaveReport, ScrubReport, VerifyResult
+from penstock.reports import MirrorReport, SaveReport, ScrubReport, VerifyResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,6 +17,7 @@ import torch
 
 import penstock
 from penstock import features, offload
+from penstock.errors import DeviceError, StateMismatchError
 
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
@@ -175,7 +176,7 @@ class TestSave:
         with penstock.CheckpointStore(tmp_path / "store") as store:
             pending = store.save_async(1, state, lazy=True)
             state["a"].fill_(3)
-            with pytest.raises(penstock.StateMismatchError):
+            with pytest.raises(StateMismatchError):
                 pending.result()
 
     def test_tensors_that_are_let_go_of_are_stored(self, tmp_path):
@@ -201,9 +202,9 @@ class TestSave:
                 with torch.cuda.graph(graph):
                     doubled = values * 2
                     if number % 4 == 0:
-                        with pytest.raises(penstock.DeviceError, match="captur"):
+                        with pytest.raises(DeviceError, match="captur"):
                             penstock.save(tmp_path / "b", state)
-                        with pytest.raises(penstock.DeviceError, match="captur"):
+                        with pytest.raises(DeviceError, match="captur"):
                             penstock.load(tmp_path / "c", device="cuda")
                 graph.replay()
                 assert (doubled == 2).all()
@@ -218,7 +219,7 @@ child = os.fork()
 if not child:
     try:
         penstock.save(sys.argv[1] + "/second", state)
-    except penstock.DeviceError as error:
+    except penstock.errors.DeviceError as error:
         penstock.save(sys.argv[1] + "/host", {"a": torch.ones(1 << 20)})
         os._exit(7)
     os._exit(1)
@@ -345,7 +346,7 @@ class TestRows:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 more = values + 1
-                with pytest.raises(penstock.DeviceError, match="captur"):
+                with pytest.raises(DeviceError, match="captur"):
                     served.gather(ids)
             graph.replay()
             assert (more == 2).all()
@@ -422,7 +423,7 @@ class TestTables:
                     lambda: table.update([1], {name: one[:1] for name, one in rows.items()}),
                     begun.result,
                 ):
-                    with pytest.raises(penstock.DeviceError, match="captur"):
+                    with pytest.raises(DeviceError, match="captur"):
                         ask()
             graph.replay()
             assert (more == 2).all()
@@ -492,7 +493,7 @@ class TestGraphs:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             more = values + 1
             for ask in (lambda: next(epoch), lambda: iter(loader)):
-                with pytest.raises(penstock.DeviceError, match="captur"):
+                with pytest.raises(DeviceError, match="captur"):
                     ask()
         graph.replay()
         assert (more == 2).all()
@@ -614,7 +615,7 @@ class TestOffload:
         hidden = torch.ones((1, 256), dtype=dtype, device=DEVICE)
         with torch.inference_mode(), torch.cuda.graph(graph):
             more = values + 1
-            with pytest.raises(penstock.DeviceError, match="captur"):
+            with pytest.raises(DeviceError, match="captur"):
                 experts(hidden, chosen, chosen.to(dtype))
         graph.replay()
         assert (more == 2).all()
@@ -655,7 +656,7 @@ class TestOptimizers:
         graph, counter = torch.cuda.CUDAGraph(), torch.zeros((), device=DEVICE)
         with torch.cuda.graph(graph):
             counter += 1
-            with pytest.raises(penstock.DeviceError):
+            with pytest.raises(DeviceError):
                 optimizer.step()
         graph.replay()
         assert counter.item() == 1

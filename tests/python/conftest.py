@@ -27,6 +27,7 @@ import pytest
 import forks
 import older_torch  # noqa: F401  names of newer versions for tests
 import penstock
+from penstock.errors import StorageError
 
 pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]
 
@@ -81,7 +82,7 @@ def uring_refusal() -> str | None:
             # Long enough to be stored in a shard: a tree alone needs no engine.
             options = penstock.Options(engine="uring")
             penstock.save(f"{directory}/probe", bytes(1 << 13), options=options)
-        except penstock.StorageError as error:
+        except StorageError as error:
             return str(error)
     return None
 

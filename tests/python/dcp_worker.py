@@ -31,6 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import penstock
+from penstock.errors import CheckpointExistsError, StorageError
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 warnings.filterwarnings("ignore", category=UserWarning)
@@ -144,7 +145,7 @@ class FailingPlanner(dcp.DefaultSavePlanner):
         if self.is_due and self.action == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.is_due:
-            raise penstock.StorageError("the disk is on fire", path="/dev/fire", errno=5)
+            raise StorageError("the disk is on fire", path="/dev/fire", errno=5)
         return super().resolve_data(write_item)
 
 
@@ -158,7 +159,7 @@ def fail(path: str, rank: str) -> None:
         dcp.save(make_state("rows", 9), storage_writer=writer, planner=planner)
     assert time.monotonic() - began < FAILURE_SECONDS_MAX
     failure, _ = caught.value.failures[int(rank)]
-    assert isinstance(failure, penstock.StorageError), failure
+    assert isinstance(failure, StorageError), failure
     assert failure.errno == 5
     dist.barrier()
     assert manifest(path) == before["manifest.json"]
@@ -190,7 +191,7 @@ def manifest(path: str) -> bytes:
 
 def refuse(path: str) -> None:
     """An existing checkpoint, cached plans, and ranks that would save alone."""
-    expect(penstock.CheckpointExistsError, path, storage_writer=StorageWriter(path))
+    expect(CheckpointExistsError, path, storage_writer=StorageWriter(path))
     expect(ValueError, path, storage_writer=StorageWriter(path), use_collectives=False)
     planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
     writer = StorageWriter(f"{path}-cached", overwrite=True)

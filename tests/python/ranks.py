@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 import forks
 import penstock
+from penstock.errors import RankError
 
 if TYPE_CHECKING:
     import signal
@@ -96,7 +97,7 @@ class Job:
         found = self.outcomes(function, *arguments, ranks=ranks, timeout_seconds=timeout_seconds)
         failures = [one for one in found if isinstance(one, BaseException)]
         if failures:
-            raise next((e for e in failures if not isinstance(e, penstock.RankError)), failures[0])
+            raise next((e for e in failures if not isinstance(e, RankError)), failures[0])
         return found
 
     def outcomes(

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 import penstock
 from penstock import features, offload
 from penstock.cli import cli
+from penstock.errors import CheckpointNotFoundError
 
 STRAY = b"\xff"
 
@@ -24,7 +25,7 @@ def root(tmp_path):
 def test_a_checkpoint_that_is_opened_as_a_store_is_named(root):
     path = root + b"/" + STRAY
     penstock.save(path, {"x": torch.ones(3)})
-    with pytest.raises(penstock.CheckpointNotFoundError, match="is a checkpoint, not a store"):
+    with pytest.raises(CheckpointNotFoundError, match="is a checkpoint, not a store"):
         penstock.CheckpointStore(path)
     assert penstock.load(path)["x"].sum() == 3
 
@@ -35,7 +36,7 @@ def test_a_stray_in_a_store_is_passed_over(root):
     store.save(1, {"x": torch.ones(3, 2)})
     os.mkdir(path + b"/" + STRAY)
     assert store.steps() == [1]
-    with pytest.raises(penstock.CheckpointNotFoundError, match="its newest step"):
+    with pytest.raises(CheckpointNotFoundError, match="its newest step"):
         penstock.load(path)
     assert store.load()["x"].sum() == 6
     with features.open(path) as table:
@@ -62,7 +63,7 @@ def test_files_of_others_are_read_or_named(root):
     penstock.import_model(root + b"/others", root + b"/imported")
     assert penstock.load(root + b"/imported")["model"]["weight"].sum() == 12
     for call in (penstock.load, penstock.verify):
-        with pytest.raises(penstock.CheckpointNotFoundError, match="a file of safetensors"):
+        with pytest.raises(CheckpointNotFoundError, match="a file of safetensors"):
             call(file)
     penstock.save(root + b"/others", {"x": 1})
     assert penstock.load(root + b"/others") == {"x": 1}

@@ -26,6 +26,7 @@ import torch
 from torch import optim
 
 import penstock
+from penstock.errors import StateMismatchError
 from threads import on_threads
 
 if TYPE_CHECKING:
@@ -444,7 +445,7 @@ def run(store: penstock.CheckpointStore, step: int, scene: Scene, dice: random.R
     scene.change()
     error = pending.exception()
     if error is not None:
-        if not isinstance(error, penstock.StateMismatchError):
+        if not isinstance(error, StateMismatchError):
             raise error
         return "refused" if scene.succeeds else "failed"
     is_whole = equal(expected, store.load(step))

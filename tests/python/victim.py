@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import penstock
+from penstock.errors import CheckpointNotFoundError, IncompleteCheckpointError
 
 
 def make_state(step: int) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def replace(path: str, options: penstock.Options) -> None:
     """Saves one checkpoint over and over."""
     try:
         begin = penstock.load(path)["step"] + 1
-    except (penstock.CheckpointNotFoundError, penstock.IncompleteCheckpointError):
+    except (CheckpointNotFoundError, IncompleteCheckpointError):
         begin = 0
     tell("ready")
     for step in itertools.count(begin):

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.checkpoint.inspection import CheckpointInfo, describe
+from penstock.checkpoint.inspection import describe
 from penstock.checkpoint.loading.leaf_names import problems_of
 from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
 from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
@@ -28,7 +28,7 @@ from penstock.io.arguments import (
     encode_metadata,
     to_native,
 )
-from penstock.reports import LoadReport, SaveReport, VerifyResult
+from penstock.reports import CheckpointInfo, LoadReport, SaveReport, VerifyResult
 
 if TYPE_CHECKING:
     import os

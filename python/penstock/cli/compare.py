@@ -130,7 +130,7 @@ def _difference(a: Side, b: Side, name: str, value_a: Any, value_b: Any) -> Diff
     try:
         return difference(value_a, value_b, REPEATS_MAX * stored + ELEMENTS_MIN)
     except ValueError as error:
-        raise penstock.StateMismatchError(
+        raise penstock.errors.StateMismatchError(
             f"{a.path}: {name} cannot be compared: {error}, which neither side repeats as a whole; "
             "it stands for a part of another tensor, which is compared by itself",
             key=name,

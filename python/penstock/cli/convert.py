@@ -77,7 +77,7 @@ def convert(
     return 0
 
 
-def _print(report: penstock.Conversion) -> None:
+def _print(report: penstock.reports.Conversion) -> None:
     out = console()
     tensors = "tensor" if report.tensors == 1 else "tensors"
     step = "" if report.step is None else f" at step {report.step}"

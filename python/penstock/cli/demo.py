@@ -46,7 +46,7 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
     removes what it made. Exits with 1 if anything it claims does not hold.
     """
     if importlib.util.find_spec("torch") is None:
-        raise penstock.MissingDependencyError(
+        raise penstock.errors.MissingDependencyError(
             "penstock demo trains with PyTorch, which is not installed: "
             "pip install 'penstock[torch]'",
             name="torch",

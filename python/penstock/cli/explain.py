@@ -30,7 +30,7 @@ _MANY_DESCRIBED = {
 _RANKS_NAMED_MAX = 8
 
 
-def as_json(explained: penstock.Explanation) -> dict[str, Any]:
+def as_json(explained: penstock.reports.Explanation) -> dict[str, Any]:
     """The result as a dictionary, for JSON."""
     return {
         "path": explained.path,
@@ -52,11 +52,11 @@ def as_json(explained: penstock.Explanation) -> dict[str, Any]:
     }
 
 
-def _sum(tensors: Sequence[penstock.TensorFate]) -> dict[str, int]:
+def _sum(tensors: Sequence[penstock.reports.TensorFate]) -> dict[str, int]:
     return {"count": len(tensors), "bytes": sum(tensor.bytes for tensor in tensors)}
 
 
-def show(explained: penstock.Explanation) -> None:
+def show(explained: penstock.reports.Explanation) -> None:
     """Prints the result as tables."""
     out = console()
     names = _names(explained)
@@ -95,7 +95,7 @@ def show(explained: penstock.Explanation) -> None:
         out.print(f"\npenstock salvage {explained.path} OUT{option}", style="dim", soft_wrap=True)
 
 
-def _names(explained: penstock.Explanation) -> FileNames:
+def _names(explained: penstock.reports.Explanation) -> FileNames:
     texts = [*explained.missing_files]
     texts += [text for one in explained.problems for text in (one.file, one.message) if text]
     texts += [one.hit for one in explained.hit if one.hit]
@@ -110,7 +110,7 @@ def _lost(ranks: Sequence[int]) -> str:
     return f", of which {named}{more} lost {'its part' if len(ranks) == 1 else 'their parts'}"
 
 
-def _print_ranks(explained: penstock.Explanation) -> None:
+def _print_ranks(explained: penstock.reports.Explanation) -> None:
     """Prints the tensors left of each rank that lost some, and of those shared by all."""
     counts: dict[int | None, Counter[str]] = {None: Counter()}
     for fate in explained.tensors:
@@ -140,7 +140,7 @@ def _print_ranks(explained: penstock.Explanation) -> None:
         console().print(f"all that {what} had alone is intact", style="dim")
 
 
-def _print_problems(explained: penstock.Explanation, names: FileNames) -> None:
+def _print_problems(explained: penstock.reports.Explanation, names: FileNames) -> None:
     if explained.problems:
         rows = table("file", "offset", "problem", numbers=["offset"], folded=["file", "problem"])
         for problem in explained.problems[:ROWS_MAX]:
@@ -153,7 +153,7 @@ def _print_problems(explained: penstock.Explanation, names: FileNames) -> None:
             console().print(f"{counted}; --json lists all", style="dim")
 
 
-def _print_hit(explained: penstock.Explanation, names: FileNames) -> None:
+def _print_hit(explained: penstock.reports.Explanation, names: FileNames) -> None:
     out = console()
     if explained.hit:
         # With many ranks the file names do not show why a tensor that they share is damaged.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
-from penstock.checkpoint.exporting.report import REMEDY
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
 from penstock.common.console import (
@@ -20,6 +19,7 @@ from penstock.common.console import (
     progress_bar,
     size,
 )
+from penstock.reports.copies import REMEDY
 
 if TYPE_CHECKING:
     from pathlib import Path

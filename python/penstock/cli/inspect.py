@@ -96,7 +96,7 @@ def inspect(
 
 
 def _select(
-    info: penstock.CheckpointInfo, values: dict[str, Any] | None, keys: tuple[str, ...]
+    info: penstock.reports.CheckpointInfo, values: dict[str, Any] | None, keys: tuple[str, ...]
 ) -> dict[str, Any]:
     """Everything to show, restricted to the requested names."""
     # Imported here, as it imports NumPy, which helps do not need.
@@ -206,7 +206,7 @@ def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _print_missing(missing: list[dict[str, Any]], rows_max: int) -> None:
     if missing:
         names = FileNames("", (row["reason"] for row in missing))
-        shown = [penstock.MissingInfo(**row) for row in _first(missing, rows_max)]
+        shown = [penstock.reports.MissingInfo(**row) for row in _first(missing, rows_max)]
         rows = missing_table(shown, names.short)
         _print_table(rows, len(missing), "missing")
 

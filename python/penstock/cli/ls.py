@@ -138,9 +138,9 @@ def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> di
     if state in ("complete", "partial"):
         try:
             content = penstock.inspect(path)
-        except penstock.StorageError as error:
+        except penstock.errors.StorageError as error:
             state, reason = "unreadable", str(error)
-        except penstock.FormatVersionError as error:
+        except penstock.errors.FormatVersionError as error:
             state, reason = "newer", str(error)
         except penstock.PenstockError as error:
             # The scan checks manifest and file sizes, `inspect` every part as well.

@@ -65,7 +65,7 @@ def mirror(
     store = store_at(root)
     try:
         wanted = penstock.Mirror(url, every=every, bytes_per_second=rate, connections=connections)
-    except penstock.UnsupportedPathError as error:
+    except penstock.errors.UnsupportedPathError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
     # Imported here, as it imports NumPy, which helps do not need.
     from penstock.checkpoint.mirroring.copy_step import compared

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from penstock.checkpoint.inspection import MissingInfo
+    from penstock.reports import MissingInfo
 
 
 def missing_table(

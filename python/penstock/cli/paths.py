@@ -52,7 +52,7 @@ def check_directory(path: str) -> None:
         told = path_kind.describe(path)
         what_else = f": this is {what}, and checkpoints and stores are directories"
         text = what_else if told is None else f" {told}"
-    raise penstock.CheckpointNotFoundError(f"{path}{text}", path=path)
+    raise penstock.errors.CheckpointNotFoundError(f"{path}{text}", path=path)
 
 
 def checkpoint_at(path: str) -> tuple[str, str | None]:
@@ -71,7 +71,7 @@ def checkpoint_at(path: str) -> tuple[str, str | None]:
     store = penstock.CheckpointStore(path)
     newest = store.latest()
     if newest is None:
-        raise penstock.CheckpointNotFoundError(
+        raise penstock.errors.CheckpointNotFoundError(
             f"{path}: none of the steps of this store is complete; "
             f"penstock ls {path} says what is wrong with each",
             path=path,
@@ -89,7 +89,7 @@ def store_at(path: str) -> penstock.CheckpointStore:
     """
     check_directory(path)
     if is_there(os.path.join(path, _native.MANIFEST)):
-        raise penstock.CheckpointNotFoundError(
+        raise penstock.errors.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
             path=path,
         )

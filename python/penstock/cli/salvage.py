@@ -63,7 +63,7 @@ def salvage(path: str, out: str, unverified: bool, as_json: bool) -> int:
     return 0
 
 
-def _print(report: penstock.SalvageReport) -> None:
+def _print(report: penstock.reports.SalvageReport) -> None:
     out = console()
     made = summary_table(
         ("salvaged", report.source),

@@ -73,7 +73,7 @@ def scrub(root: str, rate: int | None, max_age: int, as_json: bool) -> int:
     return 0 if report.ok else 1
 
 
-def _print(report: penstock.ScrubReport) -> None:
+def _print(report: penstock.reports.ScrubReport) -> None:
     out = console()
     if not report.steps:
         out.print(f"{report.root}: no steps")
@@ -103,7 +103,7 @@ def _print(report: penstock.ScrubReport) -> None:
             out.print(f"penstock verify {path} --explain", style="dim", soft_wrap=True)
 
 
-def _reason(step: penstock.ScrubbedStep, root: str) -> str:
+def _reason(step: penstock.reports.ScrubbedStep, root: str) -> str:
     path = os.path.join(root, _native.step_directory(step.step))
     tensors = sorted({problem.tensor for problem in step.problems if problem.tensor})
     named = f" ({', '.join(tensors[:TENSORS_NAMED_MAX])}" if tensors else ""

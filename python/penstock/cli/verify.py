@@ -107,7 +107,9 @@ def _explain(path: str, *, as_json: bool) -> int:
     return 0 if explained.ok else 1
 
 
-def _verify_store(root: str, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[str]]:
+def _verify_store(
+    root: str, *, hidden: bool
+) -> tuple[list[penstock.reports.VerifyResult], list[str]]:
     """Results of steps that should be checkpoints, and paths of unfinished ones.
 
     Raises:
@@ -121,7 +123,7 @@ def _verify_store(root: str, *, hidden: bool) -> tuple[list[penstock.VerifyResul
         else:
             results.append(_verify_step(store, info, hidden=hidden))
     if not results:
-        raise penstock.CheckpointNotFoundError(
+        raise penstock.errors.CheckpointNotFoundError(
             f"{root}: none of the {len(incomplete)} steps of this store was ever finished, so "
             "there is nothing to verify",
             path=root,
@@ -131,14 +133,14 @@ def _verify_store(root: str, *, hidden: bool) -> tuple[list[penstock.VerifyResul
 
 def _verify_step(
     store: penstock.CheckpointStore, info: StepInfo, *, hidden: bool
-) -> penstock.VerifyResult:
+) -> penstock.reports.VerifyResult:
     try:
         with progress_bar(f"step {info.step}", hidden=hidden) as update:
             return store.verify(info.step, progress=update)
     except penstock.PenstockError as error:
         # One unreadable step must not keep the others from being checked.
-        problem = penstock.Problem(file=None, offset=None, tensor=None, message=str(error))
-        return penstock.VerifyResult(
+        problem = penstock.reports.Problem(file=None, offset=None, tensor=None, message=str(error))
+        return penstock.reports.VerifyResult(
             path=store.path(info.step),
             ok=False,
             problems=(problem,),
@@ -149,7 +151,7 @@ def _verify_step(
         )
 
 
-def _print(results: list[penstock.VerifyResult], incomplete: list[str]) -> None:
+def _print(results: list[penstock.reports.VerifyResult], incomplete: list[str]) -> None:
     out = console()
     rows = table("checkpoint", "result", "checked", numbers=["checked"], folded=["checkpoint"])
     for result in results:
@@ -167,14 +169,14 @@ def _print(results: list[penstock.VerifyResult], incomplete: list[str]) -> None:
             _print_problems(result)
 
 
-def _print_problems(result: penstock.VerifyResult) -> None:
+def _print_problems(result: penstock.reports.VerifyResult) -> None:
     """Prints a table for each file, or a line for one that is gone or unreadable."""
     out = console()
     shown = result.problems[:PROBLEMS_MAX]
     names = FileNames.beside_all(
         result.path, (text for one in shown for text in (one.file, one.message) if text)
     )
-    by_file: dict[str | None, list[penstock.Problem]] = {}
+    by_file: dict[str | None, list[penstock.reports.Problem]] = {}
     for problem in shown:
         by_file.setdefault(problem.file, []).append(problem)
     for file, problems in by_file.items():

@@ -54,3 +54,8 @@ def in_bytes(nbytes: int) -> str:
 def in_seconds(seconds: float) -> str:
     """Formats seconds, below one second as milliseconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def gb_per_second(nbytes: int, seconds: float) -> float:
+    """Returns a rate in GB/s (10**9 bytes); 0 if no time has passed."""
+    return nbytes / seconds / 1e9 if seconds > 0 else 0.0

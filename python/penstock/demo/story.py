@@ -133,7 +133,7 @@ class Story:
         )
         return run
 
-    def _sweep_and_verify(self, kill: Kill) -> penstock.VerifyResult:
+    def _sweep_and_verify(self, kill: Kill) -> penstock.reports.VerifyResult:
         self._narrator.chapter("4  Check the store")
         orphans = self._store.sweep()
         left = {name for name, _ in kill.files} & {path.name for path in self._root.rglob("*")}
@@ -162,7 +162,7 @@ class Story:
         _flip_bit(copy / target.file, (target.begin + target.end) // 2)
         try:
             penstock.load(copy)
-        except penstock.CorruptCheckpointError as error:
+        except penstock.errors.CorruptCheckpointError as error:
             self._narrator.error(error)
             found = (error.file, error.tensor)
         else:
@@ -178,7 +178,7 @@ class Story:
         )
 
     def _numbers(
-        self, killed: TrainingLog, resumed: TrainingLog, checked: penstock.VerifyResult
+        self, killed: TrainingLog, resumed: TrainingLog, checked: penstock.reports.VerifyResult
     ) -> None:
         self._narrator.chapter("6  Numbers")
         saves, loaded = [*killed.saves, *resumed.saves], resumed.loaded

@@ -127,7 +127,7 @@ def _digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _emit_loaded(report: penstock.LoadReport) -> None:
+def _emit_loaded(report: penstock.reports.LoadReport) -> None:
     _emit("resumed", step=report.step, report=dataclasses.asdict(report))
 
 

@@ -56,7 +56,7 @@ def _measured(url: str, progress: Callable[[str], None]) -> Iterator[Finding]:
         progress("a save")
         saved = store.save(0, state)
         progress("a load")
-        loads: list[penstock.LoadReport] = []
+        loads: list[penstock.reports.LoadReport] = []
         penstock.load(store.path(0), report=loads.append)
     finally:
         store.delete(0)

@@ -88,8 +88,8 @@ def _io(options: Options) -> TensorIO:
         engine=options.engine,
         direct=options.direct,
         queue_depth=options.queue_depth,
-        workers=options.io_threads,
-        block_bytes=options.extent_bytes,
+        io_threads=options.io_threads,
+        extent_bytes=options.extent_bytes,
     )
 
 

@@ -26,6 +26,6 @@ def check_length(name: str, row_bytes: int, block_bytes: int, remedy: str = "") 
     if row_bytes > longest:
         raise UnsupportedStateError(
             f"{name}: rows of {row_bytes} bytes; one request moves {longest}: give"
-            f" io=TensorIO(block_bytes=…) with more{remedy}",
+            f" io=TensorIO(extent_bytes=…) with more{remedy}",
             key=name,
         )

@@ -16,9 +16,9 @@ from penstock.options import Options
 _MIB, _PAGE_BYTES = 1 << 20, 4096
 
 _NUMBERS = {
-    "block_bytes": Number(_PAGE_BYTES, 1 << 30, "bytes", multiple_of=_PAGE_BYTES),
+    "extent_bytes": Number(_PAGE_BYTES, 1 << 30, "bytes", multiple_of=_PAGE_BYTES),
     "queue_depth": Number(1, 4096, "requests"),
-    "workers": Number(1, 1024, "threads"),
+    "io_threads": Number(1, 1024, "threads"),
     "staging_bytes": Number(4 * _MIB, 1 << 50, "bytes"),
 }
 _STAGING_BYTES = 64 * _MIB
@@ -34,18 +34,18 @@ class ExecutorSettings:
 
     Attributes:
         engine: ``"auto"``, ``"uring"`` or ``"threads"``.
-        workers: Number of threads.
+        io_threads: Number of threads.
         queue_depth: Operations in flight per worker.
         in_flight_bytes: Largest number of bytes in flight per worker.
-        block_bytes: Largest size of one operation, in bytes.
+        extent_bytes: Largest size of one operation, in bytes.
         staging_bytes: Memory for transfers that need an intermediate copy, in bytes.
     """
 
     engine: str
-    workers: int
+    io_threads: int
     queue_depth: int
     in_flight_bytes: int
-    block_bytes: int
+    extent_bytes: int
     staging_bytes: int
 
 
@@ -60,9 +60,9 @@ class Choice:
     """
 
     engine: str
-    workers: int | None
+    io_threads: int | None
     queue_depth: int | None
-    block_bytes: int | None
+    extent_bytes: int | None
     staging_bytes: int | None
     is_for_rows: bool = False
 
@@ -74,14 +74,14 @@ class Choice:
         options = Options() if engine is None else Options(engine=engine)
         said = {
             "queue_depth": options.queue_depth,
-            "workers": options.io_threads,
+            "io_threads": options.io_threads,
             "staging_bytes": options.staging_bytes,
-            "block_bytes": options.extent_bytes,
+            "extent_bytes": options.extent_bytes,
         }
         chosen: dict[str, Any] = {name: numbers.get(name) or said[name] for name in said}
-        if chosen["block_bytes"] and numbers.get("staging_bytes"):
+        if chosen["extent_bytes"] and numbers.get("staging_bytes"):
             # The staging memory must hold a block of each of two workers.
-            least = Number(2 * chosen["block_bytes"], 1 << 50, "bytes")
+            least = Number(2 * chosen["extent_bytes"], 1 << 50, "bytes")
             least.check("staging_bytes", numbers["staging_bytes"])
         return cls(engine=options.engine, **chosen)
 
@@ -91,20 +91,20 @@ class Choice:
         Args:
             file: The file; None for a transfer without any file.
         """
-        block_bytes, blocks, workers = file.suited if file else (_MIB, 32, 1)
+        extent_bytes, blocks, io_threads = file.suited if file else (_MIB, 32, 1)
         staging_bytes = self.staging_bytes or _STAGING_BYTES
         if self.is_for_rows and file and file.direct:
-            workers = min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
-        if self.block_bytes:
-            block_bytes = self.block_bytes
-            staging_bytes = max(staging_bytes, 2 * block_bytes)
-        block_bytes = min(block_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
+            io_threads = min(io_threads, max(1, len(os.sched_getaffinity(0)) // 2))
+        if self.extent_bytes:
+            extent_bytes = self.extent_bytes
+            staging_bytes = max(staging_bytes, 2 * extent_bytes)
+        extent_bytes = min(extent_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
         return ExecutorSettings(
             engine=self.engine,
-            workers=self.workers or workers,
+            io_threads=self.io_threads or io_threads,
             queue_depth=self.queue_depth or _SMALL_TIMES * blocks,
-            in_flight_bytes=(self.queue_depth or blocks) * block_bytes,
-            block_bytes=block_bytes,
+            in_flight_bytes=(self.queue_depth or blocks) * extent_bytes,
+            extent_bytes=extent_bytes,
             staging_bytes=staging_bytes,
         )
 
@@ -128,10 +128,10 @@ def hold(settings: ExecutorSettings) -> _native.Executor:
         if executor is None:
             executor = _shared[settings] = _native.Executor(
                 engine=settings.engine,
-                workers=settings.workers,
+                workers=settings.io_threads,
                 queue_depth=settings.queue_depth,
                 in_flight_bytes=settings.in_flight_bytes,
-                block_bytes=settings.block_bytes,
+                block_bytes=settings.extent_bytes,
                 staging_bytes=settings.staging_bytes,
             )
         _users[settings] += 1

@@ -47,9 +47,9 @@ class TensorIO:
     device is shared fairly: many transfers of one instance do not keep others from it.
 
     Args:
-        block_bytes: Largest size of one request, in bytes; a multiple of 4096.
+        extent_bytes: Largest size of one request, in bytes; a multiple of 4096.
         queue_depth: Requests in flight per worker, 1 to 4096.
-        workers: Number of threads, 1 to 1024.
+        io_threads: Number of threads, 1 to 1024.
         staging_bytes: Memory for bytes that are copied on the way, 4 MiB to 1 PiB; 64 MiB by
             default. Transfers of GPU tensors pin as much again.
         engine: ``"uring"``, ``"threads"`` or ``"auto"``.
@@ -85,9 +85,9 @@ class TensorIO:
     def __init__(
         self,
         *,
-        block_bytes: int | None = None,
+        extent_bytes: int | None = None,
         queue_depth: int | None = None,
-        workers: int | None = None,
+        io_threads: int | None = None,
         staging_bytes: int | None = None,
         engine: str | None = None,
         direct: str | None = None,
@@ -96,9 +96,9 @@ class TensorIO:
         Number(1, 1000, "shares", is_open=False).check("weight", weight)
         self._choice = Choice.of(
             engine,
-            block_bytes=block_bytes,
+            extent_bytes=extent_bytes,
             queue_depth=queue_depth,
-            workers=workers,
+            io_threads=io_threads,
             staging_bytes=staging_bytes,
         )
         self._direct = (Options() if direct is None else Options(direct=direct)).direct
@@ -399,13 +399,13 @@ class Claim:
     def block_bytes(self) -> int:
         """Largest size of one request, in bytes; 0 before the first transfer."""
         settings = self._settings
-        return settings.block_bytes if settings is not None else 0
+        return settings.extent_bytes if settings is not None else 0
 
     @property
     def in_flight_max(self) -> int:
         """Largest number of requests in flight on all workers."""
         settings = self._settings
-        return settings.workers * settings.queue_depth if settings is not None else 0
+        return settings.io_threads * settings.queue_depth if settings is not None else 0
 
     @property
     def is_here(self) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from test_bench_io import bench_io
 
 import penstock
+from penstock.errors import StorageError
 from penstock.options import DEFAULTS
 from penstock_bench.cli.tune import _check_memory, _print
 from penstock_bench.harness.running import BenchError
@@ -265,7 +266,7 @@ def test_no_save_begins_that_there_is_no_time_for(disk_path, monkeypatch):
 
 def test_defaults_that_fail_are_an_error_that_says_why(disk_path, monkeypatch):
     def refuse(*_, **__):
-        raise penstock.StorageError("the disk is on fire", path="p", errno=5)
+        raise StorageError("the disk is on fire", path="p", errno=5)
 
     monkeypatch.setattr(penstock, "save", refuse)
     with pytest.raises(BenchError, match="with the defaults: the disk is on fire"):

@@ -22,6 +22,7 @@ from penstock import _native
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.scalars import COLLIDING_MAX
 from penstock.cli import cli
+from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 
 MODULUS = 2**61 - 1
 """Python hashes an integer as its remainder modulo this prime."""
@@ -67,7 +68,7 @@ def test_keys_of_one_hash_are_refused_before_they_are_compared(small, container,
     if "set" not in container:
         calls.append(lambda: penstock.load(small, into={"x": {}}))
     for call in calls:
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"30000 .* have the same hash"):
+        with pytest.raises(CorruptCheckpointError, match=r"30000 .* have the same hash"):
             call()
 
 
@@ -84,7 +85,7 @@ def test_so_many_of_one_hash_as_are_saved_are_loaded(small, container):
 @pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys])
 def test_what_would_not_load_is_not_saved(tmp_path, kind):
     keys = [index * MODULUS for index in range(COLLIDING_MAX + 1)]
-    with pytest.raises(penstock.UnsupportedStateError, match=r"x: 257 .* save a list") as raised:
+    with pytest.raises(UnsupportedStateError, match=r"x: 257 .* save a list") as raised:
         penstock.save(tmp_path / "ckpt", {"x": kind(keys)})
     assert raised.value.key == "x"
     assert not (tmp_path / "ckpt").exists()
@@ -236,7 +237,7 @@ def test_a_window_of_terabytes_is_loaded_as_a_window(tmp_path, kind):
         state = penstock.load(path)
         assert state["v"].shape == (1 << 40,)
         assert float(state["v"][-1]) == 1.0
-        with pytest.raises(penstock.StateMismatchError, match="shape"):
+        with pytest.raises(StateMismatchError, match="shape"):
             penstock.load(
                 path, into={"w": torch.zeros(6), "x": torch.zeros(1), "v": torch.zeros(6)}
             )

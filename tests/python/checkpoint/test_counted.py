@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import PenstockWarning
 
 IN_OPEN = 0x20
 EVENT = struct.Struct("iIII")
@@ -128,7 +129,7 @@ def test_a_save_that_waits_for_a_reader_looks_once(counted):
 
     def save():
         release.start()
-        with pytest.warns(penstock.PenstockWarning, match="makes way"):
+        with pytest.warns(PenstockWarning, match="makes way"):
             store.save(last, {"step": -1})
 
     # Once while it waits, once alone; and the new step, which retention considers.

@@ -26,6 +26,15 @@ from compare import assert_same
 from conftest import mounted, run_child, tell
 from forge import Forgery, encode
 from format_reader import CHUNK_BYTES
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    StateMismatchError,
+    StorageError,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -92,7 +101,7 @@ def load_error(path, **arguments):
 def assert_corrupt(path, file=None):
     """Checks that every reader reports damage; returns the error of `load`."""
     error = load_error(path)
-    assert type(error) is penstock.CorruptCheckpointError
+    assert type(error) is CorruptCheckpointError
     assert error.path == str(path)
     result = penstock.verify(path)
     assert not result.ok
@@ -171,7 +180,7 @@ def test_load_names_any_flipped_byte(path, options):
     info = penstock.inspect(path)
     found = 0
     for file, position in flipped_copies(path):
-        with pytest.raises(penstock.CorruptCheckpointError) as raised:
+        with pytest.raises(CorruptCheckpointError) as raised:
             penstock.load(path, options=options)
         assert_names(raised.value, info, file, position)
         assert file.name in str(raised.value)
@@ -271,22 +280,22 @@ def test_a_missing_file_is_named(path, kind, instead):
 
 def test_a_directory_without_manifest_is_incomplete(path):
     (path / "manifest.json").unlink()
-    assert type(load_error(path)) is penstock.IncompleteCheckpointError
+    assert type(load_error(path)) is IncompleteCheckpointError
     for call in (penstock.verify, penstock.inspect):
-        with pytest.raises((penstock.IncompleteCheckpointError, penstock.CorruptCheckpointError)):
+        with pytest.raises((IncompleteCheckpointError, CorruptCheckpointError)):
             call(path)
 
 
 def test_an_empty_directory_is_incomplete(tmp_path):
-    assert type(load_error(tmp_path)) is penstock.IncompleteCheckpointError
+    assert type(load_error(tmp_path)) is IncompleteCheckpointError
 
 
 def test_nothing_at_the_path_is_not_found(tmp_path):
     error = load_error(tmp_path / "no" / "where")
-    assert type(error) is penstock.CheckpointNotFoundError
+    assert type(error) is CheckpointNotFoundError
     assert isinstance(error, FileNotFoundError)
     for call in (penstock.verify, penstock.inspect):
-        with pytest.raises(penstock.CheckpointNotFoundError):
+        with pytest.raises(CheckpointNotFoundError):
             call(tmp_path / "nowhere")
 
 
@@ -302,7 +311,7 @@ def test_a_path_that_is_a_file_is_named_and_stays(tmp_path, below):
         lambda: penstock.verify(path),
         lambda: penstock.inspect(path),
     ):
-        with pytest.raises((penstock.StorageError, penstock.CheckpointNotFoundError)) as raised:
+        with pytest.raises((StorageError, CheckpointNotFoundError)) as raised:
             call()
         assert str(file) in str(raised.value)
         assert raised.value.errno in (errno.ENOTDIR, errno.ENOENT, errno.EEXIST)
@@ -337,7 +346,7 @@ def test_a_newer_format_is_told_from_damage(path):
     forgery.manifest["version"] = 2
     forgery.write_manifest()
     for call in (penstock.load, penstock.inspect, penstock.verify):
-        with pytest.raises(penstock.FormatVersionError, match="that wrote it") as raised:
+        with pytest.raises(FormatVersionError, match="that wrote it") as raised:
             call(path)
         assert (raised.value.found, raised.value.supported) == (2, 1)
         assert raised.value.path == str(path)
@@ -485,7 +494,7 @@ def test_numbers_that_lie_are_damage(small, lie):
     lie(forgery.part)
     forgery.write_part()
     assert_corrupt(small, forgery.part_file.name)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.inspect(small)
 
 
@@ -528,7 +537,7 @@ def test_metadata_nested_without_end_is_damage(small):
     members = {k: v for k, v in forgery.manifest.items() if k not in ("metadata", "digest")}
     nested = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
     forgery.write_manifest_text(encode(members)[:-1] + b',"metadata":' + nested)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.inspect(small)
 
 
@@ -658,11 +667,11 @@ def test_a_tree_that_lies_is_no_state_and_no_damage(small, what):
     forgery.write_tree(f'{{"x":{TREES[what]}}}')
     error = load_error(small)
     if what in NEWER:
-        assert type(error) is penstock.FormatVersionError
+        assert type(error) is FormatVersionError
     elif what in LACKING:
-        assert type(error) is penstock.MissingDependencyError
+        assert type(error) is MissingDependencyError
     else:
-        assert type(error) is penstock.CorruptCheckpointError
+        assert type(error) is CorruptCheckpointError
         assert error.file == forgery.part_file.name
         # Its digest is right.
         assert not error.is_proven
@@ -674,7 +683,7 @@ def test_a_tree_that_lies_harms_no_other_call(small, tree, call):
     """Damage, or a mismatch; never another error, and the target is unchanged."""
     Forgery(small).write_tree(f'{{"x":{tree},"ok":1}}')
     target = {"x": torch.zeros(6), "ok": 5}
-    with harmless(*REFUSALS, penstock.StateMismatchError):
+    with harmless(*REFUSALS, StateMismatchError):
         if call == "keys":
             penstock.load(small, keys=["x*"])
         elif call == "into":
@@ -687,7 +696,7 @@ def test_a_tree_that_lies_harms_no_other_call(small, tree, call):
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "1" + "0" * 400 + ".5"])
 def test_numbers_that_no_double_holds_raise_nothing_else(small, number):
     Forgery(small).write_tree(f'{{"x":{number}}}')
-    with harmless(penstock.CorruptCheckpointError):
+    with harmless(CorruptCheckpointError):
         assert set(penstock.load(small)) == {"x"}
 
 
@@ -700,9 +709,9 @@ def test_a_tree_that_is_no_json_is_damage(small, text):
 
 
 REFUSALS = (
-    penstock.CorruptCheckpointError,
-    penstock.FormatVersionError,
-    penstock.MissingDependencyError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    MissingDependencyError,
 )
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -828,7 +837,7 @@ def test_a_target_that_does_not_fit_is_not_touched(tmp_path, kind):
         del target["a"]
     elif kind == "read-only":
         target["b"].flags.writeable = False
-    with pytest.raises(penstock.StateMismatchError) as raised:
+    with pytest.raises(StateMismatchError) as raised:
         penstock.load(tmp_path / "ckpt", into=target)
     key = next(iter(mismatches()[kind]))
     assert raised.value.key.partition(".")[0] == key
@@ -842,13 +851,13 @@ def test_a_target_that_does_not_fit_is_not_touched(tmp_path, kind):
 def test_targets_that_share_memory_are_refused_where_the_checkpoint_has_two_tensors(tmp_path):
     penstock.save(tmp_path / "ckpt", [torch.ones(4), torch.zeros(4)])
     shared = torch.full((4,), 7.0)
-    with pytest.raises(penstock.StateMismatchError, match="shares memory"):
+    with pytest.raises(StateMismatchError, match="shares memory"):
         penstock.load(tmp_path / "ckpt", into=[shared, shared])
     assert (shared == 7).all()
 
 
 def test_a_pattern_that_matches_nothing_names_what_does(small):
-    with pytest.raises(penstock.StateMismatchError, match="matches") as raised:
+    with pytest.raises(StateMismatchError, match="matches") as raised:
         penstock.load(small, keys=["a", "zzz.*"])
     assert raised.value.key == "zzz.*"
 
@@ -867,7 +876,7 @@ AS_NOBODY = """
         try:
             penstock.save(path, {"w": np.zeros(10_000)}, overwrite=True)
             results.append(None)
-        except penstock.StorageError as error:
+        except penstock.errors.StorageError as error:
             remedy = "check the owner" in str(error)
             results.append([error.errno, error.filename, isinstance(error, OSError), remedy])
     print(json.dumps(results))
@@ -899,7 +908,7 @@ def test_a_full_disk_is_an_error_and_the_older_checkpoint_stays(tmp_path, need_r
         store.save(1, {"w": np.arange(100_000)})
         files = {file.name for file in (disk / "store").rglob("*")}
         state = {"w": np.ones(40 << 20, np.uint8)} if what == "tensors" else ["x" * 1000] * 40_000
-        with pytest.raises(penstock.StorageError, match="free space") as raised:
+        with pytest.raises(StorageError, match="free space") as raised:
             store.save(2, state)
         assert raised.value.errno == errno.ENOSPC
         assert raised.value.filename.startswith(str(disk))
@@ -912,7 +921,7 @@ def test_a_full_disk_is_an_error_and_the_older_checkpoint_stays(tmp_path, need_r
 def test_a_full_disk_leaves_the_checkpoint_that_was_to_be_replaced(tmp_path, need_root, kind):
     with mounted(kind, tmp_path / "disk", 24 << 20) as disk:
         penstock.save(disk / "ckpt", {"w": np.arange(100_000)})
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             penstock.save(disk / "ckpt", {"w": np.ones(40 << 20, np.uint8)}, overwrite=True)
         assert raised.value.errno == errno.ENOSPC
         assert_same(penstock.load(disk / "ckpt"), {"w": np.arange(100_000)})
@@ -923,7 +932,7 @@ def test_a_read_only_file_system_is_named(tmp_path, need_root):
     with mounted("tmpfs", tmp_path / "disk", 8 << 20) as disk:
         penstock.save(disk / "ckpt", {"w": np.arange(10)})
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             penstock.save(disk / "new", {"w": 1})
         assert raised.value.errno == errno.EROFS
         assert_same(penstock.load(disk / "ckpt"), {"w": np.arange(10)})

@@ -25,12 +25,26 @@ import penstock
 from penstock import _native, errors, metrics
 from penstock.checkpoint.state import references, scalars, tree
 from penstock.checkpoint.state.flatten import flatten
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CommitUndecidedError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    MissingDependencyError,
+    OptionsError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedPathError,
+    UnsupportedStateError,
+)
 
 REFUSALS = (
-    penstock.CorruptCheckpointError,
-    penstock.StateMismatchError,
-    penstock.FormatVersionError,
-    penstock.MissingDependencyError,
+    CorruptCheckpointError,
+    StateMismatchError,
+    FormatVersionError,
+    MissingDependencyError,
 )
 
 SAMPLES = {str: "text", int: 7, bool: True, tuple: ("a", "b")}
@@ -94,18 +108,18 @@ def test_an_error_is_its_message_and_survives_a_process_boundary(error):
 @pytest.mark.parametrize(
     ("error", "base"),
     [
-        (penstock.CheckpointNotFoundError, FileNotFoundError),
-        (penstock.CheckpointExistsError, FileExistsError),
-        (penstock.CorruptCheckpointError, ValueError),
-        (penstock.FormatVersionError, ValueError),
-        (penstock.UnsupportedPathError, ValueError),
-        (penstock.UnsupportedStateError, TypeError),
-        (penstock.StateMismatchError, ValueError),
-        (penstock.StorageError, OSError),
-        (penstock.CommitUndecidedError, penstock.StorageError),
-        (penstock.MissingDependencyError, ImportError),
-        (penstock.OptionsError, ValueError),
-        (penstock.PenstockWarning, UserWarning),
+        (CheckpointNotFoundError, FileNotFoundError),
+        (CheckpointExistsError, FileExistsError),
+        (CorruptCheckpointError, ValueError),
+        (FormatVersionError, ValueError),
+        (UnsupportedPathError, ValueError),
+        (UnsupportedStateError, TypeError),
+        (StateMismatchError, ValueError),
+        (StorageError, OSError),
+        (CommitUndecidedError, StorageError),
+        (MissingDependencyError, ImportError),
+        (OptionsError, ValueError),
+        (PenstockWarning, UserWarning),
     ],
 )
 def test_errors_are_the_builtin_ones_too(error, base):
@@ -206,7 +220,7 @@ def quantized():
 def test_what_would_come_back_changed_is_refused_by_name(make, remedy, tmp_path):
     value = make()
     path = tmp_path / "ckpt"
-    with pytest.raises(penstock.UnsupportedStateError, match=remedy) as caught:
+    with pytest.raises(UnsupportedStateError, match=remedy) as caught:
         penstock.save(path, {"outer": [0, {"leaf": value}]})
     assert caught.value.key.startswith("outer.1.leaf")
     assert caught.value.key in str(caught.value)
@@ -216,7 +230,7 @@ def test_what_would_come_back_changed_is_refused_by_name(make, remedy, tmp_path)
 def test_cycles_are_named():
     state = {"a": [1]}
     state["a"].append((state,))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"^a\.1\.0: .* contains itself"):
+    with pytest.raises(UnsupportedStateError, match=r"^a\.1\.0: .* contains itself"):
         flatten(state)
 
 
@@ -228,7 +242,7 @@ def test_a_container_may_occur_twice():
 def test_attributes_of_a_dictionary_are_not_dropped():
     state = OrderedDict()
     state.colour = "red"
-    with pytest.raises(penstock.UnsupportedStateError, match="'colour'"):
+    with pytest.raises(UnsupportedStateError, match="'colour'"):
         flatten({"d": state})
 
 
@@ -236,7 +250,7 @@ def test_attributes_of_a_dictionary_are_not_dropped():
     "metadata", [{"a": (1,)}, {1: 2}, {"a": float("nan")}, {"a": {1}}, {"a": 1 << 70}, {"a": b""}]
 )
 def test_metadata_that_would_change_is_refused(tmp_path, metadata):
-    with pytest.raises(penstock.UnsupportedStateError, match="metadata"):
+    with pytest.raises(UnsupportedStateError, match="metadata"):
         penstock.save(tmp_path / "ckpt", {}, metadata=metadata)
 
 
@@ -338,12 +352,10 @@ def test_a_tree_that_lies_is_corruption(tmp_path, text):
         lambda path: penstock.load(path, keys="*"),
         lambda path: penstock.load(path, into=[]),
     ):
-        with pytest.raises(
-            (penstock.CorruptCheckpointError, penstock.StateMismatchError)
-        ) as caught:
+        with pytest.raises((CorruptCheckpointError, StateMismatchError)) as caught:
             load(path)
         if load is penstock.load:
-            assert type(caught.value) is penstock.CorruptCheckpointError
+            assert type(caught.value) is CorruptCheckpointError
             assert caught.value.path == str(path)
             assert caught.value.file.startswith("part-")
             assert caught.value.file in str(caught.value)
@@ -351,7 +363,7 @@ def test_a_tree_that_lies_is_corruption(tmp_path, text):
 
 def unknown_to_this_version():
     """Returns trees that another Penstock, PyTorch or NumPy may know, and their errors."""
-    newer, lacking = penstock.FormatVersionError, penstock.MissingDependencyError
+    newer, lacking = FormatVersionError, MissingDependencyError
     return {
         '{"$":"pickle","v":"gASVAAAA"}': newer,
         '{"$":"eval","v":"1"}': newer,
@@ -376,7 +388,7 @@ def test_what_another_version_may_know_is_named_as_that(tmp_path, text, expected
         with pytest.raises(expected, match=re.escape(str(path))) as caught:
             penstock.load(path, **arguments)
         assert type(caught.value) is expected
-    if expected is penstock.FormatVersionError:
+    if expected is FormatVersionError:
         assert caught.value.found == caught.value.supported == _native.FORMAT_VERSION
 
 
@@ -435,7 +447,7 @@ def shard(store, step):
 
 def test_unfinished_steps_are_passed_over(store):
     (pathlib.Path(store.path(30)) / "manifest.json").unlink()
-    with pytest.warns(penstock.PenstockWarning, match="step 30 was never finished"):
+    with pytest.warns(PenstockWarning, match="step 30 was never finished"):
         assert store.load()["step"] == 20
     assert (store.steps(), store.latest()) == ([10, 20], 20)
     assert [info.state for info in store.scan()] == ["complete", "complete", "incomplete"]
@@ -443,7 +455,7 @@ def test_unfinished_steps_are_passed_over(store):
 
 def test_damaged_steps_are_passed_over_with_a_warning(store):
     shard(store, 30).unlink()
-    with pytest.warns(penstock.PenstockWarning, match="step-0000000030 is damaged") as caught:
+    with pytest.warns(PenstockWarning, match="step-0000000030 is damaged") as caught:
         assert store.load()["step"] == 20
     assert caught[0].filename == __file__
 
@@ -453,7 +465,7 @@ def test_damaged_data_is_an_error_that_names_the_step_before(store):
     data = bytearray(file.read_bytes())
     data[-5000] ^= 1
     file.write_bytes(data)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"store\.load\(step=20\)") as caught:
+    with pytest.raises(CorruptCheckpointError, match=r"store\.load\(step=20\)") as caught:
         store.load()
     assert (caught.value.file, caught.value.tensor) == (file.name, "w")
     assert store.load(step=20)["step"] == 20
@@ -465,7 +477,7 @@ def test_damaged_data_is_an_error_that_names_the_step_before(store):
 def test_an_empty_store_says_so(tmp_path):
     store = penstock.CheckpointStore(tmp_path / "nothing")
     assert (store.steps(), store.latest()) == ([], None)
-    with pytest.raises(penstock.CheckpointNotFoundError, match="nothing was saved"):
+    with pytest.raises(CheckpointNotFoundError, match="nothing was saved"):
         store.load()
 
 

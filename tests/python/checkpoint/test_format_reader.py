@@ -36,6 +36,7 @@ from format_reader import (
     crc64,
     digest,
 )
+from penstock.errors import FormatVersionError
 from states import states
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -253,7 +254,7 @@ def test_3_2_the_document_tells_the_length_of_the_seal():
 def test_3_3_a_newer_format_is_not_damage(checkpoint):
     path, _ = checkpoint
     (path / "manifest.json").write_text('{"format":"penstock-checkpoint","version":9,"x":1}')
-    with pytest.raises(penstock.FormatVersionError) as raised:
+    with pytest.raises(FormatVersionError) as raised:
         penstock.load(path)
     assert (raised.value.found, raised.value.supported) == (9, 1)
 

@@ -20,6 +20,12 @@ import penstock
 from forge import Forgery
 from penstock.checkpoint.state import scalars
 from penstock.cli import cli
+from penstock.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    MissingDependencyError,
+    PenstockWarning,
+)
 from penstock.tensors import dtypes
 
 LACKING = {
@@ -74,7 +80,7 @@ def every_way_in(store):
 def test_what_a_package_lacks_is_named_and_no_step_is_passed_over_for_it(store, node):
     forge(store, 2).write_tree(f'{{"w":{{"$":"tensor","i":0}},"x":{node}}}')
     for call in every_way_in(store):
-        with pytest.raises(penstock.MissingDependencyError, match="step-0000000002") as raised:
+        with pytest.raises(MissingDependencyError, match="step-0000000002") as raised:
             call()
         assert raised.value.name in ("torch", "numpy", "npu")
     assert store.verify(2).ok
@@ -87,7 +93,7 @@ def test_what_a_package_lacks_is_named_and_no_step_is_passed_over_for_it(store, 
 def test_what_this_version_does_not_know_is_newer(store, node):
     forge(store, 2).write_tree(f'{{"w":{{"$":"tensor","i":0}},"x":{node}}}')
     for call in every_way_in(store):
-        with pytest.raises(penstock.FormatVersionError, match="step-0000000002") as raised:
+        with pytest.raises(FormatVersionError, match="step-0000000002") as raised:
             call()
         assert raised.value.found == raised.value.supported
     assert_not_marked(store)
@@ -114,7 +120,7 @@ def test_an_element_type_of_a_newer_version_is_newer(store, member):
         forgery.part["tensors"][0]["stored"] = {"dtype": "F3", "shape": [4]}
     forgery.write_part()
     for call in (*every_way_in(store), lambda: store.verify(2)):
-        with pytest.raises(penstock.FormatVersionError, match=r"float3_e1m1|F3"):
+        with pytest.raises(FormatVersionError, match=r"float3_e1m1|F3"):
             call()
     assert_not_marked(store)
     assert [info.state for info in store.scan()] == ["complete", "newer"]
@@ -127,7 +133,7 @@ def test_a_part_of_a_newer_version_is_newer(store):
     forgery = forge(store, 2)
     forgery.part["version"] = 2
     forgery.write_part()
-    with pytest.raises(penstock.FormatVersionError) as raised:
+    with pytest.raises(FormatVersionError) as raised:
         store.load()
     assert (raised.value.found, raised.value.supported) == (2, 1)
     assert_not_marked(store)
@@ -136,10 +142,10 @@ def test_a_part_of_a_newer_version_is_newer(store):
 @pytest.mark.parametrize("node", MALFORMED.values(), ids=MALFORMED)
 def test_a_tree_without_sense_is_no_proof_of_damage(store, node):
     forge(store, 2).write_tree(f'{{"x":{node}}}')
-    with pytest.raises(penstock.CorruptCheckpointError, match="digest is right") as raised:
+    with pytest.raises(CorruptCheckpointError, match="digest is right") as raised:
         store.load()
     assert not raised.value.is_proven
-    with pytest.warns(penstock.PenstockWarning, match="makes no sense"):
+    with pytest.warns(PenstockWarning, match="makes no sense"):
         assert torch.equal(store.load(fallback=True)["w"], torch.ones(4))
     assert_not_marked(store)
 
@@ -174,7 +180,7 @@ def test_damage_is_proven_by_bytes_and_remembered(store, damage, how):
     else:
         file.unlink()
     if how == "load":
-        with pytest.raises(penstock.CorruptCheckpointError) as raised:
+        with pytest.raises(CorruptCheckpointError) as raised:
             store.load(step=2)
         assert raised.value.is_proven
     elif how == "verify":
@@ -203,7 +209,7 @@ def test_a_package_that_is_not_installed_is_named(store, monkeypatch, package):
     monkeypatch.setattr(dtypes.importlib, "import_module", refuse)
     # If an extra of Penstock installs the package, the remedy names the extra.
     remedy = {"torch": r"pip install 'penstock\[torch\]'"}.get(package, f"pip install {package}")
-    with pytest.raises(penstock.MissingDependencyError, match=remedy) as raised:
+    with pytest.raises(MissingDependencyError, match=remedy) as raised:
         store.load(fallback=True)
     assert raised.value.name == package
     assert_not_marked(store)

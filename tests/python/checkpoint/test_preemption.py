@@ -20,6 +20,7 @@ import penstock
 from penstock.checkpoint import preemption
 from penstock.checkpoint.ranks import stopping
 from penstock.checkpoint.saving.pending import PendingSave
+from penstock.errors import PenstockWarning, UnsupportedStateError
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_where_another_save_would_take_too_long_only_the_last_one_is_finished(st
                 **{name: getattr(report, name) for name in report.__slots__} | {"seconds": 100.0}
             )
 
-    with pytest.warns(penstock.PenstockWarning, match=r"step 3 is not saved: a save takes 100.0 s"):
+    with pytest.warns(PenstockWarning, match=r"step 3 is not saved: a save takes 100.0 s"):
         assert train(store, training, each=each) == 3
     assert store.steps() == [2]
 
@@ -153,7 +154,7 @@ def test_a_save_that_outlasts_the_time_of_grace_is_given_up(store, training, mon
         return result(self)
 
     monkeypatch.setattr(PendingSave, "result", slow)
-    with pytest.warns(penstock.PenstockWarning, match="step 3 is not saved: the save has not"):
+    with pytest.warns(PenstockWarning, match="step 3 is not saved: the save has not"):
         assert train(store, training) == 3
 
 
@@ -255,7 +256,7 @@ def test_a_last_save_that_failed_is_tried_again(store, training):
 
     with penstock.on_signal(store, state) as preempted:
         interrupt()
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             preempted.at(1)
         assert preempted.at(2)
         assert preempted.at(3)

@@ -108,11 +108,11 @@ def by_accelerate(saved: Speaker, model: Speaker, where: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.state import AcceleratorState, GradientState
 
-    from penstock.integrations.accelerate import enable
+    from penstock.integrations.accelerate import attach
 
     for one in (saved, model):
         accelerator = accelerate.Accelerator(cpu=True)
-        enable(accelerator)
+        attach(accelerator)
         accelerator.prepare(one)
         if one is saved:
             accelerator.save_state(str(where / "ckpt"))

@@ -15,6 +15,7 @@ import torch
 import penstock
 from compare import tensor_bytes
 from forge import Forgery
+from penstock.errors import StateMismatchError
 from penstock.tensors.dtypes import ITEM_BYTES
 
 # Types that safetensors names and reads into PyTorch; others are stored under a carrier.
@@ -170,7 +171,7 @@ def test_another_reader_sees_the_same_elements_or_is_not_led_to_them(tmp_path, n
     assert name in reason
     assert "x has" in reason
     for out in (None, tmp_path / "out"):
-        with pytest.raises(penstock.StateMismatchError):
+        with pytest.raises(StateMismatchError):
             penstock.export(tmp_path / "ckpt", out, check=False)
     assert not (tmp_path / "out").exists()
 
@@ -180,7 +181,7 @@ def test_a_scalar_of_two_halves_has_no_name_of_its_own(tmp_path):
     report = penstock.save(tmp_path / "ckpt", {"model": {"x": value}}, groups=GROUPS)
     assert [one.kind for one in report.fallbacks if one.kind == "unindexed"] == ["unindexed"]
     assert penstock.load(tmp_path / "ckpt")["model"]["x"].view(torch.uint8) == 7
-    with pytest.raises(penstock.StateMismatchError, match=r"x has elements of type float4"):
+    with pytest.raises(StateMismatchError, match=r"x has elements of type float4"):
         penstock.export(tmp_path / "ckpt", tmp_path / "out", check=False)
 
 
@@ -218,7 +219,7 @@ def test_shards_of_earlier_writers_are_read_and_exported_under_the_names_of_now(
     for name, tensor in penstock.load(path)["model"].items():
         assert tensor_bytes(tensor) == tensor_bytes(expected[name])
     # Its index leads other tools to the plain bytes.
-    with pytest.raises(penstock.StateMismatchError, match="misread"):
+    with pytest.raises(StateMismatchError, match="misread"):
         penstock.export(path)
     report = penstock.export(path, tmp_path / "out", check=False, hard_link=True)
     assert report.way == "copy"

@@ -21,6 +21,12 @@ from compare import tensor_bytes
 from headers import BITS, FLOAT6, POINTER, entry, write
 from penstock import features, offload
 from penstock.checkpoint.converting.safetensors_file import read_safetensors
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PenstockWarning,
+    UnsupportedStateError,
+)
 from penstock.io.extents import TensorExtent
 from penstock.io.safetensors_files import read_header
 from penstock.io.safetensors_header import weights_of
@@ -145,7 +151,7 @@ def test_what_no_tensor_holds_is_named_and_not_called_damaged(
     model: Path, reader: Callable[[Path], Any], header: str
 ) -> None:
     write(model, header, bytes(3))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"model\.safetensors.*\"a\"|'a'") as e:
+    with pytest.raises(UnsupportedStateError, match=r"model\.safetensors.*\"a\"|'a'") as e:
         reader(model)
     assert e.value.key == "a"
     assert not (model.parent.parent / "imported").exists()
@@ -171,7 +177,7 @@ def test_what_the_library_refuses_every_reader_calls_damaged(
     write(model, header, DATA)
     with pytest.raises(safetensors.SafetensorError):
         of_library(model)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"model\.safetensors") as caught:
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors") as caught:
         reader(model)
     assert caught.value.file == "model.safetensors"
 
@@ -180,7 +186,7 @@ def test_the_tensor_that_is_wrong_is_named(model: Path) -> None:
     save_file({"a": torch.ones(3), "b": torch.ones(4)}, model)
     text = model.read_bytes().replace(b'"shape":[4]', b'"shape":[5]')
     model.write_bytes(text)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"\"b\" has 16 bytes") as caught:
+    with pytest.raises(CorruptCheckpointError, match=r"\"b\" has 16 bytes") as caught:
         imported(model)
     assert (caught.value.tensor, caught.value.path) == ("b", os.fspath(model.parent))
 
@@ -211,7 +217,7 @@ def test_a_pointer_of_git_lfs_is_named_with_the_way_out(
     model: Path, reader: Callable[[Path], Any]
 ) -> None:
     of_pointer(model)
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"Git LFS.*`git lfs pull`"):
+    with pytest.raises(CheckpointNotFoundError, match=r"Git LFS.*`git lfs pull`"):
         reader(model)
 
 
@@ -223,11 +229,11 @@ def test_a_checkpoint_of_which_a_file_is_a_pointer_says_so(tmp_path: Path, file:
     (found,) = path.glob(file)
     found.write_bytes(POINTER)
     for reader in (penstock.load, penstock.inspect, lambda path: features.open(path, key="w")):
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"Git LFS.*`git lfs pull`"):
+        with pytest.raises(CorruptCheckpointError, match=r"Git LFS.*`git lfs pull`"):
             reader(path)
     with (
-        pytest.warns(penstock.PenstockWarning, match=r"Git LFS.*`git lfs pull`"),
-        pytest.raises(penstock.CheckpointNotFoundError, match="damaged"),
+        pytest.warns(PenstockWarning, match=r"Git LFS.*`git lfs pull`"),
+        pytest.raises(CheckpointNotFoundError, match="damaged"),
     ):
         store.load()
     assert "`git lfs pull`" in penstock.verify(path).problems[0].message
@@ -238,7 +244,7 @@ def test_a_table_of_which_a_file_is_a_pointer_says_so(tmp_path: Path, file: str)
     with features.Table.create(tmp_path / "table", 10, {"x": (4, "float32")}) as table:
         table.update([1], {"x": torch.ones(1, 4)})
     (tmp_path / "table" / file).write_bytes(POINTER)
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"Git LFS.*`git lfs pull`"):
+    with pytest.raises(CheckpointNotFoundError, match=r"Git LFS.*`git lfs pull`"):
         features.Table(tmp_path / "table")
 
 
@@ -298,7 +304,7 @@ def test_the_parser_agrees_with_the_library(
     with path.open("rb") as file:
         try:
             ours = read_header(file, os.fspath(path)).tensors
-        except penstock.CorruptCheckpointError:
+        except CorruptCheckpointError:
             ours = None
     if ours is not None and any(one.kind not in BITS for one in ours.values()):
         # Only a newer library knows the type.

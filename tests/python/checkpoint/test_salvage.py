@@ -14,6 +14,14 @@ from safetensors.torch import load_file
 
 import penstock
 from compare import assert_same
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PartialCheckpointError,
+    PenstockWarning,
+    StorageError,
+)
 
 INDEX = "model.safetensors.index.json"
 
@@ -133,18 +141,18 @@ def test_a_partial_checkpoint_names_what_it_lacks(path, tmp_path, state):
     damage(path, "model.b")
     out = tmp_path / "out"
     penstock.salvage(path, out)
-    with pytest.raises(penstock.PartialCheckpointError, match="allow_partial=True") as raised:
+    with pytest.raises(PartialCheckpointError, match="allow_partial=True") as raised:
         penstock.load(out)
     assert raised.value.missing == ("model.b", "model.window")
-    assert isinstance(raised.value, penstock.IncompleteCheckpointError)
+    assert isinstance(raised.value, IncompleteCheckpointError)
     assert "'model.b'" in str(raised.value)
     assert "keys=" in str(raised.value)
-    with pytest.raises(penstock.PartialCheckpointError) as raised:
+    with pytest.raises(PartialCheckpointError) as raised:
         penstock.load(out, keys=["model.*", "array"])
     assert raised.value.missing == ("model.b", "model.window")
     expected = {"model": OrderedDict(a=state["model"]["a"])}
     assert_same(penstock.load(out, keys="model.a"), expected)
-    with pytest.raises(penstock.PartialCheckpointError, match="nothing of it is left"):
+    with pytest.raises(PartialCheckpointError, match="nothing of it is left"):
         penstock.load(out, keys="model.b", allow_partial=True)
 
 
@@ -154,7 +162,7 @@ def test_targets_of_what_is_missing_are_left_alone(path, tmp_path, state):
     target = make_state()
     target["model"]["a"].zero_()
     target["model"]["b"].fill_(3)
-    with pytest.raises(penstock.PartialCheckpointError):
+    with pytest.raises(PartialCheckpointError):
         penstock.load(tmp_path / "out", into=target)
     assert target["model"]["a"].count_nonzero() == 0
     penstock.load(tmp_path / "out", into=target, allow_partial=True)
@@ -187,9 +195,9 @@ def test_a_store_takes_no_partial_step_for_a_complete_one(tmp_path, state):
     penstock.salvage(other.path(2), store.path(2))
     assert store.steps() == [1]
     assert store.scan()[1].state == "partial"
-    with pytest.warns(penstock.PenstockWarning, match="partial"):
+    with pytest.warns(PenstockWarning, match="partial"):
         assert_same(store.load(), state)
-    with pytest.raises(penstock.PartialCheckpointError):
+    with pytest.raises(PartialCheckpointError):
         store.load(2)
     assert "b" not in store.load(2, allow_partial=True)["model"]
     assert store.verify(2).ok
@@ -209,13 +217,13 @@ def test_without_the_part_nothing_is_recovered_unasked(path, tmp_path, state):
     assert (explained.described_by, explained.intact) == ("headers", ())
     assert len(explained.unverified) == len(explained.tensors) == 6
     out = tmp_path / "out"
-    with pytest.raises(penstock.CorruptCheckpointError, match="unverified=True"):
+    with pytest.raises(CorruptCheckpointError, match="unverified=True"):
         penstock.salvage(path, out)
     assert not out.exists()
     report = penstock.salvage(path, out, unverified=True)
     assert (report.unverified, report.values_lost, report.missing) == (True, True, ())
     for arguments in ({}, {"keys": "model.a"}):
-        with pytest.raises(penstock.PartialCheckpointError, match="nothing proves"):
+        with pytest.raises(PartialCheckpointError, match="nothing proves"):
             penstock.load(out, **arguments)
     reports = []
     loaded = penstock.load(out, allow_partial=True, report=reports.append)
@@ -262,12 +270,12 @@ def test_without_the_manifest_the_part_is_believed_on_request(path, tmp_path, st
 def test_what_is_in_the_way_stays(path, tmp_path):
     penstock.save(tmp_path / "out", {"x": 1})
     for taken in (tmp_path / "out", path, path / "sub"):
-        with pytest.raises(penstock.StorageError, match="new or an empty directory"):
+        with pytest.raises(StorageError, match="new or an empty directory"):
             penstock.salvage(path, taken)
     assert penstock.load(tmp_path / "out") == {"x": 1}
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.salvage(tmp_path / "none", tmp_path / "out2")
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.explain(tmp_path / "none")
 
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from compare import assert_same
 from dtensors import LINE, Layout, as_loaded, cleared, plain, rank, sharded
+from penstock.errors import CorruptCheckpointError, PartialCheckpointError
 from penstock.integrations.dcp import StorageReader
 from three_ranks import HELD, WHOLES, commit, file_of, flip, leaf, tree_of
 
@@ -109,7 +110,7 @@ def test_each_rank_keeps_what_is_intact(path, tmp_path):
     assert names(report.missing) == {("model.rows", None), ("own", 2), ("tied", 2)}
     assert (report.is_partial, report.unverified, report.values_lost) == (True, False, False)
     assert (report.tensors, report.step) == (5, 7)
-    with pytest.raises(penstock.PartialCheckpointError, match=r"model\.rows") as raised:
+    with pytest.raises(PartialCheckpointError, match=r"model\.rows") as raised:
         penstock.load(out)
     assert set(raised.value.missing) == {"model.rows", "window"}
     for loaded in (
@@ -118,14 +119,14 @@ def test_each_rank_keeps_what_is_intact(path, tmp_path):
     ):
         assert_same(loaded, expected(0, "rows", "window"))
     assert_same(penstock.load(out, rank=1, allow_partial=True), expected(1, "rows", "window"))
-    with pytest.raises(penstock.PartialCheckpointError) as raised:
+    with pytest.raises(PartialCheckpointError) as raised:
         penstock.load(out, rank=2)
     assert set(raised.value.missing) == {"model.rows", "window", "own", "tied"}
     loaded = penstock.load(out, rank=2, allow_partial=True)
     assert_same(loaded, expected(2, "rows", "window", "own", "tied"))
     # Intact tensors requested by name need no `allow_partial`.
     assert_same(penstock.load(out, keys="tail.*"), {"tail": expected(0)["tail"]})
-    with pytest.raises(penstock.PartialCheckpointError, match="nothing of it is left"):
+    with pytest.raises(PartialCheckpointError, match="nothing of it is left"):
         penstock.load(out, keys="model.rows", allow_partial=True)
 
 
@@ -135,7 +136,7 @@ def test_targets_of_what_is_missing_are_left_alone(path, tmp_path):
     penstock.salvage(path, out)
     rows = torch.full((6, 4), 3.0)
     target = {"model": {"rows": rows, "late": torch.zeros(6, 4)}, "lr": 0.0}
-    with pytest.raises(penstock.PartialCheckpointError):
+    with pytest.raises(PartialCheckpointError):
         penstock.load(out, into=target)
     assert target["model"]["late"].count_nonzero() == 0
     whole = {**cleared(expected(0)), "model": {**cleared(expected(0)["model"]), "rows": rows}}
@@ -178,12 +179,10 @@ def test_a_rank_without_its_part_has_nothing_of_its_own(path, tmp_path, lost):
         loaded = penstock.load(out, rank=other, allow_partial=True)
         assert_same(loaded, expected(other, *hit))
     for arguments in ({}, {"allow_partial": True}):
-        with pytest.raises(
-            penstock.PartialCheckpointError, match=state if not arguments else "left"
-        ):
+        with pytest.raises(PartialCheckpointError, match=state if not arguments else "left"):
             penstock.load(out, rank=lost, **arguments)
     # A load of all ranks' state names the losses of any rank.
-    with pytest.raises(penstock.PartialCheckpointError, match=state):
+    with pytest.raises(PartialCheckpointError, match=state):
         penstock.load(out)
     loaded = penstock.load(out, allow_partial=True)
     if lost:
@@ -201,7 +200,7 @@ def test_without_any_tree_shared_tensors_are_had_by_name(alike, tmp_path):
     report = penstock.salvage(alike, out)
     assert report.ranks_lost == (0,)
     assert names(report.missing) >= {("model.rows", None), ("state of rank 0", 0)}
-    with pytest.raises(penstock.PartialCheckpointError, match="state of rank 0"):
+    with pytest.raises(PartialCheckpointError, match="state of rank 0"):
         penstock.load(out)
     state = {name: torch.from_numpy(WHOLES[name]) for name in ("tail", "model.late")}
     for arguments in ({}, {"rank": 0}, {"rank": 1}):
@@ -220,11 +219,11 @@ def test_without_the_manifest_it_takes_a_word(path, tmp_path):
     (path / "manifest.json").unlink()
     explained = penstock.explain(path)
     assert (explained.described_by, explained.world_size, explained.intact) == ("part", 3, ())
-    with pytest.raises(penstock.CorruptCheckpointError, match="unverified=True"):
+    with pytest.raises(CorruptCheckpointError, match="unverified=True"):
         penstock.salvage(path, tmp_path / "out")
     report = penstock.salvage(path, tmp_path / "out", unverified=True)
     assert names(report.missing) == {("own", 1), ("tied", 1)}
-    with pytest.raises(penstock.PartialCheckpointError, match="nothing proves"):
+    with pytest.raises(PartialCheckpointError, match="nothing proves"):
         penstock.load(tmp_path / "out", keys="lr")
     for other in (0, 2):
         loaded = penstock.load(tmp_path / "out", rank=other, allow_partial=True)
@@ -242,10 +241,10 @@ def test_layers_of_a_stage_are_not_passed_over(tmp_path):
     flip(path, "model.late", 2)
     out = tmp_path / "out"
     penstock.salvage(path, out)
-    with pytest.raises(penstock.PartialCheckpointError) as raised:
+    with pytest.raises(PartialCheckpointError) as raised:
         penstock.load(out, keys="model.*")
     assert raised.value.missing == ("model.late",)
-    with pytest.raises(penstock.PartialCheckpointError) as raised:
+    with pytest.raises(PartialCheckpointError) as raised:
         penstock.load(out)
     assert "model.late" in raised.value.missing
     zeros = {name: torch.zeros(6, 4) for name in ("one", "rows", "tail")}
@@ -271,12 +270,12 @@ def test_what_no_tree_names_any_more_is_had_by_name(tmp_path):
     assert set(loaded["model"]) == {"one", "rows", "tail"}
     # Without `unverified=True` they are unknown, and the state of all is not complete.
     penstock.salvage(path, tmp_path / "proven")
-    with pytest.raises(penstock.PartialCheckpointError, match="state of rank 2"):
+    with pytest.raises(PartialCheckpointError, match="state of rank 2"):
         penstock.load(tmp_path / "proven")
     into = {"model": {"one": torch.zeros(6, 4)}}
-    with pytest.raises(penstock.PartialCheckpointError, match="state of rank 2"):
+    with pytest.raises(PartialCheckpointError, match="state of rank 2"):
         penstock.load(tmp_path / "proven", into=into)
-    with pytest.raises(penstock.PartialCheckpointError, match="state of rank 2"):
+    with pytest.raises(PartialCheckpointError, match="state of rank 2"):
         penstock.load(tmp_path / "proven", keys="model.*")
     one = {"model": {"one": torch.from_numpy(WHOLES["model.one"])}}
     assert_same(penstock.load(tmp_path / "proven", keys="model.one"), one)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import CheckpointExistsError, StorageError
 
 
 def state(number):
@@ -38,9 +39,9 @@ def test_what_comes_after_finds_the_checkpoint_complete(tmp_path):
 def test_one_that_is_there_stays(tmp_path):
     saver = penstock.Saver()
     saver.save(tmp_path / "a", state(1))
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         saver.save_async(tmp_path / "a", state(2))
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         saver.save(tmp_path / "a", state(2))
     assert penstock.load(tmp_path / "a")["step"] == 1
     saver.save(tmp_path / "a", state(2), overwrite=True)
@@ -64,12 +65,12 @@ def test_the_error_of_a_save_that_nobody_has_seen_comes_from_the_next(tmp_path):
     pending = saver.save_async(tmp_path / "file" / "ckpt", state(1), overwrite=True)
     while not pending.done():
         pending.wait_staged(0.01)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         saver.save(tmp_path / "b", state(2))
     saver.save(tmp_path / "b", state(2))
     with pytest.raises(ValueError, match="if_busy"):
         saver.save_async(tmp_path / "c", state(2), if_busy="maybe")
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(1, state(1))
-    with pytest.raises(penstock.CheckpointExistsError, match="store"):
+    with pytest.raises(CheckpointExistsError, match="store"):
         saver.save(tmp_path / "store", state(1))

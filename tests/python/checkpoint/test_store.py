@@ -15,6 +15,14 @@ import torch
 
 import penstock
 from compare import assert_same
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockWarning,
+    UnsupportedStateError,
+)
 
 
 def state_of(step):
@@ -80,7 +88,7 @@ def test_the_report_tells_the_step_and_where(store, tmp_path):
 
 
 def test_a_step_that_is_complete_is_not_replaced_unasked(store):
-    with pytest.raises(penstock.CheckpointExistsError, match="overwrite=True"):
+    with pytest.raises(CheckpointExistsError, match="overwrite=True"):
         store.save(30, state_of(31))
     assert_same(store.load(30), state_of(30))
 
@@ -135,7 +143,7 @@ def test_any_step_number_works(tmp_path, step):
 def test_an_empty_store_has_nothing_to_load(tmp_path):
     store = penstock.CheckpointStore(tmp_path / "none")
     assert (store.steps(), store.latest(), store.scan(), store.sweep()) == ([], None, [], [])
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"store\.save") as raised:
+    with pytest.raises(CheckpointNotFoundError, match=r"store\.save") as raised:
         store.load()
     assert raised.value.path == str(tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -143,7 +151,7 @@ def test_an_empty_store_has_nothing_to_load(tmp_path):
 
 def test_a_step_that_is_not_there_is_not_found(store):
     for call in (store.load, store.verify, store.delete):
-        with pytest.raises(penstock.CheckpointNotFoundError) as raised:
+        with pytest.raises(CheckpointNotFoundError) as raised:
             call(35)
         assert raised.value.path == store.path(35)
 
@@ -151,7 +159,7 @@ def test_a_step_that_is_not_there_is_not_found(store):
 def test_a_store_of_unfinished_steps_says_so(store):
     for step in store.steps():
         make_incomplete(store, step)
-    with pytest.raises(penstock.CheckpointNotFoundError, match="incomplete"):
+    with pytest.raises(CheckpointNotFoundError, match="incomplete"):
         store.load()
 
 
@@ -170,7 +178,7 @@ def test_what_is_no_step_is_left_alone(store, tmp_path):
 
 def test_an_incomplete_step_is_passed_over_and_named(store):
     make_incomplete(store, 50)
-    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished"):
+    with pytest.warns(PenstockWarning, match="step 50 was never finished"):
         assert store.load()["step"] == 40
     assert store.steps() == [10, 20, 30, 40]
 
@@ -185,7 +193,7 @@ def test_a_damaged_newest_step_is_passed_over_with_a_warning(store, kind):
     else:
         name = next(n for n in os.listdir(path) if n.startswith(kind.partition(" ")[0]))
         os.unlink(os.path.join(path, name))
-    with pytest.warns(penstock.PenstockWarning, match="passed over") as caught:
+    with pytest.warns(PenstockWarning, match="passed over") as caught:
         assert_same(store.load(), state_of(40))
     assert path in str(caught[0].message)
     assert caught[0].filename == __file__
@@ -196,14 +204,14 @@ def test_a_damaged_newest_step_is_passed_over_with_a_warning(store, kind):
 def test_a_checkpoint_of_another_step_is_damage(store):
     shutil.rmtree(store.path(50))
     shutil.copytree(store.path(40), store.path(50))
-    with pytest.warns(penstock.PenstockWarning):
+    with pytest.warns(PenstockWarning):
         assert store.load()["step"] == 40
 
 
 def test_damage_that_shows_while_reading_names_the_step_before(store):
     damage_data(store, 50)
     make_incomplete(store, 40)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"store\.load\(step=30\)") as raised:
+    with pytest.raises(CorruptCheckpointError, match=r"store\.load\(step=30\)") as raised:
         store.load()
     assert raised.value.tensor == "w"
     assert raised.value.file == shard_of(store, 50).name
@@ -214,19 +222,19 @@ def test_damage_of_the_only_step_says_that_there_is_none_before(tmp_path):
     store = penstock.CheckpointStore(tmp_path)
     store.save(1, state_of(1))
     damage_data(store, 1)
-    with pytest.raises(penstock.CorruptCheckpointError, match="no earlier step"):
+    with pytest.raises(CorruptCheckpointError, match="no earlier step"):
         store.load()
 
 
 def test_a_damaged_step_asked_for_by_number_is_an_error(store):
     damage_manifest(store, 30)
-    with pytest.raises(penstock.CorruptCheckpointError, match="step=20"):
+    with pytest.raises(CorruptCheckpointError, match="step=20"):
         store.load(30)
 
 
 def test_an_incomplete_step_asked_for_by_number_is_an_error(store):
     make_incomplete(store, 30)
-    with pytest.raises(penstock.IncompleteCheckpointError):
+    with pytest.raises(IncompleteCheckpointError):
         store.load(30)
 
 
@@ -317,7 +325,7 @@ def test_damaged_and_incomplete_steps_do_not_count_and_are_not_deleted(tmp_path)
 
 def test_a_failed_save_deletes_nothing(tmp_path):
     store = saved(tmp_path, [1, 2], keep_last=2)
-    with pytest.raises(penstock.UnsupportedStateError):
+    with pytest.raises(UnsupportedStateError):
         store.save(3, {"x": object()})
     assert store.steps() == [1, 2]
 
@@ -435,7 +443,7 @@ def test_verify_tells_damage_as_a_result(store):
 
 def test_verify_of_an_incomplete_step_is_no_success(store):
     make_incomplete(store, 50)
-    with pytest.raises(penstock.IncompleteCheckpointError):
+    with pytest.raises(IncompleteCheckpointError):
         store.verify(50)
 
 
@@ -446,7 +454,7 @@ def test_a_store_that_cannot_delete_warns_and_the_save_stands(tmp_path, monkeypa
     if os.system(f"chattr +i '{victim}' 2>/dev/null") != 0:
         pytest.skip("chattr +i does not work on this file system")
     try:
-        with pytest.warns(penstock.PenstockWarning, match="could not be deleted"):
+        with pytest.warns(PenstockWarning, match="could not be deleted"):
             store.save(3, {"step": 3})
     finally:
         os.system(f"chattr -i '{victim}'")
@@ -486,11 +494,11 @@ def test_a_store_is_told_from_a_checkpoint_and_from_anything_else(tmp_path):
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(7, {"a": 1})
     for call in (penstock.load, penstock.inspect, penstock.verify):
-        with pytest.raises(penstock.CheckpointNotFoundError, match="step-0000000007"):
+        with pytest.raises(CheckpointNotFoundError, match="step-0000000007"):
             call(tmp_path / "store")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.load(tmp_path / "other")
 
 
@@ -518,7 +526,7 @@ def loads(store):
 def test_the_newest_without_a_manifest_is_told_once(store, how):
     make_incomplete(store, 50)
     make_incomplete(store, 40)
-    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished, or") as told:
+    with pytest.warns(PenstockWarning, match="step 50 was never finished, or") as told:
         assert loads(store)[how]() == 30
     assert len(told) == 1
     assert "step 30 is loaded instead" in str(told[0].message)
@@ -539,7 +547,7 @@ def test_nothing_is_told_of_what_is_below_empty_or_under_way(store, how):
         fcntl.flock(directory, fcntl.LOCK_SH)
         assert loads(store)[how]() == 40
         os.close(directory)
-    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished"):
+    with pytest.warns(PenstockWarning, match="step 50 was never finished"):
         assert loads(store)[how]() == 40
 
 

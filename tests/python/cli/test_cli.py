@@ -21,6 +21,7 @@ import three_ranks
 from conftest import run_child
 from penstock import cli
 from penstock.cli import paths, units
+from penstock.errors import StorageError
 
 pytestmark = pytest.mark.quick
 
@@ -790,7 +791,7 @@ def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, mo
     told = f"cannot list {tmp_path}/locked: Permission denied"
 
     def refused(path):
-        raise penstock.StorageError(told, path=path, errno=errno.EACCES)
+        raise StorageError(told, path=path, errno=errno.EACCES)
 
     (tmp_path / "locked").mkdir()
     monkeypatch.setattr(paths._native, "list_names", refused)

@@ -20,6 +20,7 @@ from penstock.cli import cli
 from penstock.cli.folding import fold
 from penstock.common.console import console, table
 from penstock.common.file_names import FileNames
+from penstock.reports import Problem, VerifyResult
 
 pytestmark = pytest.mark.quick
 
@@ -283,10 +284,9 @@ def converted(directory):
 
 def test_a_report_of_a_thousand_problems_can_be_read():
     problems = tuple(
-        penstock.Problem(file="f\x1b[31m", offset=n, tensor=None, message="wrong")
-        for n in range(1000)
+        Problem(file="f\x1b[31m", offset=n, tensor=None, message="wrong") for n in range(1000)
     )
-    result = penstock.VerifyResult(
+    result = VerifyResult(
         path="/c", ok=False, problems=problems, bytes_checked=1, files=1, tensors=1, seconds=1.0
     )
     text = str(result)

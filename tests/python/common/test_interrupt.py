@@ -11,6 +11,7 @@ import penstock
 from compare import assert_same
 from conftest import run_child
 from opened import assert_settles_at, settled
+from penstock.errors import CheckpointExistsError
 from threads import on_threads
 from ticker import Ticker
 
@@ -212,7 +213,7 @@ def test_one_of_many_saves_to_one_path_wins(disk_path):
         try:
             penstock.save(disk_path / "ckpt", {"w": np.full(MIB, number, np.uint8)})
             wins.append(number)
-        except penstock.CheckpointExistsError:
+        except CheckpointExistsError:
             losses.append(number)
 
     on_threads(work, range(6))

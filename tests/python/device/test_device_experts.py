@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import penstock
 from gpu import GpuTensor, drawn, have_gpu, same
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, DeviceError
 from penstock.offload.streaming.weight_files import WeightFiles
 
 LAYERS = 3
@@ -345,7 +346,7 @@ def test_experts_of_a_checkpoint_are_compared_with_its_digests(gpu, disk_path):
     model = streamed(disk_path / "b", 3)
     for _ in range(2):
         looks = []
-        with pytest.raises(penstock.CorruptCheckpointError) as caught, torch.inference_mode():
+        with pytest.raises(CorruptCheckpointError) as caught, torch.inference_mode():
             model(looks, [[1, 2], [COUNT - 1], [3]])
         assert (caught.value.tensor, caught.value.file) == (name, one.file)
         # No output is computed from it.
@@ -361,7 +362,7 @@ def test_which_experts_are_chosen_is_not_asked_under_capture(gpu, disk_path):
         assert_sees(model, expected, choices)
         with gpu.capturing(), torch.inference_mode():
             for _ in range(2):
-                with pytest.raises(penstock.DeviceError, match="captured"):
+                with pytest.raises(DeviceError, match="captured"):
                     model.blocks[1].experts([], torch.tensor([0]), print)
         assert_sees(model, expected, choices)
 
@@ -374,13 +375,13 @@ def test_a_fork_is_refused(gpu, disk_path, monkeypatch):
     with monkeypatch.context() as forked:
         # PyTorch detects a fork once CUDA is in use.
         forked.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-        with torch.inference_mode(), pytest.raises(penstock.DeviceError, match="fork"):
+        with torch.inference_mode(), pytest.raises(DeviceError, match="fork"):
             model.blocks[1].experts([], torch.tensor([0]), print)
     assert_sees(model, expected, choices)
 
 
 def is_right(model, expected, choices):
-    with contextlib.suppress(penstock.DeviceError):
+    with contextlib.suppress(DeviceError):
         assert_sees(model, expected, choices)
         return True
     return False
@@ -414,7 +415,7 @@ def test_a_moment_that_the_driver_refuses_is_waited_for_later(gpu, disk_path):
         model.blocks[0]([], chosen)
     with gpu.holding(late):
         gpu.stream = late
-        with torch.inference_mode(), pytest.raises(penstock.DeviceError):
+        with torch.inference_mode(), pytest.raises(DeviceError):
             model.blocks[0](looks, chosen, lambda: gpu.fail("cuEventRecord"))
         gpu.stream = other
         gpu.mend()

@@ -17,6 +17,7 @@ import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, same
 from penstock import features
+from penstock.errors import CorruptCheckpointError, DeviceError
 
 MIB = 1 << 20
 ROWS = 3000
@@ -48,7 +49,7 @@ def device_error_of(work):
     """Runs work; returns its `DeviceError`, if any."""
     try:
         work()
-    except penstock.DeviceError as error:
+    except DeviceError as error:
         return error
     return None
 
@@ -335,7 +336,7 @@ def test_damage_never_reaches_the_gpu(gpu, disk_path):
         out = target(gpu, content, every)
         pending = table.gather_async(every, out=out)
         for _ in range(2):
-            with pytest.raises(penstock.CorruptCheckpointError, match="is damaged"):
+            with pytest.raises(CorruptCheckpointError, match="is damaged"):
                 pending.result()
         assert pending.done()
         # Intact rows arrive.
@@ -350,7 +351,7 @@ def test_a_file_that_ends_early_is_an_error(gpu, disk_path):
         os.truncate(table.source.segments[0].path, 8 * MIB)
         pending = table.gather_async(torch.arange(ROWS), device="cuda")
         for _ in range(2):
-            with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+            with pytest.raises(CorruptCheckpointError, match="has changed"):
                 pending.result()
 
 
@@ -410,7 +411,7 @@ def test_a_gather_in_a_capture_is_refused_and_the_capture_goes_on(gpu, disk_path
                 lambda: table.foresee(on_gpu),
                 begun.result,
             ):
-                with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
+                with pytest.raises(DeviceError, match="outside of the capture") as caught:
                     ask()
                 assert caught.value.code is None
         assert same(gpu.read(begun.result()), content[ids])
@@ -447,7 +448,7 @@ def test_nothing_is_left_behind(gpu, disk_path):
                 # Some results are never fetched, and some gathers fail.
                 table.gather_async(ids, out=target(gpu, content, ids))
                 out = target(gpu, content, ids)
-                with contextlib.suppress(penstock.DeviceError):
+                with contextlib.suppress(DeviceError):
                     gpu.fail("cuMemcpyHtoDAsync_v2", seed + 1)
                     table.gather(ids, out=out)
                 gpu.mend()
@@ -507,7 +508,7 @@ def test_a_fork_reads_to_the_host_and_refuses_the_gpu(disk_path):
                         assert torch.equal(mine.gather(ids), content[ids])
                         try:
                             mine.gather(ids, out=out)
-                        except penstock.DeviceError as error:
+                        except penstock.errors.DeviceError as error:
                             assert "fork" in str(error) and "spawn" in str(error), error
                         else:
                             os._exit(9)

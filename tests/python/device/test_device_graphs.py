@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import forks
-import penstock
 from device.test_device_gather import device_error_of, run_on_driver
 from gpu import THREAD_LOCAL, VARIABLE, GpuTensor, drawn, is_refused_in_a_fork, same
 from penstock import features
+from penstock.errors import CorruptCheckpointError, DeviceError
 from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph
 
 NODES, WIDTH = 900, 64
@@ -254,7 +254,7 @@ def test_a_capture_is_refused_and_goes_on_and_so_does_the_epoch(gpu, table, grap
     # The epoch's thread allocates memory during the capture.
     with gpu.capturing(THREAD_LOCAL):
         for ask in (lambda: next(epoch), lambda: iter(loader), lambda: loader([1])):
-            with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
+            with pytest.raises(DeviceError, match="outside of the capture") as caught:
                 ask()
             assert caught.value.code is None
     gpu.stream = stream
@@ -325,7 +325,7 @@ def test_damage_comes_in_its_turn(gpu, table, graph):
     with features.open(opened.source.path) as damaged:
         loader = loader_of(damaged, graph, shuffle=False)
         found = []
-        with pytest.raises(penstock.CorruptCheckpointError, match="is damaged"):
+        with pytest.raises(CorruptCheckpointError, match="is damaged"):
             found.extend(loader)
         assert is_clean(loader)
         for batch in found:
@@ -368,7 +368,7 @@ def test_a_store_gives_what_ids_of_the_gpu_ask_for_there(gpu, table):
     assert same(store.get_tensor(group_name=None, attr_name="y", index=ids), ids)
     with gpu.capturing():
         for name in "xy":
-            with pytest.raises(penstock.DeviceError, match="outside of the capture"):
+            with pytest.raises(DeviceError, match="outside of the capture"):
                 store.get_tensor(group_name=None, attr_name=name, index=on_gpu)
 
 

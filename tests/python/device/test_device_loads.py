@@ -18,6 +18,7 @@ from penstock.checkpoint.loading import load as loading
 from penstock.checkpoint.loading import load_plan as targeting
 from penstock.checkpoint.loading.opened import CHUNK_BYTES
 from penstock.checkpoint.saving.rank_save import RankAttempt
+from penstock.errors import CorruptCheckpointError, DeviceError, PenstockWarning
 from penstock.tensors.memory import of_tensor, to_source
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def test_damage_on_storage_is_an_error(gpu, disk_path):
         file.seek(-MIB, os.SEEK_END)
         file.write(b"\0damage\0")
     tensor = gpu.put(torch.zeros(3 * MIB))
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         penstock.load(disk_path / "a", into={"w": tensor})
     assert caught.value.tensor == "w"
 
@@ -81,7 +82,7 @@ def test_a_load_in_a_capture_is_refused(gpu, disk_path):
     penstock.save(disk_path / "a", {"w": torch.ones(MIB)})
     tensor = gpu.put(torch.zeros(MIB))
     gpu.forget()
-    with gpu.capturing(), pytest.raises(penstock.DeviceError, match="outside of the capture"):
+    with gpu.capturing(), pytest.raises(DeviceError, match="outside of the capture"):
         penstock.load(disk_path / "a", into={"w": tensor})
     penstock.load(disk_path / "a", into={"w": tensor})
     assert same(gpu.read(tensor), torch.ones(MIB))
@@ -253,12 +254,12 @@ def test_nothing_damaged_is_handed_out_and_its_memory_is_given_back(gpu, disk_pa
     store.save(1, state)
     store.save(2, state)
     damage(disk_path / "step-0000000002")
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         store.load(device="cuda")
     assert caught.value.tensor == "w"
     # Also after the caller has caught the error and loads an older step.
     assert gpu.fresh.nbytes == 0
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         loaded = store.load(device="cuda", fallback=True)
     assert gpu.fresh.nbytes == sum(host.nbytes for host in state.values())
     for name, host in state.items():
@@ -273,7 +274,7 @@ def test_damaged_boxes_are_handed_out_nowhere_either(gpu, disk_path):
         with open(shard, "r+b") as file:
             file.seek(-MIB, os.SEEK_END)
             file.write(b"\0damage\0")
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         penstock.load(disk_path / "a", device="cuda")
     assert caught.value.tensor == "rows"
     assert gpu.fresh.nbytes == 0
@@ -310,7 +311,7 @@ def test_new_tensors_in_a_capture_are_refused(gpu, disk_path, monkeypatch):
     gpu.forget()
     with monkeypatch.context() as patch, gpu.capturing():
         patch.setattr(gpu, "empty", lambda shape, _: ready[shape])
-        with pytest.raises(penstock.DeviceError, match="outside of the capture"):
+        with pytest.raises(DeviceError, match="outside of the capture"):
             penstock.load(disk_path / "a", device="cuda")
     assert same(gpu.read(penstock.load(disk_path / "a", device="cuda")["w"]), torch.ones(MIB))
 
@@ -335,7 +336,7 @@ def test_a_fork_loads_to_the_host_and_is_refused_the_device(disk_path):
                     for keywords in ({"device": "cuda"}, {"into": {"w": tensor}}):
                         try:
                             penstock.load(sys.argv[1], **keywords)
-                        except penstock.DeviceError as error:
+                        except penstock.errors.DeviceError as error:
                             assert "fork" in str(error) and "spawn" in str(error), error
                         else:
                             os._exit(7)
@@ -422,7 +423,7 @@ def test_damage_of_a_later_part_is_an_error(gpu, disk_path, monkeypatch):
     hosts["w"] += 1
     penstock.save(disk_path / "a", hosts)
     damage(disk_path / "a")
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         penstock.load(disk_path / "a", into={name: turned(gpu, hosts[name]) for name in "vw"})
     assert caught.value.tensor == "w"
     assert gpu.fresh.nbytes == 0

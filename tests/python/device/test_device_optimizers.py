@@ -12,6 +12,7 @@ import penstock
 from gpu import same
 from offload.optim.training_of import MEMORY_BYTES, assert_equal_states, parameters
 from penstock import offload
+from penstock.errors import DeviceError, UnsupportedStateError
 from penstock.tensors import devices
 
 torch.set_num_threads(1)
@@ -227,7 +228,7 @@ def test_what_a_scaler_found_on_the_gpu(gpu, pair, is_found):
     both.set_gradients(0)
     both.one.found_inf = torch.tensor(is_found)
     both.other.found_inf = gpu.put(torch.tensor(is_found))
-    with gpu.capturing(), pytest.raises(penstock.DeviceError, match="captur"):
+    with gpu.capturing(), pytest.raises(DeviceError, match="captur"):
         both.other.step()
     before = [gpu.read(one.detach()) for one in both.ours]
     both.step()
@@ -294,7 +295,7 @@ def test_a_state_of_pytorch_s_whose_moments_the_gpu_has(gpu, pair):
 def test_a_step_under_capture_is_refused_and_changes_nothing(gpu, pair):
     both = pair()
     both.set_gradients(0)
-    with gpu.capturing(), pytest.raises(penstock.DeviceError, match="captur"):
+    with gpu.capturing(), pytest.raises(DeviceError, match="captur"):
         both.other.step()
     both.step()
     both.assert_equal()
@@ -305,7 +306,7 @@ def test_a_step_in_a_fork_is_refused(gpu, pair, monkeypatch):
     both.set_gradients(0)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-        with pytest.raises(penstock.DeviceError, match="forked"):
+        with pytest.raises(DeviceError, match="forked"):
             both.other.step()
     both.step()
     both.assert_equal()
@@ -316,7 +317,7 @@ def test_a_driver_that_fails_before_anything_has_changed(gpu, pair, call):
     both = pair()
     both.set_gradients(0)
     gpu.fail(call)
-    with pytest.raises(penstock.DeviceError):
+    with pytest.raises(DeviceError):
         both.other.step()
     gpu.mend()
     both.step()
@@ -331,7 +332,7 @@ def test_a_driver_that_fails_in_the_middle_is_told_of_until_a_state_is_loaded(gp
     penstock.save(tmp_path / "checkpoint", {"model": dict(enumerate(both.ours)), "state": state})
     both.set_gradients(1)
     gpu.fail("cuEventSynchronize", nth=2)
-    with pytest.raises(penstock.DeviceError):
+    with pytest.raises(DeviceError):
         both.other.step()
     gpu.mend()
     with pytest.raises(penstock.PenstockError, match="in its middle"):
@@ -370,5 +371,5 @@ def test_a_device_without_a_driver_is_copied_by_pytorch(gpu, pair, monkeypatch):
 
 def test_parameters_without_values_are_refused(tmp_path):
     parameter = torch.nn.Parameter(torch.empty(3, device="meta"))
-    with pytest.raises(penstock.UnsupportedStateError, match="meta"):
+    with pytest.raises(UnsupportedStateError, match="meta"):
         offload.AdamW([parameter], directory=tmp_path)

@@ -10,6 +10,7 @@ import torch
 import penstock
 from gpu import DTYPES, drawn, same
 from penstock import features
+from penstock.errors import CorruptCheckpointError, DeviceError
 
 ROWS = 300
 
@@ -134,7 +135,7 @@ def test_a_damaged_block_is_told(gpu, opened):
     served = table.on_device()
     ids = torch.tensor([7])
     assert not gathered(gpu, served, rows, ids).any(), "nothing that is damaged arrives"
-    with pytest.raises(penstock.CorruptCheckpointError, match="row 7"):
+    with pytest.raises(CorruptCheckpointError, match="row 7"):
         served.check()
 
 
@@ -144,7 +145,7 @@ def test_a_table_that_was_replaced_is_told(gpu, opened):
     served = table.on_device()
     os.utime(table.source.segments[0].path, ns=(1, 1))
     gathered(gpu, served, rows, torch.tensor([7]))
-    with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+    with pytest.raises(CorruptCheckpointError, match="has changed"):
         served.check()
 
 
@@ -170,7 +171,7 @@ def test_what_does_not_fit_is_refused(gpu, opened):
         table.on_device("cpu")
     with pytest.raises(ValueError, match="staging_bytes"):
         table.on_device(staging_bytes=-1)
-    with pytest.raises(penstock.DeviceError, match="99"):
+    with pytest.raises(DeviceError, match="99"):
         table.on_device("cuda:99")
     assert same(gathered(gpu, served, rows, torch.tensor([1])), rows[1:2])
 
@@ -267,7 +268,7 @@ def test_a_captured_stream_is_refused_and_the_capture_goes_on(gpu, opened):
     rows = drawn((ROWS, 4), torch.float32)
     served = opened(rows).on_device()
     ids, out = gpu.put(torch.tensor([1, 2])), gpu.put(torch.zeros((2, 4)))
-    with gpu.capturing(), pytest.raises(penstock.DeviceError, match="captured"):
+    with gpu.capturing(), pytest.raises(DeviceError, match="captured"):
         served.gather(ids, out=out)
     assert same(gpu.read(served.gather(ids, out=out)), rows[1:3])
 
@@ -278,7 +279,7 @@ def test_a_captured_stream_is_refused_and_the_capture_goes_on(gpu, opened):
 def test_what_the_driver_refuses_is_told(gpu, opened, call):
     table = opened(drawn((ROWS, 4), torch.float32))
     gpu.driver.penstock_fake_fail_call(call.encode(), 1, 2)
-    with pytest.raises(penstock.DeviceError, match=call):
+    with pytest.raises(DeviceError, match=call):
         table.on_device()
     table.on_device().close()
 

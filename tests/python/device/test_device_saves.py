@@ -10,6 +10,7 @@ import torch
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, layouts, same
+from penstock.errors import DeviceError, StateMismatchError
 from penstock.tensors.devices import is_scattered
 from penstock.tensors.memory import of_tensor
 
@@ -87,7 +88,7 @@ def test_a_change_that_nobody_held_up_fails_the_save(gpu, disk_path):
     error = pending.exception()
     # The copy may have been faster.
     if error is not None:
-        assert isinstance(error, penstock.StateMismatchError)
+        assert isinstance(error, StateMismatchError)
         assert error.key == "w"
         assert "pending.stage()" in str(error)
         assert store.steps() == [0]
@@ -183,7 +184,7 @@ def test_a_save_inside_of_a_capture_is_refused(gpu, disk_path):
             lambda: store.save_async(1, state),
             lambda: store.save_async(1, state, lazy=True),
         ):
-            with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
+            with pytest.raises(DeviceError, match="outside of the capture") as caught:
                 save()
             assert caught.value.code is None
     assert not (disk_path / "a").exists()
@@ -211,7 +212,7 @@ def test_a_fork_saves_what_the_host_has_and_refuses_the_rest(disk_path):
                     for save in (store.save, store.save_async):
                         try:
                             save(3, {"w": tensor})
-                        except penstock.DeviceError as error:
+                        except penstock.errors.DeviceError as error:
                             assert "fork" in str(error) and "spawn" in str(error), error
                         else:
                             os._exit(7)

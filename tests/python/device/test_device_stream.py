@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 import penstock
 from gpu import GpuTensor, drawn, same
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, DeviceError
 
 ITEMS = 64 << 10
 
@@ -158,7 +159,7 @@ def test_a_checkpoint_is_compared_with_its_digests(gpu, disk_path):
     with open(shards[-1], "r+b") as file:
         file.seek(-ITEMS, 2)
         file.write(b"\xff\0damage\0\xff")
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         assert_sees(model, weights)
 
 
@@ -198,7 +199,7 @@ def test_what_cannot_be_streamed_there_is_refused(gpu, disk_path):
 
 
 def is_right(model, weights):
-    with contextlib.suppress(penstock.DeviceError):
+    with contextlib.suppress(DeviceError):
         assert_sees(model, weights)
         return True
     return False
@@ -215,7 +216,7 @@ def test_a_call_of_the_driver_that_fails_is_told_and_the_next_pass_is_right(gpu,
     told = 0
     for nth in range(1, 14):
         gpu.fail(name, nth)
-        with contextlib.suppress(penstock.DeviceError):
+        with contextlib.suppress(DeviceError):
             assert_sees(model, weights)
             told -= 1
         told += 1
@@ -317,7 +318,7 @@ def test_a_block_is_not_captured_into_a_graph(gpu, disk_path):
         Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
     )
     assert_sees(model, weights)
-    with gpu.capturing(), torch.inference_mode(), pytest.raises(penstock.DeviceError, match="capt"):
+    with gpu.capturing(), torch.inference_mode(), pytest.raises(DeviceError, match="capt"):
         model.blocks[0]([])
     assert_sees(model, weights)
 
@@ -325,7 +326,7 @@ def test_a_block_is_not_captured_into_a_graph(gpu, disk_path):
 def test_a_block_that_stays_may_be_captured(gpu, disk_path, monkeypatch):
     weights = written(disk_path / "a", 6)
     model = offload.stream(Stack(6), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
-    with gpu.capturing(), torch.inference_mode(), pytest.raises(penstock.DeviceError, match="capt"):
+    with gpu.capturing(), torch.inference_mode(), pytest.raises(DeviceError, match="capt"):
         model([])
     assert_sees(model, weights)
     with gpu.capturing(), torch.inference_mode(), monkeypatch.context() as patched:
@@ -392,7 +393,7 @@ def test_the_default_stream_of_each_thread_is_refused(gpu, disk_path):
     weights = written(disk_path / "a", 2)
     model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
     other, gpu.stream = gpu.stream, ctypes.c_void_p(2)
-    with torch.inference_mode(), pytest.raises(penstock.DeviceError, match="of each thread"):
+    with torch.inference_mode(), pytest.raises(DeviceError, match="of each thread"):
         model([])
     gpu.stream = other
     assert_sees(model, weights)
@@ -415,7 +416,7 @@ def test_what_stays_is_read_again_after_the_kernels_that_use_it(gpu, disk_path):
     def call_again():
         gpu.call("cuCtxPushCurrent_v2", gpu._context)
         for _ in range(2):
-            with contextlib.suppress(penstock.CorruptCheckpointError):
+            with contextlib.suppress(CorruptCheckpointError):
                 model([])
         ended.set()
 

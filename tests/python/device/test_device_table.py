@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
 from device.test_device_gather import device_error_of, run_on_driver
 from gpu import drawn, is_refused_in_a_fork, same
+from penstock.errors import CorruptCheckpointError, DeviceError
 from penstock.features import Cache, Table
 
 ROWS = 600
@@ -226,7 +226,7 @@ def test_in_a_capture_all_is_refused_and_the_capture_goes_on(gpu, disk_path):
                 lambda: table.update(ids, columns),
                 begun.result,
             ):
-                with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
+                with pytest.raises(DeviceError, match="outside of the capture") as caught:
                     ask()
                 assert caught.value.code is None
         assert_rows(gpu, begun.result(), held, ids)
@@ -248,7 +248,7 @@ def test_damage_never_reaches_the_gpu(gpu, disk_path):
         pending = table.lookup_async(torch.arange(200, 400), device="cuda")
         before = gpu.calls("cuMemcpyHtoDAsync_v2")
         for _ in range(2):
-            with pytest.raises(penstock.CorruptCheckpointError, match="damaged"):
+            with pytest.raises(CorruptCheckpointError, match="damaged"):
                 pending.result()
         assert gpu.calls("cuMemcpyHtoDAsync_v2") == before
         ids = torch.arange(100)

@@ -14,6 +14,13 @@ import torch
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, drawn, layouts, same
+from penstock.errors import (
+    DeviceError,
+    StorageError,
+    TransferCancelledError,
+    TransferError,
+    UnsupportedStateError,
+)
 from penstock.offload import TensorIO, wait_all
 from penstock.tensors.devices import is_scattered
 from penstock.tensors.memory import of_tensor
@@ -34,7 +41,7 @@ def device_error_of(work):
     """Runs work; returns its `DeviceError`, if any."""
     try:
         work()
-    except penstock.DeviceError as error:
+    except DeviceError as error:
         return error
     return None
 
@@ -218,7 +225,7 @@ def test_a_transfer_that_is_given_up(gpu, disk_path):
             gpu.change(tensor, host)
             transfer = io.write(tensor, disk_path / "a")
             transfer.cancel()
-        with pytest.raises(penstock.TransferCancelledError):
+        with pytest.raises(TransferCancelledError):
             transfer.result()
         transfer = io.write(tensor, disk_path / "a")
         transfer.result()
@@ -234,16 +241,16 @@ def test_errors_of_files_are_those_of_any_transfer(gpu, disk_path, io):
     tensor = gpu.put(torch.zeros(2 * MIB))
     transfer = io.read(tensor, disk_path / "a")
     for _ in range(2):
-        with pytest.raises(penstock.TransferError, match="ends before") as caught:
+        with pytest.raises(TransferError, match="ends before") as caught:
             transfer.result()
         assert caught.value.path == str(disk_path / "a")
         assert caught.value.offset >= host.nbytes
     # A piece that did not arrive whole is not copied.
     assert not gpu.read(tensor)[MIB:].any()
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         io.read(tensor, disk_path / "nothing")
     both = io.read_all([(torch.zeros(MIB), disk_path / "a", 4), (tensor, disk_path / "a", 0)])
-    with pytest.raises(penstock.TransferError):
+    with pytest.raises(TransferError):
         both.result()
     if os.path.exists("/dev/full") and hasattr(os, "posix_fallocate"):
         with pytest.raises(penstock.PenstockError):
@@ -257,7 +264,7 @@ def test_what_cannot_be_read_into_is_refused(gpu, disk_path, io):
         gpu.put(torch.zeros(1).expand(5)),
         gpu.put(torch.zeros(2000).as_strided((4, 600), (100, 1))),
     ):
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             io.read(tensor, disk_path / "a").result()
     with pytest.raises(penstock.PenstockError):
         io.write(torch.empty(4, device="meta"), disk_path / "a")
@@ -322,7 +329,7 @@ def test_in_a_capture_it_is_refused_and_the_capture_goes_on(gpu, disk_path, io):
             lambda: io.write(scattered, disk_path / "a"),
             lambda: io.read(scattered, disk_path / "a"),
         ):
-            with pytest.raises(penstock.DeviceError, match="outside of the capture") as caught:
+            with pytest.raises(DeviceError, match="outside of the capture") as caught:
                 move()
             assert caught.value.code is None
     io.read(tensor, disk_path / "a").result()
@@ -338,10 +345,10 @@ def test_nothing_is_left_behind(gpu, disk_path):
                 tensor = gpu.put(host)
                 io.write(tensor, disk_path / "a")
                 gpu.fail("cuMemcpyDtoHAsync_v2", seed + 2)
-                with contextlib.suppress(penstock.DeviceError):
+                with contextlib.suppress(DeviceError):
                     io.write(tensor, disk_path / "b").result()
                 gpu.mend()
-                with contextlib.suppress(penstock.DeviceError):
+                with contextlib.suppress(DeviceError):
                     io.wait()
         gc.collect()
         gpu.forget()

@@ -256,7 +256,7 @@ def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
-    straight, resumed = killed_and_resumed("dcp_install.py", tmp_path, ranks=2)
+    straight, resumed = killed_and_resumed("dcp_enable.py", tmp_path, ranks=2)
     assert resumed == straight
     assert penstock.verify(tmp_path / "killed" / "step-0000000036").ok
 

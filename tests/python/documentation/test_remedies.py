@@ -17,6 +17,12 @@ import penstock
 from conftest import REPOSITORY
 from penstock.checkpoint.loading.dcp_files import MARK
 from penstock.cli import cli
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    StateMismatchError,
+)
 
 # Foreign files.
 
@@ -121,7 +127,7 @@ def test_what_others_wrote_is_named_with_its_call(tmp_path, tmp_path_factory, ma
     expected = FOREIGN[make].format(path=path, above=os.path.dirname(path))
     calls = (penstock.load, penstock.inspect, penstock.verify, penstock.explain)
     for call in (*calls, lambda path: penstock.salvage(path, out)):
-        with pytest.raises(penstock.CheckpointNotFoundError, match=re.escape(expected)) as raised:
+        with pytest.raises(CheckpointNotFoundError, match=re.escape(expected)) as raised:
             call(path)
         assert raised.value.path == path
     said = CliRunner().invoke(cli, ["inspect", path], standalone_mode=False)
@@ -130,7 +136,7 @@ def test_what_others_wrote_is_named_with_its_call(tmp_path, tmp_path_factory, ma
 
 def test_a_directory_of_other_things_is_nothing_of_all_that(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(penstock.CheckpointNotFoundError, match="check the path"):
+    with pytest.raises(CheckpointNotFoundError, match="check the path"):
         penstock.load(tmp_path)
     with pytest.raises(penstock.PenstockError, match="a checkpoint is a directory"):
         penstock.load(tmp_path / "notes.txt")
@@ -140,7 +146,7 @@ def test_a_save_that_did_not_finish_is_that_whatever_lies_beside_it(tmp_path):
     penstock.save(tmp_path / "ckpt", {"w": torch.ones(3)})
     (tmp_path / "ckpt" / "manifest.json").unlink()
     torch_file(tmp_path / "ckpt")
-    with pytest.raises(penstock.IncompleteCheckpointError):
+    with pytest.raises(IncompleteCheckpointError):
         penstock.load(tmp_path / "ckpt")
 
 
@@ -153,7 +159,7 @@ def test_a_store_is_no_checkpoint(tmp_path):
     torch_file(tmp_path)
     for call in (penstock.load, penstock.inspect, penstock.verify):
         with pytest.raises(
-            penstock.CheckpointNotFoundError, match=r"CheckpointStore\(path\)\.load\(\)"
+            CheckpointNotFoundError, match=r"CheckpointStore\(path\)\.load\(\)"
         ) as raised:
             call(tmp_path)
         assert store.path(7) in str(raised.value)
@@ -163,10 +169,10 @@ def test_a_checkpoint_is_no_store(tmp_path):
     store = penstock.CheckpointStore(tmp_path)
     store.save(7, {"w": np.ones(3)})
     found = r"penstock\.load\(.*step-0000000007'\) loads it, and .*load\(step=7\)"
-    with pytest.raises(penstock.CheckpointNotFoundError, match=found):
+    with pytest.raises(CheckpointNotFoundError, match=found):
         penstock.CheckpointStore(store.path(7))
     penstock.save(tmp_path / "alone", {"w": np.ones(3)})
-    with pytest.raises(penstock.CheckpointNotFoundError, match="not a store of them"):
+    with pytest.raises(CheckpointNotFoundError, match="not a store of them"):
         penstock.CheckpointStore(tmp_path / "alone")
     # A file of that name may belong to another program.
     (tmp_path / "web").mkdir()
@@ -179,7 +185,7 @@ def test_a_checkpoint_is_not_saved_onto_a_store(tmp_path, overwrite):
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(7, {"w": np.ones(3)})
     before = sorted(os.listdir(store.root))
-    with pytest.raises(penstock.CheckpointExistsError, match=r"is a store .*\.save\(step, state\)"):
+    with pytest.raises(CheckpointExistsError, match=r"is a store .*\.save\(step, state\)"):
         penstock.save(store.root, {"w": np.zeros(3)}, overwrite=overwrite)
     assert sorted(os.listdir(store.root)) == before
     assert penstock.CheckpointStore(store.root).steps() == [7]
@@ -191,7 +197,7 @@ def test_a_store_that_a_checkpoint_was_saved_onto_can_be_had_back(tmp_path):
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(7, {"w": np.ones(3)})
     os.rename(store.path(7), tmp_path / "both" / os.path.basename(store.path(7)))
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"store of 1 steps.*move") as raised:
+    with pytest.raises(CheckpointNotFoundError, match=r"store of 1 steps.*move") as raised:
         penstock.CheckpointStore(tmp_path / "both")
     assert "step-0000000007" in str(raised.value)
     (tmp_path / "alone").mkdir()
@@ -215,7 +221,7 @@ def trained(steps):
 
 
 def mismatch(path, target):
-    with pytest.raises(penstock.StateMismatchError) as raised:
+    with pytest.raises(StateMismatchError) as raised:
         penstock.load(path, into=target)
     assert str(path) in str(raised.value)
     assert "nothing was changed" in str(raised.value)

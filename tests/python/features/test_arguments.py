@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
 from penstock import features, offload
+from penstock.errors import MissingDependencyError, UnsupportedStateError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,18 +128,18 @@ def odd_tensors() -> dict[str, Any]:
 def test_tensors_without_plain_memory(written: Path, tmp_path: Path, kind: str) -> None:
     value = odd_tensors()[kind]
     for rows in (value, [value]):
-        with pytest.raises(penstock.UnsupportedStateError, match=f"{kind.split()[0]}.*: "):
+        with pytest.raises(UnsupportedStateError, match=f"{kind.split()[0]}.*: "):
             features.write(tmp_path / "a", rows)
     with (
         features.Table.create(tmp_path / "t", 2, COLUMNS) as table,
-        pytest.raises(penstock.UnsupportedStateError, match="'w'"),
+        pytest.raises(UnsupportedStateError, match="'w'"),
     ):
         table.update([0, 1], {"w": value})
     with features.open(written) as table:
         with pytest.raises(ValueError, match=r"^out: "):
             table.gather([0, 1], out=value)
         for call in (table.gather, table.foresee):
-            with pytest.raises((TypeError, penstock.UnsupportedStateError), match=r"^ids: "):
+            with pytest.raises((TypeError, UnsupportedStateError), match=r"^ids: "):
                 call(value)
 
 
@@ -170,7 +170,7 @@ def test_a_type_that_numpy_lacks_is_gathered_by_a_tensor(tmp_path: Path) -> None
     rows = torch.arange(12, dtype=torch.uint8).reshape(6, 2).view(torch.float4_e2m1fn_x2)
     features.write(tmp_path / "a", rows)
     with features.open(tmp_path / "a") as table:
-        with pytest.raises(penstock.MissingDependencyError, match="pass ids as a tensor"):
+        with pytest.raises(MissingDependencyError, match="pass ids as a tensor"):
             table.gather([0])
         found = table.gather(torch.tensor([5]))
         assert found.view(torch.uint8).tolist() == [[10, 11]]

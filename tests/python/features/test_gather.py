@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import penstock
 from features.tables import table_of
 from penstock import features
+from penstock.errors import CorruptCheckpointError, UnsupportedStateError
 from threads import on_threads
 
 if TYPE_CHECKING:
@@ -319,17 +320,17 @@ def test_a_table_that_changes_is_an_error(tmp_path: Path) -> None:
         os.truncate(path, 4096)
         # The read may fail or succeed: data behind the end of the file is missing.
         for row in (99, 0):
-            with pytest.raises(penstock.CorruptCheckpointError, match=r"part-0 has changed"):
+            with pytest.raises(CorruptCheckpointError, match=r"part-0 has changed"):
                 table.gather([row])
-        with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+        with pytest.raises(CorruptCheckpointError, match="has changed"):
             features.Features(source)
 
 
 def test_a_row_that_no_request_moves_is_refused(tmp_path: Path) -> None:
     source, want = table_of(tmp_path, rows=3, width=300_000)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"rows of 1200000 bytes; .*block_b"):
+    with pytest.raises(UnsupportedStateError, match=r"rows of 1200000 bytes; .*block_b"):
         features.Features(source)
-    io = penstock.offload.TensorIO(block_bytes=2 << 20)
+    io = penstock.offload.TensorIO(extent_bytes=2 << 20)
     with features.Features(source, io=io) as table:
         assert np.array_equal(table.gather([2, 0]), want[[2, 0]])
 

@@ -14,6 +14,7 @@ import pytest
 import penstock
 from features.tables import table_of
 from penstock import features
+from penstock.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +101,7 @@ def test_what_has_changed_meanwhile_or_is_closed_does_not_arrive(
     with pytest.raises(ValueError, match="closed"):
         pickle.dumps(table)
     features.write(path, rows, key="paper", overwrite=True)
-    with pytest.raises(penstock.CorruptCheckpointError, match="'paper' was opened by the process"):
+    with pytest.raises(CorruptCheckpointError, match="'paper' was opened by the process"):
         pickle.loads(packed)
     # No process holds it, so it can be replaced.
     features.write(path, rows, key="paper", overwrite=True)
@@ -109,5 +110,5 @@ def test_what_has_changed_meanwhile_or_is_closed_does_not_arrive(
     with features.Features(source) as other:
         packed = pickle.dumps(other)
     (tmp_path / "file" / "part-0").write_bytes(b"another")
-    with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+    with pytest.raises(CorruptCheckpointError, match="has changed"):
         pickle.loads(packed)

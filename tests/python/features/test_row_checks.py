@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from features.table_files import gathered, numbers, reader_of
+from penstock.errors import CorruptCheckpointError
 from penstock.features.source import find
 from penstock.features.write import write
 
@@ -21,10 +22,10 @@ FLIPS = 10_000
 NAMED = re.compile(r"row (\d+) is damaged: bytes (\d+) to (\d+) of")
 
 
-def _refusal(reader: Any, row: int, out: Any) -> penstock.CorruptCheckpointError | None:
+def _refusal(reader: Any, row: int, out: Any) -> CorruptCheckpointError | None:
     try:
         gathered(reader, np.array([row]), out)
-    except penstock.CorruptCheckpointError as error:
+    except CorruptCheckpointError as error:
         return error
     return None
 
@@ -90,7 +91,7 @@ def test_rows_beside_a_damaged_block_are_returned(disk_path: Path) -> None:
     out = np.zeros((len(intact), 128), np.float32)
     gathered(reader, intact, out)
     assert out.tobytes() == table[intact].tobytes()
-    with pytest.raises(penstock.CorruptCheckpointError, match=f"row {block * 8} is damaged"):
+    with pytest.raises(CorruptCheckpointError, match=f"row {block * 8} is damaged"):
         gathered(reader, rows, np.zeros_like(table))
     workers.close()
 
@@ -105,7 +106,7 @@ def test_verify_and_load_find_it_too(disk_path: Path) -> None:
     os.close(descriptor)
     result = penstock.verify(disk_path / "table")
     assert [problem.tensor for problem in result.problems] == ["features"]
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         penstock.load(disk_path / "table")
     assert caught.value.tensor == "features"
 
@@ -122,7 +123,7 @@ def test_damaged_checksums_are_found_when_the_table_is(disk_path: Path, seed: in
     flip(descriptor, place, int(random.integers(8)))
     os.fsync(descriptor)
     os.close(descriptor)
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         find(disk_path / "table")
     assert caught.value.tensor == "features.crc32c"
     assert find(disk_path / "table", check=False).checks is None
@@ -147,7 +148,7 @@ def test_marks_tell_that_a_file_has_changed(tmp_path: Path, change: Any) -> None
     assert find(tmp_path / "a.npy").segments == before.segments
     change(before.segments[0].path)
     if change is _shrunk:
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"a\.npy: it ends after"):
+        with pytest.raises(CorruptCheckpointError, match=r"a\.npy: it ends after"):
             find(tmp_path / "a.npy")
     else:
         assert find(tmp_path / "a.npy").segments[0].mark != before.segments[0].mark
@@ -156,5 +157,5 @@ def test_marks_tell_that_a_file_has_changed(tmp_path: Path, change: Any) -> None
 def test_a_shard_that_was_cut_is_refused(disk_path: Path) -> None:
     write(disk_path / "table", numbers(100, 1024))
     _shrunk(find(disk_path / "table").segments[0].path)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         find(disk_path / "table")

@@ -13,6 +13,13 @@ import pytest
 import torch
 
 import penstock
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.features import Cache, Table
 from penstock.io.own_io import for_rows
 
@@ -83,7 +90,7 @@ def test_a_snapshot_is_an_ordinary_checkpoint(disk_path):
         write(table, expected, list(range(0, ROWS, 3)), 7)
         report = table.snapshot(disk_path / "saved", metadata={"epoch": 3})
         write(table, {}, list(range(ROWS)), 8)
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             table.snapshot(disk_path / "saved")
     assert (report.rows, report.columns) == (ROWS, ("weight", "step", "half"))
     assert penstock.verify(disk_path / "saved").ok
@@ -116,7 +123,7 @@ def test_rows_come_as_they_were_given_at_first(disk_path):
             disk_path / "u", 200, columns, init=[{"weight": np.zeros((300, 4), np.float32)}]
         )
     # An unfinished creation is no table, and does not block a new one.
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         Table(disk_path / "u")
     Table.create(disk_path / "u", 200, columns).close()
 
@@ -213,9 +220,9 @@ FORMS = [
     ({"a\nb": (3, "float32")}, ValueError, "must be a name"),
     ({"__metadata__": (3, "float32")}, ValueError, "must be a name"),
     ({"a": ((-2, -2), "float32")}, ValueError, r"sizes \(-2, -2\) are none"),
-    ({"a": (3, "S4")}, penstock.UnsupportedStateError, "cannot be stored"),
-    ({"a": (3, "complex128")}, penstock.UnsupportedStateError, "cannot be stored"),
-    ({"a": (1 << 20, "float32")}, penstock.UnsupportedStateError, "one request moves"),
+    ({"a": (3, "S4")}, UnsupportedStateError, "cannot be stored"),
+    ({"a": (3, "complex128")}, UnsupportedStateError, "cannot be stored"),
+    ({"a": (1 << 20, "float32")}, UnsupportedStateError, "one request moves"),
 ]
 
 
@@ -227,14 +234,14 @@ def test_rows_that_are_none_are_refused(disk_path, columns, error, message):
 
 
 def test_one_process_has_a_table_once(disk_path):
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"Table\.create"):
+    with pytest.raises(CheckpointNotFoundError, match=r"Table\.create"):
         Table(disk_path / "t")
     table = made(disk_path / "t")
-    with pytest.raises(penstock.StorageError, match="the table is open"):
+    with pytest.raises(StorageError, match="the table is open"):
         Table(disk_path / "t")
     table.close()
     table.close()
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         made(disk_path / "t")
     for call in (lambda: table.lookup([1]), table.flush, table.fold, table.stats):
         with pytest.raises(ValueError, match="the table is closed"):
@@ -270,15 +277,15 @@ def test_a_damaged_table_is_named(disk_path):
     content[4096 * 3] ^= 1
     rows.write_bytes(content)
     with Table(disk_path / "t") as table:
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"row \d+ is damaged") as raised:
+        with pytest.raises(CorruptCheckpointError, match=r"row \d+ is damaged") as raised:
             table.lookup(np.arange(ROWS))
         assert raised.value.file == rows.name
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             table.snapshot(disk_path / "saved")
     assert not (disk_path / "saved" / "manifest.json").exists()
     head = disk_path / "t" / "table.json"
     head.write_text(head.read_text().replace("weight", "height"))
-    with pytest.raises(penstock.CorruptCheckpointError, match="not what was written"):
+    with pytest.raises(CorruptCheckpointError, match="not what was written"):
         Table(disk_path / "t")
 
 
@@ -327,7 +334,7 @@ def test_a_fold_under_way_keeps_the_table(disk_path):
         table._io.close()
         closing = threading.Thread(target=table.close)
         closing.start()
-        with pytest.raises(penstock.StorageError, match="the table is open"):
+        with pytest.raises(StorageError, match="the table is open"):
             Table(disk_path / "t")
         assert closing.is_alive()
         frozen.compact()
@@ -356,9 +363,9 @@ def test_another_table_by_the_same_name_is_not_written_to(disk_path):
     os.rename(disk_path / "t", disk_path / "moved")
     with made(disk_path / "t") as other:
         write(other, {}, [1], 5)
-    with pytest.raises(penstock.StorageError, match="was moved or replaced"):
+    with pytest.raises(StorageError, match="was moved or replaced"):
         write(table, {}, [1], 9)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         table.close()
     with Table(disk_path / "t") as other:
         assert_holds(other, {1: 5})
@@ -371,7 +378,7 @@ def test_files_of_another_table_are_refused(disk_path):
     for file in ("log-0", "rows-0"):
         kept = (disk_path / "b" / file).read_bytes()
         (disk_path / "b" / file).write_bytes((disk_path / "a" / file).read_bytes())
-        with pytest.raises(penstock.CorruptCheckpointError) as raised:
+        with pytest.raises(CorruptCheckpointError) as raised:
             Table(disk_path / "b")
         assert raised.value.file == file
         (disk_path / "b" / file).write_bytes(kept)
@@ -383,7 +390,7 @@ def test_files_of_others_stay(disk_path):
     home = disk_path / "run"
     home.mkdir()
     (home / "log-20240101").write_text("mine")
-    with pytest.raises(penstock.StorageError, match=r"log-20240101 already: a table is made in a"):
+    with pytest.raises(StorageError, match=r"log-20240101 already: a table is made in a"):
         made(home)
     assert [file.name for file in home.iterdir() if file.name != "table.lock"] == ["log-20240101"]
     (home / "log-20240101").unlink()
@@ -391,9 +398,9 @@ def test_files_of_others_stay(disk_path):
         (home / "log-007").write_text("mine")
     with Table(home) as table:
         assert (home / "log-007").read_text() == "mine"
-        with pytest.raises(penstock.CheckpointExistsError, match="is a table"):
+        with pytest.raises(CheckpointExistsError, match="is a table"):
             table.snapshot(home)
-    with pytest.raises(penstock.CheckpointExistsError, match="is a table"):
+    with pytest.raises(CheckpointExistsError, match="is a table"):
         penstock.save(home, {"a": torch.ones(1)})
 
 
@@ -525,7 +532,7 @@ def test_a_table_that_is_closed_as_a_fold_begins_warns_of_nothing(disk_path, mon
 @pytest.mark.parametrize("call", [penstock.features.open, penstock.load, penstock.inspect])
 def test_who_reads_a_table_as_something_else_is_told(disk_path, call):
     made(disk_path / "t").close()
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"penstock.features.Table\("):
+    with pytest.raises(CheckpointNotFoundError, match=r"penstock.features.Table\("):
         call(disk_path / "t")
 
 

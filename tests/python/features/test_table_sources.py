@@ -18,6 +18,15 @@ from safetensors.torch import save_file
 
 import penstock
 from features.table_files import found_bytes, found_rows, numbers
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PartialCheckpointError,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.features.features import Features
 from penstock.features.source import find
 from penstock.features.write import write
@@ -69,12 +78,12 @@ def test_a_tensor_of_a_checkpoint(tmp_path: Path) -> None:
         with pytest.raises(error, match=match):
             find(tmp_path / "a", *given, **said)
 
-    refused(penstock.StateMismatchError, "pass key= with one of them: 'array', 'nodes.paper'")
-    refused(penstock.StateMismatchError, "no tensor 'paper': there is 'array'", "paper")
-    refused(penstock.StateMismatchError, "not of shape=", "array", shape=(7, 4))
-    refused(penstock.StateMismatchError, "not of dtype='int32'", "array", dtype="int32")
-    refused(penstock.UnsupportedStateError, "transposed view", "turned")
-    refused(penstock.UnsupportedStateError, "no rows", "number")
+    refused(StateMismatchError, "pass key= with one of them: 'array', 'nodes.paper'")
+    refused(StateMismatchError, "no tensor 'paper': there is 'array'", "paper")
+    refused(StateMismatchError, "not of shape=", "array", shape=(7, 4))
+    refused(StateMismatchError, "not of dtype='int32'", "array", dtype="int32")
+    refused(UnsupportedStateError, "transposed view", "turned")
+    refused(UnsupportedStateError, "no rows", "number")
 
 
 def test_the_newest_step_of_a_store_which_stays(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ def test_a_table_that_several_ranks_have_saved(jobs: Any, disk_path: Path) -> No
     expected = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE)
     assert found_bytes(source) == expected.numpy().tobytes()
     assert_gathered(source, expected.numpy())
-    with pytest.raises(penstock.UnsupportedStateError, match="cut into columns"):
+    with pytest.raises(UnsupportedStateError, match="cut into columns"):
         find(disk_path / "a", "columns")
 
 
@@ -115,17 +124,17 @@ def test_safetensors(tmp_path: Path) -> None:
         assert_gathered(source, TABLE)
         assert found_rows(find(path, "labels")).tolist() == LABELS.tolist()
     safetensors(tmp_path / "b.safetensors", TABLE + 1, more=TABLE)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"is in .* and in"):
+    with pytest.raises(CorruptCheckpointError, match=r"is in .* and in"):
         find(tmp_path, "table")
     index = tmp_path / "model.safetensors.index.json"
     places = {"table": "b.safetensors", "more": "b.safetensors", "labels": "a.safetensors"}
     index.write_text(json.dumps({"weight_map": places}))
     assert found_bytes(find(tmp_path, "table")) == (TABLE + 1).tobytes()
-    with pytest.raises(penstock.StateMismatchError, match="'more', 'table'"):
+    with pytest.raises(StateMismatchError, match="'more', 'table'"):
         find(tmp_path)
     places["labels"] = "b.safetensors"
     index.write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(penstock.CorruptCheckpointError, match="does not have it"):
+    with pytest.raises(CorruptCheckpointError, match="does not have it"):
         find(tmp_path, "labels")
 
 
@@ -144,7 +153,7 @@ def test_safetensors(tmp_path: Path) -> None:
 def test_an_index_that_makes_no_sense(tmp_path: Path, text: str) -> None:
     safetensors(tmp_path / "a.safetensors", TABLE)
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"index\.json does not say"):
+    with pytest.raises(CorruptCheckpointError, match=r"index\.json does not say"):
         find(tmp_path, "table")
 
 
@@ -177,7 +186,7 @@ def entry(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> by
 def test_a_hostile_header_of_safetensors(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"a\.safetensors: .*get the file"):
+    with pytest.raises(CorruptCheckpointError, match=r"a\.safetensors: .*get the file"):
         find(path)
 
 
@@ -185,7 +194,7 @@ def test_a_hostile_header_of_safetensors(tmp_path: Path, header: bytes) -> None:
 def test_a_file_of_safetensors_that_ends_in_its_header(tmp_path: Path, nbytes: int) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((struct.pack("<Q", 1 << 60) + b"{}")[:nbytes])
-    with pytest.raises(penstock.CorruptCheckpointError, match="header"):
+    with pytest.raises(CorruptCheckpointError, match="header"):
         find(path)
 
 
@@ -208,9 +217,9 @@ def test_npy_of_types_that_numpy_calls_void(tmp_path: Path) -> None:
     source = find(tmp_path / "a.npy", dtype=torch.bfloat16)
     assert source.dtype == "bfloat16"
     assert found_bytes(source) == values.view(torch.int16).numpy().tobytes()
-    with pytest.raises(penstock.UnsupportedStateError, match="pass dtype="):
+    with pytest.raises(UnsupportedStateError, match="pass dtype="):
         find(tmp_path / "a.npy")
-    with pytest.raises(penstock.UnsupportedStateError, match="pass dtype="):
+    with pytest.raises(UnsupportedStateError, match="pass dtype="):
         find(tmp_path / "a.npy", dtype="float32")
 
 
@@ -222,43 +231,43 @@ def _npy(header: str, version: bytes = b"\1\0") -> bytes:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"\x93NUMPY", penstock.CorruptCheckpointError),
-        (b"\x93NUMPY\1\0\xff\xff{}", penstock.CorruptCheckpointError),
-        (_npy("{}", b"\7\0"), penstock.CorruptCheckpointError),
-        (_npy("{}"), penstock.CorruptCheckpointError),
-        (_npy("__import__('os').abort()"), penstock.CorruptCheckpointError),
-        (_npy("(" * 9_000), penstock.CorruptCheckpointError),
+        (b"\x93NUMPY", CorruptCheckpointError),
+        (b"\x93NUMPY\1\0\xff\xff{}", CorruptCheckpointError),
+        (_npy("{}", b"\7\0"), CorruptCheckpointError),
+        (_npy("{}"), CorruptCheckpointError),
+        (_npy("__import__('os').abort()"), CorruptCheckpointError),
+        (_npy("(" * 9_000), CorruptCheckpointError),
         (
             _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3)}"),
-            penstock.CorruptCheckpointError,
+            CorruptCheckpointError,
         ),
         (
             _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (10**9, 10**9)}"),
-            penstock.CorruptCheckpointError,
+            CorruptCheckpointError,
         ),
         (
             _npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({1 << 62}, {1 << 62})}}"),
-            penstock.CorruptCheckpointError,
+            CorruptCheckpointError,
         ),
         (
             _npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3)}"),
-            penstock.UnsupportedStateError,
+            UnsupportedStateError,
         ),
         (
             _npy("{'descr': '|O', 'fortran_order': False, 'shape': (2, 3)}"),
-            penstock.UnsupportedStateError,
+            UnsupportedStateError,
         ),
         (
             _npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,)}"),
-            penstock.UnsupportedStateError,
+            UnsupportedStateError,
         ),
         (
             _npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}"),
-            penstock.UnsupportedStateError,
+            UnsupportedStateError,
         ),
         (
             _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 0)}"),
-            penstock.UnsupportedStateError,
+            UnsupportedStateError,
         ),
     ],
 )
@@ -280,7 +289,7 @@ def test_a_file_of_rows_and_nothing_else(tmp_path: Path) -> None:
     assert find(path, shape=(50, 24), dtype=torch.bfloat16).row_bytes == 48
 
     def refused(match: str, **said: Any) -> None:
-        with pytest.raises(penstock.StateMismatchError, match=match):
+        with pytest.raises(StateMismatchError, match=match):
             find(path, **said)
 
     refused("pass shape= and dtype=")
@@ -301,9 +310,9 @@ def test_what_a_header_says_has_to_be_what_the_caller_says(tmp_path: Path) -> No
     safetensors(tmp_path / "a.safetensors", TABLE)
     for path in (tmp_path / "a.npy", tmp_path / "a.safetensors"):
         assert find(path, shape=(50, 12), dtype=np.float32).rows == 50
-        with pytest.raises(penstock.StateMismatchError, match="not of shape="):
+        with pytest.raises(StateMismatchError, match="not of shape="):
             find(path, shape=(50, 13), dtype=np.float32)
-        with pytest.raises(penstock.StateMismatchError, match="not of dtype="):
+        with pytest.raises(StateMismatchError, match="not of dtype="):
             find(path, shape=(50, 12), dtype="int32")
 
 
@@ -330,13 +339,13 @@ def _salvaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda path: None, penstock.CheckpointNotFoundError, "nothing is there"),
-        (os.mkfifo, penstock.StorageError, "neither a file nor a directory"),
-        (_empty_directory, penstock.CheckpointNotFoundError, "no safetensors file"),
-        (_unfinished, penstock.IncompleteCheckpointError, "no complete"),
-        (_salvaged, penstock.PartialCheckpointError, "table"),
-        (lambda path: path.write_bytes(b"PK\3\4"), penstock.StateMismatchError, "does not begin"),
-        (lambda path: penstock.save(path, {"a": 3}), penstock.StateMismatchError, "no tensor"),
+        (lambda path: None, CheckpointNotFoundError, "nothing is there"),
+        (os.mkfifo, StorageError, "neither a file nor a directory"),
+        (_empty_directory, CheckpointNotFoundError, "no safetensors file"),
+        (_unfinished, IncompleteCheckpointError, "no complete"),
+        (_salvaged, PartialCheckpointError, "table"),
+        (lambda path: path.write_bytes(b"PK\3\4"), StateMismatchError, "does not begin"),
+        (lambda path: penstock.save(path, {"a": 3}), StateMismatchError, "no tensor"),
     ],
 )
 def test_nothing_to_find(
@@ -350,7 +359,7 @@ def test_nothing_to_find(
 def test_a_shard_is_no_file_of_its_own(tmp_path: Path) -> None:
     penstock.save(tmp_path / "a", {"table": torch.zeros(3, 4)})
     shard = next((tmp_path / "a").glob("shard-*"))
-    with pytest.raises(penstock.CheckpointNotFoundError, match="pass the directory"):
+    with pytest.raises(CheckpointNotFoundError, match="pass the directory"):
         find(shard)
 
 
@@ -379,7 +388,7 @@ def _checks_in(tensor: Any) -> dict[str, Any]:
 def test_a_note_that_makes_no_sense(tmp_path: Path, note: Any) -> None:
     state = {"t": torch.zeros(3, 4), "a": np.zeros(3, np.uint32)}
     penstock.save(tmp_path / "a", state, metadata={"penstock.features": note})
-    with pytest.raises(penstock.CorruptCheckpointError, match="metadata"):
+    with pytest.raises(CorruptCheckpointError, match="metadata"):
         find(tmp_path / "a", "t")
 
 

@@ -21,6 +21,12 @@ import penstock
 from conftest import mounted
 from features.table_files import crc32c, files_below, found_bytes, found_rows, numbers
 from penstock import _native
+from penstock.errors import (
+    CheckpointExistsError,
+    IncompleteCheckpointError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.features.source import find
 from penstock.features.table_metadata import blocks_per_row, row_bytes_for
 from penstock.features.write import write
@@ -178,7 +184,7 @@ def test_types_that_only_tensors_have(tmp_path: Path) -> None:
     assert penstock.inspect(tmp_path / "table").metadata["run"] == 3
     assert report.key == "x.y"
     half = torch.zeros(3, 4, dtype=torch.uint1)
-    with pytest.raises(penstock.UnsupportedStateError, match="uint1"):
+    with pytest.raises(UnsupportedStateError, match="uint1"):
         write(tmp_path / "other", half)
 
 
@@ -200,12 +206,12 @@ def test_types_that_only_tensors_have(tmp_path: Path) -> None:
         ({"rows": np.array(3.0)}, ValueError, "single number"),
         ({"rows": []}, ValueError, "pass shape= and dtype="),
         ({"rows": 7}, TypeError, "pass an array"),
-        ({"rows": np.ones((2, 3)).astype(">f8")}, penstock.UnsupportedStateError, ">f8"),
-        ({"rows": np.array([["a"]])}, penstock.UnsupportedStateError, "<U1"),
+        ({"rows": np.ones((2, 3)).astype(">f8")}, UnsupportedStateError, ">f8"),
+        ({"rows": np.array([["a"]])}, UnsupportedStateError, "<U1"),
         ({"rows": np.ones((2, 3)), "align": "yes"}, ValueError, "align="),
         ({"rows": np.ones((2, 3)), "key": ""}, ValueError, "key="),
         ({"rows": np.ones((2, 3)), "key": "__metadata__"}, ValueError, "key="),
-        ({"rows": np.ones((2, 3)), "metadata": {1: 2}}, penstock.UnsupportedStateError, "metadata"),
+        ({"rows": np.ones((2, 3)), "metadata": {1: 2}}, UnsupportedStateError, "metadata"),
         ({"rows": np.ones((2, 3)), "metadata": {"penstock.features": 1}}, ValueError, "is ours"),
     ],
 )
@@ -240,7 +246,7 @@ def test_what_is_replaced_stays_until_the_new_one_is_there(disk_path: Path) -> N
         if fail:
             raise LookupError("of the caller")
 
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         write(path, chunks(False), shape=new.shape, dtype=new.dtype)
     assert not asked
     before = sorted(files_below(path))
@@ -253,18 +259,18 @@ def test_what_is_replaced_stays_until_the_new_one_is_there(disk_path: Path) -> N
     assert penstock.verify(path).ok
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, penstock.StorageError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, StorageError])
 def test_an_interrupted_write_leaves_nothing(disk_path: Path, error: type[BaseException]) -> None:
     def chunks() -> Iterator[Any]:
         for _ in range(6):
             yield numbers(2_000, 1024)
-        if error is penstock.StorageError:
-            raise penstock.StorageError("of the caller", path="elsewhere", errno=errno.ENOSPC)
+        if error is StorageError:
+            raise StorageError("of the caller", path="elsewhere", errno=errno.ENOSPC)
         raise error
 
     with pytest.raises(error) as caught:
         write(disk_path / "table", chunks())
-    if error is penstock.StorageError:
+    if error is StorageError:
         assert str(caught.value) == "of the caller"
     assert not (disk_path / "table").exists()
 
@@ -290,7 +296,7 @@ def test_a_killed_write_leaves_what_was_there_and_the_next_one_tidies_up(disk_pa
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(path.glob("shard-*"))
     for ask in (penstock.load, find):
-        with pytest.raises(penstock.IncompleteCheckpointError):
+        with pytest.raises(IncompleteCheckpointError):
             ask(path)
     table = numbers(100, 16)
     write(path, table)
@@ -315,7 +321,7 @@ def test_a_full_disk_is_an_error_that_says_so(
             yield np.ones((1_000, 1024), np.float32)
 
     with mounted(kind, tmp_path / "disk", 64 << 20) as disk:
-        with pytest.raises(penstock.StorageError, match="no room for the table") as caught:
+        with pytest.raises(StorageError, match="no room for the table") as caught:
             write(disk / "table", chunks(), shape=(count, 1024), dtype=np.float32)
         assert caught.value.errno == errno.ENOSPC
         assert caught.value.path == str(disk / "table")

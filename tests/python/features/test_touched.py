@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import penstock
 from penstock import features
+from penstock.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +56,7 @@ def test_a_name_hides_no_change_of_a_file_of_others(foreign: Path, rename: Any) 
         assert table.gather([3]).all()
         changed(foreign)
         rename(foreign)
-        with pytest.raises(penstock.CorruptCheckpointError, match="hard link"):
+        with pytest.raises(CorruptCheckpointError, match="hard link"):
             table.gather([ROWS - 1])
 
 
@@ -63,7 +64,7 @@ def test_a_new_name_of_a_file_of_others_is_an_error_that_says_so(foreign: Path) 
     """It looks the same as a change: foreign files have no digests."""
     with features.open(foreign) as table:
         linked(foreign)
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"a name \(a hard link\).*open"):
+        with pytest.raises(CorruptCheckpointError, match=r"a name \(a hard link\).*open"):
             table.gather([3])
     with features.open(foreign) as table:
         assert table.gather([3]).all()
@@ -86,7 +87,7 @@ def test_a_checkpoint_is_compared_with_its_digests_once_a_file_gets_a_name(
         assert table.gather([3]).all()
         changed(shard)
         shard.with_suffix(".more").unlink()
-        with pytest.raises(penstock.CorruptCheckpointError) as caught:
+        with pytest.raises(CorruptCheckpointError) as caught:
             table.gather([3])
         assert caught.value.file == shard.name
 
@@ -96,10 +97,10 @@ def test_rows_of_a_time_when_a_file_differed_are_never_given(saved: tuple[Path, 
     path, shard = saved
     with features.open(path, cache=features.Cache(1 << 20)) as table:
         old = changed(shard)
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             table.gather([ROWS - 1])
         changed(shard, byte=old)
-        with pytest.raises(penstock.CorruptCheckpointError, match="open it again"):
+        with pytest.raises(CorruptCheckpointError, match="open it again"):
             table.gather([ROWS - 1])
     with features.open(path, cache=features.Cache(1 << 20)) as table:
         assert table.gather([ROWS - 1]).all()
@@ -110,7 +111,7 @@ def test_a_change_on_the_way_to_another_process_is_found(saved: tuple[Path, Path
     with features.open(path) as table:
         sent = pickle.dumps(table)
         changed(shard)
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             pickle.loads(sent)
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-import penstock
+from penstock.errors import PenstockWarning
 from penstock.integrations.lightning import PenstockIO, PenstockModelParallelStrategy
 
 RANK, RANKS = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -79,7 +79,7 @@ def main():
     strategy = DDPStrategy(process_group_backend="gloo")
     if phase == "shard":
         strategy = PenstockModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)
-    io = PenstockIO(async_save=True, groups={"state_dict.net": ""}, files={"config.json": b"{}"})
+    io = PenstockIO(background=True, groups={"state_dict.net": ""}, files={"config.json": b"{}"})
     options = {"strategy": strategy, "devices": RANKS, "use_distributed_sampler": False}
     one = trainer(directory, SLURMEnvironment(), io, epochs=2, **options)
     module = Sharded() if phase == "shard" else Signalled()
@@ -89,9 +89,9 @@ def main():
             one.validate(module, DataLoader(dataset(), batch_size=5), verbose=False)
     else:
         with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", penstock.PenstockWarning)
+            warnings.simplefilter("always", PenstockWarning)
             fit(one, module, loader())
-        warned = [each.message for each in told if each.category is penstock.PenstockWarning]
+        warned = [each.message for each in told if each.category is PenstockWarning]
         tell("begun", min(module.losses))
         tell("warned", warned)
     parameters = module.net.state_dict().values()

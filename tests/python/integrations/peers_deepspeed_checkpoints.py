@@ -77,7 +77,7 @@ def prepare(theirs: bool) -> None:
     # An op for collectives, which would be compiled.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not theirs:
-        checkpoint_engine.install()
+        checkpoint_engine.enable()
         # Tests inspect the files of a tag.
         torch.load = _loading(torch.load)
 

@@ -27,8 +27,19 @@ from torch import nn
 import forks
 import penstock
 from conftest import mounted, slow
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.integrations import versions
-from penstock.integrations.accelerate import enable
+from penstock.integrations.accelerate import attach
 from penstock.integrations.first_rank import from_first
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_ACCELERATE_KILLS", "3"))
@@ -78,7 +89,7 @@ class Run:
             gradient_accumulation_steps=how.pop("accumulate", 1),
         )
         if penstock:
-            enable(self.accelerator, **how)
+            attach(self.accelerator, **how)
         set_seed(5)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -190,18 +201,18 @@ def test_a_loader_that_does_not_know_its_place_begins_the_right_epoch(tmp_path):
 @pytest.mark.slow
 def test_an_order_that_cannot_come_back_is_told_once(tmp_path):
     run = Run(tmp_path, loader=(True, False))
-    with pytest.warns(penstock.PenstockWarning, match="use_seedable_sampler") as told:
+    with pytest.warns(PenstockWarning, match="use_seedable_sampler") as told:
         run.train(4, every=1)
     assert len([one for one in told if "loader 0" in str(one.message)]) == 1
     run = Run(tmp_path / "seedable")
     with warnings.catch_warnings():
-        warnings.simplefilter("error", penstock.PenstockWarning)
+        warnings.simplefilter("error", PenstockWarning)
         run.train(4, every=1)
 
 
 def test_gradients_that_would_be_lost_are_told(tmp_path):
     run = Run(tmp_path, accumulate=2)
-    with pytest.warns(penstock.PenstockWarning, match="gradients that are accumulated"):
+    with pytest.warns(PenstockWarning, match="gradients that are accumulated"):
         run.train(1, every=1)
 
 
@@ -213,14 +224,14 @@ def test_a_missing_part_is_an_error_and_nothing_is_changed(tmp_path):
     other = Run()
     other.accelerator._schedulers.clear()
     before = other.bits()
-    with pytest.raises(penstock.StateMismatchError, match="'scheduler' is in the checkpoint"):
+    with pytest.raises(StateMismatchError, match="'scheduler' is in the checkpoint"):
         other.accelerator.load_state(path)
     other = Run()
     other.accelerator.register_for_checkpointing(Progress())
-    with pytest.raises(penstock.StateMismatchError, match="custom_checkpoint_1"):
+    with pytest.raises(StateMismatchError, match="custom_checkpoint_1"):
         other.accelerator.load_state(path)
     assert all(map(torch.equal, other.bits(), before))
-    with pytest.raises(penstock.CheckpointNotFoundError, match="nowhere"):
+    with pytest.raises(CheckpointNotFoundError, match="nowhere"):
         other.accelerator.load_state(tmp_path / "nowhere")
     with pytest.raises(TypeError, match="strict"):
         other.accelerator.load_state(path, strict=False)
@@ -242,7 +253,7 @@ def test_a_module_that_is_registered_is_compared_before_anything_changes(tmp_pat
     other = averaged(4)
     with torch.no_grad():
         other.model[0].weight.zero_()
-    with pytest.raises(penstock.StateMismatchError, match="nothing was changed"):
+    with pytest.raises(StateMismatchError, match="nothing was changed"):
         other.accelerator.load_state(path)
     assert not other.model[0].weight.any()
 
@@ -251,7 +262,7 @@ def test_a_module_that_is_registered_is_compared_before_anything_changes(tmp_pat
 def test_an_object_without_a_state_is_an_error_when_it_is_saved(tmp_path):
     run = Run()
     run.progress.state = None
-    with pytest.raises(penstock.UnsupportedStateError, match="returned None"):
+    with pytest.raises(UnsupportedStateError, match="returned None"):
         run.accelerator.save_state(tmp_path / "state")
 
 
@@ -263,7 +274,7 @@ def test_random_states_that_are_missing_are_an_error(tmp_path):
     del state["rng"]
     metadata = penstock.inspect(path).metadata
     penstock.save(path, state, overwrite=True, metadata=metadata)
-    with pytest.raises(penstock.StateMismatchError, match="rng"):
+    with pytest.raises(StateMismatchError, match="rng"):
         run.accelerator.load_state(path)
 
 
@@ -302,7 +313,7 @@ def test_a_save_that_fails_deletes_nothing_and_training_goes_on(tmp_path, monkey
         monkeypatch.setattr(run.accelerator.project_configuration, "project_dir", str(small))
         run.accelerator.register_for_checkpointing(Progress())
         run.accelerator._custom_objects[-1].state = {"large": torch.zeros(1 << 20)}
-        with pytest.raises(penstock.StorageError, match="free"):
+        with pytest.raises(StorageError, match="free"):
             run.accelerator.save_state()
         assert "checkpoint_0" in checkpoints(small)
         run.accelerator._custom_objects.pop()
@@ -321,7 +332,7 @@ def test_an_error_in_the_background_comes_from_the_next_call(tmp_path, method):
         run.train(1, every=1)
         run.progress.state = {"step": 1, "large": torch.ones(1 << 20)}
         run.accelerator.save_state()
-        with pytest.raises(penstock.StorageError, match="free"):
+        with pytest.raises(StorageError, match="free"):
             getattr(run.accelerator, method)()
         run.progress.state = {"step": 1}
         run.accelerator.save_state()
@@ -340,24 +351,24 @@ def test_the_newest_is_the_highest_number_that_is_complete(tmp_path):
     os.remove(root / "checkpoint_10" / "manifest.json")
     os.utime(root / "checkpoint_2")
     resumed = Run(tmp_path)
-    with pytest.warns(penstock.PenstockWarning, match="checkpoint_10 is passed over"):
+    with pytest.warns(PenstockWarning, match="checkpoint_10 is passed over"):
         resumed.accelerator.load_state()
     assert resumed.step == 10
     # Into the remains of the interrupted save.
     resumed.train(11, every=1)
     assert penstock.verify(root / "checkpoint_10").ok
-    with pytest.raises(penstock.CheckpointExistsError, match="went further"):
+    with pytest.raises(CheckpointExistsError, match="went further"):
         Run(tmp_path).accelerator.save_state()
 
 
 @pytest.mark.slow
 def test_a_run_begins_anew_only_where_nothing_was_saved(tmp_path):
     run = Run(tmp_path)
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         run.accelerator.load_state()
     run.accelerator.save_state()
     damaged(tmp_path / "checkpoints" / "checkpoint_0")
-    with pytest.warns(penstock.PenstockWarning), pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.warns(PenstockWarning), pytest.raises(CorruptCheckpointError):
         run.accelerator.load_state()
 
 
@@ -388,9 +399,9 @@ def test_what_accelerate_saved_by_half_is_refused(tmp_path, name):
     path = tmp_path / "checkpoints" / "checkpoint_0"
     os.remove(path / name)
     run = Run(tmp_path)
-    with pytest.raises(penstock.IncompleteCheckpointError, match=name):
+    with pytest.raises(IncompleteCheckpointError, match=name):
         run.accelerator.load_state(path)
-    with pytest.raises(penstock.CheckpointExistsError, match="accelerate saved itself"):
+    with pytest.raises(CheckpointExistsError, match="accelerate saved itself"):
         run.accelerator.save_state()
 
 
@@ -398,14 +409,14 @@ def test_what_accelerate_saved_by_half_is_refused(tmp_path, name):
 def test_what_takes_a_pickle_is_named_and_stored_by_choice_and_trust(tmp_path):
     run = Run()
     run.progress.state = {"step": 0, "config": [Progress, {"a": {1, 2}}]}
-    with pytest.raises(penstock.UnsupportedStateError, match="pickled=") as error:
+    with pytest.raises(UnsupportedStateError, match="pickled=") as error:
         run.accelerator.save_state(tmp_path / "state")
     assert error.value.key == "custom_checkpoint_0.config.0"
     assert not (tmp_path / "state" / "manifest.json").exists()
     chosen = Run(pickled=["custom_checkpoint_0.config"])
     chosen.progress.state = run.progress.state
     path = chosen.accelerator.save_state(tmp_path / "state")
-    with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
+    with pytest.raises(UnsupportedStateError, match="trust=True"):
         chosen.accelerator.load_state(path)
     trusting = Run(trust=True)
     trusting.accelerator.load_state(path)
@@ -416,13 +427,13 @@ def test_what_cannot_be_stored_is_named_when_it_is_given():
     run = Run()
     odd = Progress()
     odd.state = {"config": Progress}
-    with pytest.raises(penstock.UnsupportedStateError, match="pickled=") as error:
+    with pytest.raises(UnsupportedStateError, match="pickled=") as error:
         run.accelerator.register_for_checkpointing(odd)
     assert error.value.key == "custom_checkpoint_1.config"
     Run(pickled=["custom_checkpoint_1.config"]).accelerator.register_for_checkpointing(odd)
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer.param_groups[0]["hook"] = print
-    with pytest.raises(penstock.UnsupportedStateError) as error:
+    with pytest.raises(UnsupportedStateError) as error:
         Run().accelerator.prepare(optimizer)
     assert error.value.key == "optimizer_1.param_groups.0.hook"
 
@@ -455,19 +466,19 @@ def test_hooks_save_models_by_themselves(tmp_path):
 def test_what_is_not_supported_is_refused(monkeypatch):
     run = Run()
     with pytest.raises(ValueError, match="already"):
-        enable(run.accelerator)
+        attach(run.accelerator)
     other = Run(penstock=False).accelerator
     with pytest.raises(ValueError, match="lazy=True"):
-        enable(other, lazy=True)
+        attach(other, lazy=True)
     with pytest.raises(ValueError, match="two groups have one name"):
-        enable(other, groups={"model": "", "model_1": ""})
+        attach(other, groups={"model": "", "model_1": ""})
     monkeypatch.setattr(other.project_configuration, "save_on_each_node", True)
     with pytest.raises(ValueError, match="save_on_each_node"):
-        enable(other)
+        attach(other)
     kind = type(other.distributed_type)
     monkeypatch.setattr(other.state, "distributed_type", kind.DEEPSPEED)
-    with pytest.raises(penstock.UnsupportedStateError, match="deepspeed"):
-        enable(other)
+    with pytest.raises(UnsupportedStateError, match="deepspeed"):
+        attach(other)
 
 
 @pytest.fixture
@@ -498,7 +509,7 @@ def test_a_newer_version_in_which_something_does_not_come_back_is_refused(
     run = Run(tmp_path)
     saves = type(run.accelerator.save_state.__self__)
     monkeypatch.setattr(saves, "_load", lambda *_: None)
-    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.* came back otherwise"):
+    with pytest.raises(MissingDependencyError, match=r"99\.0.* came back otherwise"):
         run.accelerator.save_state()
     assert not (tmp_path / "checkpoints").exists() or checkpoints(tmp_path) == []
 
@@ -507,13 +518,13 @@ def test_what_has_moved_is_named_and_older_versions_are_refused(monkeypatch):
     other = Run(penstock=False).accelerator
     del other._custom_objects
     monkeypatch.delattr(accelerate.Accelerator, "save_iteration")
-    with pytest.raises(penstock.MissingDependencyError) as caught:
-        enable(other)
+    with pytest.raises(MissingDependencyError) as caught:
+        attach(other)
     assert "_custom_objects" in str(caught.value)
     assert "save_iteration" in str(caught.value)
     monkeypatch.setattr(versions, "version", lambda _: "1.5.2")
-    with pytest.raises(penstock.MissingDependencyError, match=r"from 1\.6 on, and 1\.5\.2 is"):
-        enable(other)
+    with pytest.raises(MissingDependencyError, match=r"from 1\.6 on, and 1\.5\.2 is"):
+        attach(other)
 
 
 @pytest.mark.slow
@@ -569,7 +580,7 @@ def run_rank(directory, steps, *, is_sharded, resumes=False, saves=True, seed=3)
     """Returns the losses of one rank, and its weights."""
     accelerator, model, optimizer, loader = begin_rank(directory, is_sharded=is_sharded, seed=seed)
     if saves:
-        enable(accelerator, groups={"model": ""}, files={"config.json": b"{}"})
+        attach(accelerator, groups={"model": ""}, files={"config.json": b"{}"})
     if resumes:
         accelerator.load_state()
     losses = []
@@ -626,7 +637,7 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
 def warned_of_order(directory, is_seedable):
     """Returns whether a rank is warned when it saves in the middle of an epoch."""
     accelerator, *_, loader = begin_rank(directory, is_sharded=False, is_seedable=is_seedable)
-    enable(accelerator)
+    attach(accelerator)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in zip(range(2), loader, strict=False):
@@ -646,11 +657,11 @@ def _look():
     def find():
         if dist.get_rank():
             raise AssertionError("only the first rank looks")
-        raise penstock.CheckpointNotFoundError("there is nothing", path="/nowhere")
+        raise CheckpointNotFoundError("there is nothing", path="/nowhere")
 
     try:
         from_first(find)
-    except penstock.CheckpointNotFoundError as error:
+    except CheckpointNotFoundError as error:
         return error.path
     return from_first(lambda: "found")
 

@@ -23,6 +23,7 @@ import forks
 import penstock
 from compare import assert_same
 from conftest import tell
+from penstock.errors import CheckpointExistsError, CorruptCheckpointError
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -310,7 +311,7 @@ class TestFailures:
         with pytest.raises(dcp.CheckpointException, match="pass overwrite=True") as caught:
             save({"w": torch.zeros(2)}, tmp_path / "a")
         failure, _ = caught.value.failures[0]
-        assert isinstance(failure, penstock.CheckpointExistsError)
+        assert isinstance(failure, CheckpointExistsError)
         assert_same(penstock.load(tmp_path / "a"), {"w": torch.ones(2)})
         save({"w": torch.zeros(2)}, tmp_path / "a", overwrite=True)
         assert_same(penstock.load(tmp_path / "a"), {"w": torch.zeros(2)})
@@ -343,7 +344,7 @@ class TestFailures:
         with pytest.raises(dcp.CheckpointException) as caught:
             load({"w": torch.zeros(1 << 20)}, tmp_path / "a")
         failure, _ = caught.value.failures[0]
-        assert isinstance(failure, penstock.CorruptCheckpointError)
+        assert isinstance(failure, CorruptCheckpointError)
         assert failure.tensor == "w"
         assert "w" in str(caught.value)
         load({"small": torch.zeros(4)}, tmp_path / "a", dcp.DefaultLoadPlanner())

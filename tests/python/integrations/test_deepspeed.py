@@ -18,6 +18,7 @@ import torch
 
 import forks
 import penstock
+from penstock.errors import PenstockWarning, TransferError
 from penstock.integrations import deepspeed
 from penstock.integrations.deepspeed import ops
 from penstock.integrations.deepspeed.variables import environment
@@ -41,7 +42,7 @@ def handle(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `install(strict=False)`."""
+    """As after `enable(strict=False)`."""
     for name, value in environment({}, strict=False).items():
         if name != "PYTHONPATH":
             monkeypatch.setenv(name, value)
@@ -188,7 +189,7 @@ def test_all_that_fails_is_told_and_all_has_ended(
     handle.async_pread(torch.empty(10), file, 200_000)
     handle.async_pread(into, file)
     handle.async_pread(torch.empty(10), file, 199_980)
-    with pytest.raises(penstock.TransferError, match="another one") as caught:
+    with pytest.raises(TransferError, match="another one") as caught:
         handle.wait()
     assert caught.value.path == file
     assert torch.equal(into, tensor)
@@ -280,7 +281,7 @@ def test_lenient_calls_return_what_theirs_do(
     assert handle.pread(tensor, gone, False, True) == -1
     assert handle.wait() == 0
     assert handle.async_pread(tensor, file, 4) == 0
-    with pytest.warns(penstock.PenstockWarning, match="ends"):
+    with pytest.warns(PenstockWarning, match="ends"):
         assert handle.wait() == 1
 
 
@@ -418,7 +419,7 @@ def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
 
         if __name__ == "__main__":
             from penstock.integrations import deepspeed as ours
-            ours.install()
+            ours.enable()
             for method in ("spawn", "forkserver"):
                 with multiprocessing.get_context(method).Pool(1) as pool:
                     assert pool.apply(look, (sys.argv[1],)) == 1
@@ -573,17 +574,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("first", ["install", "import"])
+@pytest.mark.parametrize("first", ["enable", "import"])
 def test_builders_are_changed_whenever_they_are_defined(checkout: Path, first: str) -> None:
     import importlib
 
-    if first == "install":
-        deepspeed.install()
+    if first == "enable":
+        deepspeed.enable()
     builder = importlib.import_module("op_builder.builder").OpBuilder
     early: Any = type("Early", (builder,), {"NAME": "async_io", "load": lambda self: "theirs"})
     if first == "import":
-        deepspeed.install()
-        deepspeed.install()
+        deepspeed.enable()
+        deepspeed.enable()
     late: Any = type("Late", (early,), {"NAME": "gds", "load": lambda self: "theirs"})
     other: Any = type("Other", (builder,), {"NAME": "cpu_adam"})
     assert early().load() is ops.module("async_io")

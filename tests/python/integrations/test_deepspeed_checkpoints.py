@@ -17,7 +17,17 @@ from deepspeeds import attach, config_of, deepspeed_here
 import forks
 import penstock
 from conftest import mounted, run_child
-from penstock.integrations import raw, versions
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.integrations import pickling, versions
 from penstock.integrations.deepspeed import tags, values
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_DEEPSPEED_KILLS", "3"))
@@ -133,7 +143,7 @@ def converted(directory):
         torch.manual_seed(5)
         assert train(again, 2) == first
         if is_ours:
-            with pytest.raises(penstock.CheckpointExistsError, match="saved by DeepSpeed itself"):
+            with pytest.raises(CheckpointExistsError, match="saved by DeepSpeed itself"):
                 again.save_checkpoint(directory + "-torch", tag="global_step2")
         again.destroy()
     engine.destroy()
@@ -155,7 +165,7 @@ def refused(directory):
     if dist.get_rank() == 0:
         os.remove(os.path.join(directory, "bad", "manifest.json"))
     dist.barrier()
-    with pytest.raises(penstock.IncompleteCheckpointError, match="bad"):
+    with pytest.raises(IncompleteCheckpointError, match="bad"):
         engine.load_checkpoint(directory, tag="bad")
     with pytest.raises(penstock.PenstockError) as error:
         engine.save_checkpoint(directory, tag="worse", client_state={"it": object})
@@ -167,7 +177,7 @@ def refused(directory):
     dist.barrier()
     attach(engine, pickled=["*.it"])
     engine.save_checkpoint(directory, tag="raw", client_state={"it": object})
-    with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
+    with pytest.raises(UnsupportedStateError, match="trust=True"):
         engine.load_checkpoint(directory)
     attach(engine, trust=True)
     _, client_state = engine.load_checkpoint(directory)
@@ -195,7 +205,7 @@ def installed(directory):
     from penstock.integrations.deepspeed import checkpoint_engine
 
     theirs = runtime.create_checkpoint_engine
-    checkpoint_engine.install(background=True)
+    checkpoint_engine.enable(background=True)
     try:
         engine = build(1)
         assert isinstance(engine.checkpoint_engine, checkpoint_engine.PenstockCheckpointEngine)
@@ -206,7 +216,7 @@ def installed(directory):
         train(engine, 1)
         engine.destroy()
         with pytest.raises(ValueError, match="lazy=True"):
-            checkpoint_engine.install(lazy=True)
+            checkpoint_engine.enable(lazy=True)
     finally:
         runtime.create_checkpoint_engine = theirs
     dist.barrier()
@@ -223,7 +233,7 @@ def test_install_is_for_all_engines_and_latest_for_those_that_ask(jobs, tmp_path
 def test_states_come_back_as_themselves(tmp_path):
     weights = torch.nn.BatchNorm1d(3).state_dict()
     state = {"weights": weights, "counts": Counter("aab"), "seen": defaultdict(list, a=[1])}
-    files = {"one.pt": raw.packed(values.plain(state), "one.pt", ["*.seen"]), "none.pt": {}}
+    files = {"one.pt": pickling.packed(values.plain(state), "one.pt", ["*.seen"]), "none.pt": {}}
     penstock.save(tmp_path / "tag", {"files": files}, metadata={"pickled": ["*.seen"]})
     found = tags.read_file(str(tmp_path / "tag" / "one.pt"), trust=True)
     assert type(found["weights"]) is OrderedDict
@@ -233,10 +243,10 @@ def test_states_come_back_as_themselves(tmp_path):
     assert found["seen"].default_factory is list
     # A pipeline layer without weights.
     assert tags.read_file(str(tmp_path / "tag" / "none.pt"), trust=True) == {}
-    with pytest.raises(penstock.CheckpointNotFoundError, match="none of it"):
+    with pytest.raises(CheckpointNotFoundError, match="none of it"):
         tags.read_file(str(tmp_path / "tag" / "further.pt"), trust=True)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"x\.f: cannot be pickled either"):
-        raw.packed({"f": lambda: None}, "x", ["x.f"])
+    with pytest.raises(UnsupportedStateError, match=r"x\.f: cannot be pickled either"):
+        pickling.packed({"f": lambda: None}, "x", ["x.f"])
 
 
 def full(directory, how):
@@ -294,7 +304,7 @@ def failing(directory):
     engine.save_checkpoint(directory, tag="theirs")
     attach(engine)
     is_first = dist.get_rank() == 0
-    with pytest.raises(penstock.CheckpointExistsError, match="saved by DeepSpeed itself"):
+    with pytest.raises(CheckpointExistsError, match="saved by DeepSpeed itself"):
         engine.save_checkpoint(directory, tag="theirs")
     # A file takes the place of the directory.
     if is_first:
@@ -307,11 +317,11 @@ def failing(directory):
         os.remove(os.path.join(directory, "latest"))
         os.mkdir(os.path.join(directory, "latest"))
     dist.barrier()
-    with pytest.raises(penstock.StorageError, match="latest cannot be written"):
+    with pytest.raises(StorageError, match="latest cannot be written"):
         engine.save_checkpoint(directory, tag="good")
     assert penstock.verify(os.path.join(directory, "good")).ok
     attach(engine, background=True)
-    with pytest.warns(penstock.PenstockWarning) if is_first else contextlib.nullcontext():
+    with pytest.warns(PenstockWarning) if is_first else contextlib.nullcontext():
         engine.save_checkpoint(directory, tag="better")
         engine.checkpoint_engine.wait()
     dist.barrier()
@@ -425,12 +435,12 @@ def weights(directory):
         found = whole(other)
         assert all(torch.equal(found[name], value) for name, value in wanted[tag].items())
         other.destroy()
-    with pytest.raises(penstock.CheckpointNotFoundError, match="beside it: first, second"):
+    with pytest.raises(CheckpointNotFoundError, match="beside it: first, second"):
         engine.load_checkpoint(directory, tag="third")
     engine.destroy()
     other = build(2)
     attach(other)
-    with pytest.raises(penstock.StateMismatchError, match="stage of ZeRO"):
+    with pytest.raises(StateMismatchError, match="stage of ZeRO"):
         other.load_checkpoint(directory)
     other.destroy()
 
@@ -463,7 +473,7 @@ def dropped(directory):
 
     ours.cleanup()
     ours.cleanup = fail
-    with pytest.warns(penstock.PenstockWarning, match="the last save failed: no room"):
+    with pytest.warns(PenstockWarning, match="the last save failed: no room"):
         engine.__del__()
 
 
@@ -507,8 +517,8 @@ MOVED = """
     del Engine._take_model_step
     Engine.load_checkpoint = lambda self, load_dir, *, strict: None
     try:
-        checkpoint_engine.install()
-    except penstock.MissingDependencyError as error:
+        checkpoint_engine.enable()
+    except penstock.errors.MissingDependencyError as error:
         print(json.dumps([str(error), Engine.save_checkpoint is before]))
 """
 
@@ -540,7 +550,7 @@ def saves_with_a_newer(directory, stage, is_broken):
         losses = train(engine, 1)
         try:
             engine.save_checkpoint(directory, "a")
-        except penstock.MissingDependencyError as error:
+        except MissingDependencyError as error:
             return str(error)
         return losses + train(engine, 1)
     finally:
@@ -579,7 +589,7 @@ def test_a_value_that_cannot_be_made_is_not_called_a_file_that_is_missing(tmp_pa
 
     penstock.register_type(Moved, vars, unfit)
     penstock.save(tmp_path / "tag", {"files": {"mp_rank_00_model_states.pt": {"a": Moved()}}})
-    with pytest.raises(penstock.StateMismatchError, match="not with this version"):
+    with pytest.raises(StateMismatchError, match="not with this version"):
         tags.read_file(str(tmp_path / "tag" / "mp_rank_00_model_states.pt"))
-    with pytest.raises(penstock.CheckpointNotFoundError, match="none of it"):
+    with pytest.raises(CheckpointNotFoundError, match="none of it"):
         tags.read_file(str(tmp_path / "tag" / "mp_rank_01_model_states.pt"))

@@ -25,6 +25,16 @@ from jax import tree_util
 import forks
 import penstock
 from conftest import mounted
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.integrations import jax as pj
 from penstock.integrations import versions
 from penstock.integrations.jax import fitting, loading
@@ -134,7 +144,7 @@ def test_typed_keys_come_back_as_keys_of_their_generator(tmp_path, impl):
     draws = [jax.random.normal(one["key"], (3,)).tolist() for one in (state, loaded)]
     assert draws[0] == draws[1]
     other = jax.random.key(0, impl="rbg" if impl == "threefry2x32" else "threefry2x32")
-    with pytest.raises(penstock.StateMismatchError, match="key: keys of"):
+    with pytest.raises(StateMismatchError, match="key: keys of"):
         pj.load(tmp_path / "ckpt", like=state | {"key": other})
 
 
@@ -174,14 +184,14 @@ def test_keys_of_a_generator_that_is_not_here_are_named(tmp_path):
     words = {"prng_impl": "mine", "prng_data": np.zeros(2, np.uint32)}
     penstock.save(tmp_path / "mine", {"keys": [words]})
     for like in (None, {"keys": [jax.random.key(0)]}):
-        with pytest.raises(penstock.StateMismatchError, match=r"keys\.0: keys of 'mine'") as error:
+        with pytest.raises(StateMismatchError, match=r"keys\.0: keys of 'mine'") as error:
             pj.load(tmp_path / "mine", like=like)
         assert error.value.key == "keys.0"
     penstock.save(tmp_path / "long", {"key": words | {"prng_impl": "threefry2x32"}})
     assert pj.load(tmp_path / "long")["key"] == jax.random.wrap_key_data(words["prng_data"])
     long = {"prng_impl": "threefry2x32", "prng_data": np.zeros(3, np.uint32)}
     penstock.save(tmp_path / "long", {"key": long}, overwrite=True)
-    with pytest.raises(penstock.CorruptCheckpointError, match="no words of keys"):
+    with pytest.raises(CorruptCheckpointError, match="no words of keys"):
         pj.load(tmp_path / "long", like={"key": jax.random.key(0)})
 
 
@@ -227,17 +237,17 @@ def test_a_deleted_array_and_others_without_a_value_are_named(tmp_path):
     state = training()
     jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)(state["params"])
     for call in (pj.save, pj.save_async):
-        with pytest.raises(penstock.UnsupportedStateError, match="donate") as error:
+        with pytest.raises(UnsupportedStateError, match="donate") as error:
             call(tmp_path / "ckpt", state)
         assert error.value.key.startswith("params.")
     # It works as a template.
     pj.save(tmp_path / "ckpt", training())
     assert equal(pj.load(tmp_path / "ckpt", like=state), training())
-    with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0: it is traced"):
+    with pytest.raises(UnsupportedStateError, match=r"a\.0: it is traced"):
         jax.jit(lambda x: pj.save(tmp_path / "traced", {"a": [x]}))(jnp.ones(3))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0: a jax.ShapeDtypeStruct"):
+    with pytest.raises(UnsupportedStateError, match=r"a\.0: a jax.ShapeDtypeStruct"):
         pj.save(tmp_path / "blank", {"a": [jax.ShapeDtypeStruct((3,), "float32")]})
-    with pytest.raises(penstock.UnsupportedStateError, match="f: a value of type function"):
+    with pytest.raises(UnsupportedStateError, match="f: a value of type function"):
         pj.save(tmp_path / "code", {"f": lambda: 1})
     assert sorted(os.listdir(tmp_path)) == ["ckpt"]
 
@@ -258,16 +268,16 @@ def test_what_does_not_fit_like_is_named_and_says_what_to_do(tmp_path):
         ({"a": jax.random.key(0)}, r"a: typed keys of jax.random in like, something else"),
         ({"more": jnp.ones(1)}, r"more: is in like, not in the checkpoint"),
     ]:
-        with pytest.raises(penstock.StateMismatchError, match=text) as error:
+        with pytest.raises(StateMismatchError, match=text) as error:
             pj.load(tmp_path / "ckpt", like=state | change)
         assert "keys=" in str(error.value)
         assert error.value.path == str(tmp_path / "ckpt")
     penstock.save(tmp_path / "wide", {"a": np.arange(3)})
-    with pytest.raises(penstock.StateMismatchError, match="a: JAX makes int32 of int64"):
+    with pytest.raises(StateMismatchError, match="a: JAX makes int32 of int64"):
         pj.load(tmp_path / "wide", like={"a": jax.sharding.SingleDeviceSharding(jax.devices()[0])})
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         pj.load(tmp_path / "nothing", like=state)
-    with pytest.raises(penstock.StateMismatchError, match="nope"):
+    with pytest.raises(StateMismatchError, match="nope"):
         pj.load(tmp_path / "ckpt", like={}, keys="nope.*")
 
 
@@ -322,7 +332,7 @@ def test_an_error_in_the_background_comes_from_the_next_save(tmp_path, need_root
     ):
         checkpoints.save(1, state)
         checkpoints.save_async(2, state)
-        with pytest.raises(penstock.StorageError, match="space"):
+        with pytest.raises(StorageError, match="space"):
             checkpoints.save_async(3, state)
         # The previous checkpoint is whole, and training continues.
         assert checkpoints.steps() == [1]
@@ -341,7 +351,7 @@ def test_a_wait_that_is_interrupted_forgets_no_save(tmp_path, monkeypatch):
 
         def run(self):
             is_over.wait()
-            raise penstock.StorageError("no space", path=self.path, errno=28)
+            raise StorageError("no space", path=self.path, errno=28)
 
     background = Background()
     pending = background.begin(Failing())
@@ -350,7 +360,7 @@ def test_a_wait_that_is_interrupted_forgets_no_save(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             background.wait()
     is_over.set()
-    with pytest.raises(penstock.StorageError, match="no space"):
+    with pytest.raises(StorageError, match="no space"):
         background.wait()
     background.wait()
     background._executor.shutdown()
@@ -360,18 +370,18 @@ def test_steps_are_kept_and_resumed_from_the_newest_good_one(tmp_path):
     state = {"w": jnp.zeros(3), "step": 0}
     with pj.Checkpoints(tmp_path, keep_last=2) as checkpoints:
         assert checkpoints.resume(state) is None
-        with pytest.raises(penstock.CheckpointNotFoundError):
+        with pytest.raises(CheckpointNotFoundError):
             checkpoints.load()
         for step in range(1, 5):
             checkpoints.save_async(step, {"w": jnp.full(3, float(step)), "step": step})
         assert checkpoints.resume(state)[0] == 4
         assert checkpoints.steps() == [3, 4]
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             checkpoints.save_async(4, state)
         _flip(checkpoints.store.path(4))
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             checkpoints.load(like=state)
-        with pytest.warns(penstock.PenstockWarning, match="step 4 is passed over"):
+        with pytest.warns(PenstockWarning, match="step 4 is passed over"):
             step, loaded = checkpoints.resume(state)
         assert (step, loaded["step"], loaded["w"].tolist()) == (3, 3, [3.0] * 3)
         # The step is saved anew, and the damaged one does not count.
@@ -381,8 +391,8 @@ def test_steps_are_kept_and_resumed_from_the_newest_good_one(tmp_path):
         _flip(checkpoints.store.path(3))
         _flip(checkpoints.store.path(4))
         with (
-            pytest.warns(penstock.PenstockWarning),
-            pytest.raises(penstock.CorruptCheckpointError, match="none of its checkpoints is good"),
+            pytest.warns(PenstockWarning),
+            pytest.raises(CorruptCheckpointError, match="none of its checkpoints is good"),
         ):
             checkpoints.resume(state)
 
@@ -484,7 +494,7 @@ def test_a_sharding_in_like_places_all_that_is_below_it(tmp_path):
     try:
         pj.load(path, like={"layers": on(None, None, "a"), "key": on(), "step": 0})
         error = None
-    except penstock.StateMismatchError as caught:
+    except penstock.errors.StateMismatchError as caught:
         error = str(caught)
     print(json.dumps([
         first["w"].sharding == on("b"), np.array_equal(second["w"], whole),
@@ -680,7 +690,7 @@ def test_a_newer_version_is_taken_after_a_tiny_pytree_has_come_back(tmp_path, mo
     for save in saves(tmp_path):
         versions._self_checked.clear()
         for _ in range(2):
-            with contextlib.suppress(penstock.CheckpointExistsError):
+            with contextlib.suppress(CheckpointExistsError):
                 save(training())
         assert versions._self_checked == {"jax"}
     assert len(tried) == 4
@@ -695,6 +705,6 @@ def test_a_newer_version_in_which_an_array_comes_back_otherwise_saves_nothing(
         loading, "load", lambda path, like: {**load(path, like=like), "weak": jnp.float32(0.5)}
     )
     for save in saves(tmp_path):
-        with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*weak: .*otherwise"):
+        with pytest.raises(MissingDependencyError, match=r"99\.0.*weak: .*otherwise"):
             save(training())
     assert os.listdir(tmp_path) == []

@@ -30,6 +30,16 @@ import forks
 import penstock
 from conftest import mounted
 from integrations.lightnings import Module, dataset, equal, fit, loader, trainer
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedPathError,
+    UnsupportedStateError,
+)
 from penstock.integrations.lightning import PenstockIO, directories, newest
 from ranks import environments_of
 
@@ -107,7 +117,7 @@ def test_a_run_goes_on_bit_for_bit_from_each_of_its_checkpoints(
     def run(name, ckpt_path=None):
         directory = tmp_path / name
         epochs = -1 if bounds else 3
-        io = PenstockIO(async_save=True)
+        io = PenstockIO(background=True)
         callbacks = keeping_all(directory, **saves)
         one = trainer(directory, io, epochs=epochs, callbacks=callbacks, **bounds)
         return fit(one, data=loader(kind, **options), validation=validation, ckpt_path=ckpt_path)
@@ -246,7 +256,7 @@ def test_a_loader_that_loses_its_place_is_told_of_when_it_is_saved(tmp_path):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fit(one, data=data)
-        return [str(each.message) for each in told if each.category is penstock.PenstockWarning]
+        return [str(each.message) for each in told if each.category is PenstockWarning]
 
     assert saved("stateful", loader(StatefulDataLoader)) == []
     (message,) = saved("plain", loader(DataLoader))
@@ -264,15 +274,15 @@ def test_another_number_of_schedulers_is_an_error(tmp_path):
 
     fit(trainer(tmp_path, PenstockIO(), epochs=1))
     (path,) = saved_steps(tmp_path).values()
-    with pytest.raises(penstock.StateMismatchError, match="1 schedulers") as caught:
+    with pytest.raises(StateMismatchError, match="1 schedulers") as caught:
         fit(trainer(tmp_path / "bare", PenstockIO()), Bare(), ckpt_path=path)
     assert caught.value.key == "lr_schedulers"
 
 
-@pytest.mark.parametrize("async_save", [False, True])
-def test_a_checkpoint_is_a_model_s_directory_as_well(tmp_path, async_save):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_is_a_model_s_directory_as_well(tmp_path, background):
     io = PenstockIO(
-        async_save=async_save, groups={"state_dict.net": ""}, files={"config.json": b"{}"}
+        background=background, groups={"state_dict.net": ""}, files={"config.json": b"{}"}
     )
     module = fit(trainer(tmp_path, copy.deepcopy(io), epochs=1))
     (path,) = saved_steps(tmp_path).values()
@@ -353,7 +363,7 @@ def test_a_damaged_one_is_passed_over_and_said_so(tmp_path):
     data = bytearray(shard.read_bytes())
     data[-3000] ^= 1
     shard.write_bytes(data)
-    with pytest.warns(penstock.PenstockWarning, match="passed over") as told:
+    with pytest.warns(PenstockWarning, match="passed over") as told:
         module = fit(trainer(tmp_path, PenstockIO(), epochs=4), ckpt_path="last")
     assert min(module.losses) == 5
     assert sum("passed over" in str(one.message) for one in told) == 2
@@ -363,12 +373,12 @@ def test_where_all_are_damaged_no_run_begins_anew(tmp_path):
     fit(trainer(tmp_path, PenstockIO(), epochs=1))
     (path,) = saved_steps(tmp_path).values()
     (path / "manifest.json").write_text('{"format":"penstock-checkpoint"')
-    with pytest.raises(penstock.CorruptCheckpointError, match=re.escape(str(path))):
+    with pytest.raises(CorruptCheckpointError, match=re.escape(str(path))):
         fit(trainer(tmp_path, PenstockIO(), epochs=1), ckpt_path="last")
 
 
 def test_where_there_is_none_a_run_begins_and_says_so(tmp_path):
-    with pytest.warns(penstock.PenstockWarning, match="no complete checkpoint yet"):
+    with pytest.warns(PenstockWarning, match="no complete checkpoint yet"):
         module = fit(trainer(tmp_path, PenstockIO(), epochs=1), ckpt_path="last")
     assert min(module.losses) == 0
 
@@ -376,7 +386,7 @@ def test_where_there_is_none_a_run_begins_and_says_so(tmp_path):
 def test_slurm_goes_on_from_the_highest_complete_number_and_is_never_ahead_of_a_save(
     tmp_path, monkeypatch
 ):
-    io = PenstockIO(async_save=True)
+    io = PenstockIO(background=True)
     one = trainer(tmp_path, io, epochs=2)
     connector = one._checkpoint_connector
     seen = []
@@ -443,7 +453,7 @@ def test_slurm_s_signal_tears_no_step(tmp_path, monkeypatch, accumulated, step):
     assert (tmp_path / "asked").read_text() == "requeue 12345\n"
     assert penstock.inspect(tmp_path / "hpc_ckpt_1.ckpt").step == step
     with warnings.catch_warnings():
-        warnings.simplefilter("error", penstock.PenstockWarning)
+        warnings.simplefilter("error", PenstockWarning)
         resumed = run()
     assert min(resumed.losses) == step
     assert equal(resumed, straight)
@@ -478,7 +488,7 @@ class Gate:
 
 
 def test_nothing_is_deleted_before_the_one_after_it_is_durable(tmp_path):
-    io = PenstockIO(async_save=True)
+    io = PenstockIO(background=True)
     old, new, last = (tmp_path / name for name in ("old.ckpt", "new.ckpt", "last.ckpt"))
     io.save_checkpoint({"w": torch.ones(3)}, old)
     io.link_checkpoint(str(old), str(last))
@@ -500,7 +510,7 @@ def test_nothing_is_deleted_before_the_one_after_it_is_durable(tmp_path):
 
 
 def test_a_save_to_a_name_that_becomes_a_link_leaves_what_it_leads_to(tmp_path):
-    io = PenstockIO(async_save=True)
+    io = PenstockIO(background=True)
     first, last = tmp_path / "first.ckpt", tmp_path / "last.ckpt"
     gate = Gate(io)
     io.save_checkpoint({"step": 1}, first)
@@ -523,14 +533,14 @@ def test_links_follow_where_a_link_leads_to_the_directory(tmp_path):
 
 
 def test_after_a_save_that_failed_the_old_one_stays_until_another_is_there(tmp_path):
-    io = PenstockIO(async_save=True)
+    io = PenstockIO(background=True)
     old = tmp_path / "old.ckpt"
     io.save_checkpoint({"step": 1}, old)
     io.wait()
     (tmp_path / "file").write_text("no directory")
     io.save_checkpoint({"step": 2}, tmp_path / "file" / "new.ckpt")
     io.remove_checkpoint(old)
-    with pytest.raises(penstock.StorageError, match="file"):
+    with pytest.raises(StorageError, match="file"):
         io.save_checkpoint({"step": 3}, tmp_path / "newer.ckpt")
     assert penstock.load(old) == {"step": 1}
     io.save_checkpoint({"step": 3}, tmp_path / "newer.ckpt")
@@ -549,22 +559,22 @@ def test_the_error_of_the_last_save_comes_at_the_end_of_the_training(tmp_path):
                 (tmp_path / "ckpt").write_text("no directory")
 
     callbacks = [*keeping_all(tmp_path / "ckpt"), Obstacle()]
-    one = trainer(tmp_path, PenstockIO(async_save=True), epochs=2, callbacks=callbacks)
-    with pytest.raises(penstock.StorageError, match="ckpt"):
+    one = trainer(tmp_path, PenstockIO(background=True), epochs=2, callbacks=callbacks)
+    with pytest.raises(StorageError, match="ckpt"):
         fit(one)
 
 
-@pytest.mark.parametrize("async_save", [False, True])
-def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_path, async_save):
+@pytest.mark.parametrize("background", [False, True])
+def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_path, background):
     """The disk has room for one checkpoint only."""
     with mounted("tmpfs", tmp_path / "small", 8 * MIB) as small:
         one = trainer(
             small,
-            PenstockIO(async_save=async_save, if_failed="warn"),
+            PenstockIO(background=background, on_error="warn"),
             epochs=3,
             callbacks=keeping_all(small),
         )
-        with pytest.warns(penstock.PenstockWarning, match="is not saved, training goes on") as told:
+        with pytest.warns(PenstockWarning, match="is not saved, training goes on") as told:
             module = fit(one, Heavy())
         assert max(module.losses) == 14
         message = next(str(each.message) for each in told if "goes on" in str(each.message))
@@ -572,15 +582,15 @@ def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_pa
         steps = saved_steps(small)
         assert list(steps) == [5]
         assert penstock.verify(steps[5]).ok
-        with pytest.raises(penstock.StorageError):
-            fit(trainer(small, PenstockIO(async_save=async_save)), Heavy())
+        with pytest.raises(StorageError):
+            fit(trainer(small, PenstockIO(background=background)), Heavy())
         assert penstock.verify(steps[5]).ok
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("saves", [{"save_last": True}, {"save_last": "link"}, {"monitor": "loss"}])
-def test_at_no_moment_is_there_none_once_there_was_one(tmp_path, saves, async_save):
+def test_at_no_moment_is_there_none_once_there_was_one(tmp_path, saves, background):
     counts = []
     is_over = threading.Event()
 
@@ -594,7 +604,7 @@ def test_at_no_moment_is_there_none_once_there_was_one(tmp_path, saves, async_sa
     watcher.start()
     try:
         callbacks = [ModelCheckpoint(dirpath=tmp_path, save_top_k=1, mode="max", **saves)]
-        fit(trainer(tmp_path, PenstockIO(async_save=async_save), epochs=6, callbacks=callbacks))
+        fit(trainer(tmp_path, PenstockIO(background=background), epochs=6, callbacks=callbacks))
     finally:
         is_over.set()
         watcher.join()
@@ -629,7 +639,7 @@ def test_a_run_that_is_interrupted_saves(tmp_path):
 
     on_exception = OnExceptionCheckpoint(tmp_path)
     on_exception.teardown = lambda *_, **__: None
-    one = trainer(tmp_path, PenstockIO(async_save=True), callbacks=[on_exception])
+    one = trainer(tmp_path, PenstockIO(background=True), callbacks=[on_exception])
     with pytest.raises(RuntimeError, match="interrupted"):
         fit(one, Failing())
     assert penstock.inspect(tmp_path / "on_exception.ckpt").step == 7
@@ -646,7 +656,7 @@ def test_a_run_that_lightning_saved_goes_on(tmp_path):
     straight = fit(trainer(tmp_path, epochs=1, callbacks=keeping_all(tmp_path, **saves)))
     assert (tmp_path / "last.ckpt").is_file()
     one = trainer(tmp_path, PenstockIO(), epochs=2, callbacks=keeping_all(tmp_path, **saves))
-    with pytest.warns(penstock.PenstockWarning, match="holds no random states"):
+    with pytest.warns(PenstockWarning, match="holds no random states"):
         module = fit(one, ckpt_path="last")
     assert min(module.losses) == 5
     assert set(straight.losses).isdisjoint(module.losses)
@@ -681,23 +691,23 @@ def test_a_name_that_is_another_s_is_taken_over_when_all_is_durable(tmp_path, is
 
 def test_what_is_no_checkpoint_is_refused_with_what_is_missing(tmp_path):
     io = PenstockIO()
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         io.load_checkpoint(tmp_path / "nothing.ckpt")
     io.save_checkpoint({"w": torch.ones(3)}, tmp_path / "half.ckpt")
     (tmp_path / "half.ckpt" / "manifest.json").unlink()
-    with pytest.raises(penstock.IncompleteCheckpointError, match="half"):
+    with pytest.raises(IncompleteCheckpointError, match="half"):
         io.load_checkpoint(tmp_path / "half.ckpt")
     torch.save({"w": torch.ones(1000)}, tmp_path / "torn.ckpt")
     os.truncate(tmp_path / "torn.ckpt", 2000)
-    with pytest.raises(penstock.CorruptCheckpointError, match="never finished"):
+    with pytest.raises(CorruptCheckpointError, match="never finished"):
         io.load_checkpoint(tmp_path / "torn.ckpt")
     assert newest.newest([str(tmp_path / "half.ckpt")]) == []
     with pytest.raises(TypeError, match="storage_options"):
         io.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         io.save_checkpoint({}, "s3://bucket/a.ckpt")
-    with pytest.raises(ValueError, match="if_failed"):
-        PenstockIO(if_failed="ignore")
+    with pytest.raises(ValueError, match="on_error"):
+        PenstockIO(on_error="ignore")
 
 
 def test_torch_s_own_rules_hold_for_its_files(tmp_path):
@@ -724,9 +734,9 @@ def test_tensors_go_where_they_are_wanted(tmp_path, map_location):
 
 
 def test_a_plug_in_goes_to_other_processes_with_its_settings(tmp_path):
-    io = PenstockIO(async_save=True, raw="hyper_parameters", if_failed="warn")
+    io = PenstockIO(background=True, pickled="hyper_parameters", on_error="warn")
     other = copy.deepcopy(pickle.loads(pickle.dumps(io)))
-    assert (other.async_save, other.raw, other.if_failed) == (True, io.raw, "warn")
+    assert (other.background, other.pickled, other.on_error) == (True, io.pickled, "warn")
     other.save_checkpoint({"step": 1}, tmp_path / "a.ckpt")
     assert other.load_checkpoint(tmp_path / "a.ckpt") == {"step": 1}
 
@@ -737,21 +747,21 @@ def test_a_plug_in_goes_to_other_processes_with_its_settings(tmp_path):
 def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     config = Config(lr=0.1)
     refused = Module(config=config)
-    with pytest.raises(penstock.UnsupportedStateError) as caught:
+    with pytest.raises(UnsupportedStateError) as caught:
         fit(trainer(tmp_path, PenstockIO(), epochs=1), refused)
     # Raised before the first step.
     assert refused.losses == {}
     assert caught.value.key == "hyper_parameters.config"
-    assert "PenstockIO(raw=['hyper_parameters'])" in str(caught.value)
+    assert "PenstockIO(pickled=['hyper_parameters'])" in str(caught.value)
     assert saved_steps(tmp_path) == {}
 
-    io = PenstockIO(raw="hyper_parameters.*")
+    io = PenstockIO(pickled="hyper_parameters.*")
     module = fit(trainer(tmp_path, io, epochs=1), Module(config=config))
     (path,) = saved_steps(tmp_path).values()
-    with pytest.raises(penstock.UnsupportedStateError, match="trust=True") as caught:
+    with pytest.raises(UnsupportedStateError, match="trust=True") as caught:
         io.load_checkpoint(path, weights_only=True)
     assert caught.value.key == "hyper_parameters.config"
-    with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
+    with pytest.raises(UnsupportedStateError, match="trust=True"):
         Module.load_from_checkpoint(path)
     if not IS_TRUSTING:
         loaded = Module.load_from_checkpoint(path, weights_only=False)
@@ -765,7 +775,7 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     penstock.save(tmp_path / "old.ckpt", state)
     found = trusting.load_checkpoint(tmp_path / "old.ckpt")
     assert found == {"hyper_parameters": {"config": config}}
-    with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
+    with pytest.raises(UnsupportedStateError, match="trust=True"):
         io.load_checkpoint(tmp_path / "old.ckpt")
 
 
@@ -787,7 +797,7 @@ def test_what_a_hook_leaves_out_or_nobody_saves_is_not_refused(tmp_path):
 
 
 def test_fabric_saves_and_loads(tmp_path):
-    io = PenstockIO(async_save=True)
+    io = PenstockIO(background=True)
     fabric = Fabric(accelerator="cpu", devices=1, plugins=[io])
 
     def begin():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import penstock
 from integrations.lightnings import Module, fit, trainer
+from penstock.errors import PenstockWarning
 from penstock.integrations.lightning import PenstockIO, loggers
 
 
@@ -29,11 +30,11 @@ def _quiet():
         yield
 
 
-def trained(directory, logger, *, async_save, **saves):
+def trained(directory, logger, *, background, **saves):
     """Trains two epochs, saves each, and returns the callback that saved."""
     saves = {"save_top_k": -1, "filename": "{epoch}"} | saves
     callback = ModelCheckpoint(dirpath=directory / "checkpoints", **saves)
-    io = PenstockIO(async_save=async_save)
+    io = PenstockIO(background=background)
     options = {"logger": logger, "callbacks": [callback]}
     fit(trainer(directory, io, epochs=2, **options))
     return callback
@@ -49,14 +50,14 @@ def mlflow():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("log_model", "async_save"), [(True, False), ("all", True)])
-def test_mlflow_has_each_checkpoint_whole(tmp_path, monkeypatch, mlflow, log_model, async_save):
+@pytest.mark.parametrize(("log_model", "background"), [(True, False), ("all", True)])
+def test_mlflow_has_each_checkpoint_whole(tmp_path, monkeypatch, mlflow, log_model, background):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     address = (tmp_path / "runs").as_uri()
     logger = MLFlowLogger(
         "run", tracking_uri=address, artifact_location=f"{tmp_path}/artifacts", log_model=log_model
     )
-    trained(tmp_path, logger, async_save=async_save)
+    trained(tmp_path, logger, background=background)
     client = mlflow.MlflowClient(address)
     for name in ("epoch=0", "epoch=1"):
         path = client.download_artifacts(logger.run_id, f"{name}/{name}.ckpt", str(tmp_path))
@@ -92,7 +93,7 @@ def check_wandb(directory, log_model):
         return log(artifact, aliases=aliases)
 
     logger.experiment.log_artifact = noted
-    trained(directory, logger, async_save=True, monitor="loss")
+    trained(directory, logger, background=True, monitor="loss")
     assert len(uploaded) == 2
     assert ["latest", "best"] in [aliases for _, aliases in uploaded]
     for artifact, _ in uploaded:
@@ -115,7 +116,7 @@ def test_neptune_says_that_it_uploads_none(tmp_path):
     path = tmp_path / "last.ckpt"
     penstock.save(path, {"step": 1})
     callback = types.SimpleNamespace(last_model_path=str(path), current_score=None)
-    with pytest.warns(penstock.PenstockWarning, match="none is uploaded"):
+    with pytest.warns(PenstockWarning, match="none is uploaded"):
         NeptuneLogger().after_save_checkpoint(callback)
 
 
@@ -243,7 +244,7 @@ def test_a_command_tests_no_other_model_in_silence(
             checkpoint["hyper_parameters"] = kind(7.0)
 
     commanded("fit", "--model.scale=7", directory=tmp_path, kind=Configured)
-    with pytest.raises(getattr(penstock, error), match=why):
+    with pytest.raises(getattr(penstock.errors, error), match=why):
         commanded(
             "test", f"--ckpt_path={tmp_path / 'one.ckpt'}", directory=tmp_path, kind=Configured
         )

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from integrations.lightnings import Module, equal, fit, trainer
+from penstock.errors import MissingDependencyError, StateMismatchError
 from penstock.integrations import versions
 from penstock.integrations.lightning import PenstockIO, connector, fitting, loggers, resume_position
 
@@ -68,7 +69,7 @@ def test_schedulers_that_a_callback_adds_are_not_those_of_the_module(tmp_path):
     assert len(penstock.load(path)["lr_schedulers"]) == 2
     for callbacks in ([Added()], []):
         fit(trainer(tmp_path, PenstockIO(), epochs=2, callbacks=callbacks), ckpt_path=path)
-    with pytest.raises(penstock.StateMismatchError, match="schedulers"):
+    with pytest.raises(StateMismatchError, match="schedulers"):
         fit(trainer(tmp_path, PenstockIO(), epochs=2), Unscheduled(), ckpt_path=path)
 
 
@@ -164,7 +165,7 @@ def test_a_newer_version_in_which_something_does_not_come_back_is_refused(monkey
         pass
 
     monkeypatch.setattr(connector.Connector, "restore_optimizers_and_schedulers", forget)
-    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.* otherwise"):
+    with pytest.raises(MissingDependencyError, match=r"99\.0.* otherwise"):
         PenstockIO()
 
 
@@ -173,7 +174,7 @@ def test_what_has_moved_in_lightning_is_named(monkeypatch):
     fitting.check()
     monkeypatch.delattr(ModelCheckpoint, "_find_last_checkpoints")
     monkeypatch.setattr("lightning.pytorch.loops.fit_loop._FitLoop.setup_data", lambda self: None)
-    with pytest.raises(penstock.MissingDependencyError) as caught:
+    with pytest.raises(MissingDependencyError) as caught:
         fitting.check()
     assert "ModelCheckpoint._find_last_checkpoints" in str(caught.value)
     assert "uses no _load_combined_loader_states" in str(caught.value)

@@ -8,6 +8,12 @@ import pytest
 
 import penstock
 from penstock.checkpoint.saving.groups import INDEX
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    RankError,
+)
 from penstock.plugin import (
     BoxRead,
     Groups,
@@ -63,7 +69,7 @@ def test_what_ranks_write_in_an_attempt_is_a_checkpoint_like_any_other(tmp_path)
     found = penstock.inspect(path)
     assert (found.step, found.world_size, found.metadata) == (7, 2, {"by": "hand"})
     assert penstock.verify(path).ok
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         saved(path)
 
 
@@ -73,19 +79,19 @@ def test_an_attempt_that_is_abandoned_leaves_nothing(tmp_path):
     attempt.write_shards(0, sources(0), OPTIONS)
     attempt.abandon()
     assert not path.exists() or os.listdir(path) == []
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.load(path)
 
 
 def test_a_rank_that_sees_another_directory_is_named_and_nothing_is_committed(tmp_path):
     path = tmp_path / "ckpt"
     attempt = RankAttempt.begin(str(path), overwrite=False)
-    with pytest.raises(penstock.RankError, match="what rank 1 writes to") as error:
+    with pytest.raises(RankError, match="what rank 1 writes to") as error:
         RankAttempt.join(str(tmp_path / "elsewhere"), attempt.id, 1)
     assert error.value.rank == 1
     attempt.write_shards(0, sources(0), OPTIONS)
     votes = {0: attempt.write_part(json.dumps(TREE)), 1: PartVote("part-00001.0.json", 9, 9)}
-    with pytest.raises(penstock.RankError, match="what rank 1 writes") as error:
+    with pytest.raises(RankError, match="what rank 1 writes") as error:
         attempt.commit(votes, metadata="{}", overwrite=False)
     assert error.value.rank == 1
     attempt.abandon()
@@ -147,7 +153,7 @@ def test_an_open_checkpoint_reads_boxes_and_values_as_they_are_asked_for(tmp_pat
 
 def test_an_open_checkpoint_has_damage_and_nonsense_told_by_its_path(tmp_path):
     path = tmp_path / "ckpt"
-    with pytest.raises(penstock.CheckpointNotFoundError, match="ckpt"):
+    with pytest.raises(CheckpointNotFoundError, match="ckpt"):
         OpenCheckpoint(str(path))
     saved(path)
     (shard,) = path.glob("shard-00000*")
@@ -158,8 +164,8 @@ def test_an_open_checkpoint_has_damage_and_nonsense_told_by_its_path(tmp_path):
         file.write(bytes([byte[0] ^ 1]))
     checkpoint = OpenCheckpoint(str(path))
     checkpoint.view_as(0)
-    with pytest.raises(penstock.CorruptCheckpointError, match="ckpt"):
+    with pytest.raises(CorruptCheckpointError, match="ckpt"):
         list(checkpoint.values([checkpoint.root], OPTIONS))
-    with pytest.raises(penstock.CorruptCheckpointError, match="ckpt"), checkpoint.reading():
+    with pytest.raises(CorruptCheckpointError, match="ckpt"), checkpoint.reading():
         checkpoint.tensor({"$": "ndarray", "i": 9})
     checkpoint.release()

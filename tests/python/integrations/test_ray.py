@@ -19,6 +19,16 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 import forks
 import penstock
 from conftest import mounted, run_child
+from penstock.errors import (
+    CheckpointExistsError,
+    CorruptCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    RankError,
+    StorageError,
+    UnsupportedPathError,
+    UnsupportedStateError,
+)
 from penstock.integrations import ray as pr
 from penstock.integrations import versions
 from penstock.integrations.ray import fitting
@@ -63,7 +73,7 @@ def test_a_run_goes_on_from_what_was_reported_in_its_own_directory(tmp_path):
     assert Path(result.checkpoint.path).parent == tmp_path / "run"
     assert penstock.load(result.checkpoint.path)["losses"] == [3, 6, 9]
     assert penstock.inspect(result.checkpoint.path).step == 3
-    result, resumed = trained(tmp_path, 5, wait=False, lazy=True)
+    result, resumed = trained(tmp_path, 5, background=True, lazy=True)
     assert resumed == 3
     assert penstock.load(result.checkpoint.path)["losses"] == [3, 6, 9, 12, 15]
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
@@ -80,7 +90,7 @@ def test_a_damaged_one_is_passed_over_and_what_never_finished_is_removed(tmp_pat
     (directories[1] / "manifest.json").unlink()
     other = tmp_path / "run" / "mine"
     other.mkdir()
-    with pytest.warns(penstock.PenstockWarning, match="passed over.*penstock-0000000003"):
+    with pytest.warns(PenstockWarning, match="passed over.*penstock-0000000003"):
         _, resumed = trained(tmp_path, 3)
     assert resumed == 1
     assert not directories[1].exists()
@@ -95,8 +105,8 @@ def test_a_run_whose_checkpoints_are_all_bad_does_not_begin_anew(tmp_path):
     for directory in (tmp_path / "run").glob("penstock-*"):
         flip(directory)
     with (
-        pytest.warns(penstock.PenstockWarning),
-        pytest.raises(penstock.CorruptCheckpointError, match="none of its checkpoints is good"),
+        pytest.warns(PenstockWarning),
+        pytest.raises(CorruptCheckpointError, match="none of its checkpoints is good"),
     ):
         trained(tmp_path, 2)
 
@@ -113,12 +123,12 @@ def test_what_cannot_be_reported_is_named(tmp_path):
         state = {"w": np.ones(3)}
         with pytest.raises(ValueError, match="step="):
             pr.report({"loss": 1}, state, storage_path=tmp_path)
-        with pytest.raises(penstock.UnsupportedStateError, match="'loss' is of type Tensor"):
+        with pytest.raises(UnsupportedStateError, match="'loss' is of type Tensor"):
             pr.report({"loss": torch.ones(1)}, state, step=1, storage_path=tmp_path)
-        with pytest.raises(penstock.UnsupportedStateError, match="f: a value of type"):
+        with pytest.raises(UnsupportedStateError, match="f: a value of type"):
             pr.report({"loss": 1}, {"f": print}, step=1, storage_path=tmp_path)
         pr.report({"loss": np.float32(1)}, state, step=1, storage_path=tmp_path)
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             pr.report({"loss": 1}, state, step=1, storage_path=tmp_path)
         # Nobody would look for a checkpoint there.
         with pytest.raises(ValueError, match="storage_path"):
@@ -152,7 +162,7 @@ def test_a_checkpoint_that_somebody_else_has_reported_is_resumed_by_its_step(tmp
         state = {"w": np.zeros(3)}
         try:
             found.append(pr.resume(state, storage_path=tmp_path))
-        except penstock.CorruptCheckpointError as error:
+        except CorruptCheckpointError as error:
             found.append(str(error))
         found.append(state["w"].tolist())
 
@@ -170,7 +180,7 @@ def test_a_full_disk_leaves_the_last_one_and_training_may_go_on(tmp_path, need_r
         root = tmp_path / "small"
         state = {"w": np.full(1 << 20, 1, np.uint32)}
         pr.report({"step": 1}, state, step=1, storage_path=root)
-        with pytest.raises(penstock.StorageError, match="space"):
+        with pytest.raises(StorageError, match="space"):
             pr.report({"step": 2}, state, step=2, storage_path=root)
         pr.report({"step": 2})
 
@@ -190,10 +200,10 @@ def test_a_storage_that_is_no_file_system_and_workers_without_a_group_are_refuse
 
     remote = pyarrow.fs._MockFileSystem()
     monkeypatch.setattr(ray.train, "get_context", lambda: context(1, remote))
-    with pytest.raises(penstock.UnsupportedPathError, match="storage of type mock"):
+    with pytest.raises(UnsupportedPathError, match="storage of type mock"):
         runs.RayRun(None)
     monkeypatch.setattr(ray.train, "get_context", lambda: context(2, pyarrow.fs.LocalFileSystem()))
-    with pytest.raises(penstock.RankError, match="one of 2 workers"):
+    with pytest.raises(RankError, match="one of 2 workers"):
         runs.RayRun(None)
 
 
@@ -310,7 +320,7 @@ WORKERS = """
             training.own.append(rank * 100 + step)
             if doomed and step == last:
                 threading.Thread(target=end).start()
-            report({"step": step}, training, step=step, wait=step % 3 == 0)
+            report({"step": step}, training, step=step, background=step % 3 != 0)
             dist.barrier()
             if doomed and step >= last + 1:
                 time.sleep(1)
@@ -434,6 +444,6 @@ def test_a_newer_version_whose_tiny_run_is_not_resumed_saves_nothing(tmp_path, m
     monkeypatch.setattr(fitting, "_TRIAL", "trial")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     message = r"99\.0.*not resumed: \[\(2, \[\]\)\] was resumed"
-    with pytest.raises(penstock.MissingDependencyError, match=message):
+    with pytest.raises(MissingDependencyError, match=message):
         trained(tmp_path / "root", 2)
     assert steps_of(tmp_path / "root") == []

@@ -18,6 +18,7 @@ import pytest
 import penstock
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.saving.removal import remove_checkpoint
+from penstock.errors import IncompleteCheckpointError, PenstockWarning, StorageError
 
 
 def save(path):
@@ -66,7 +67,7 @@ DOORS = [by_transformers, by_accelerate, by_lightning]
 def test_what_is_open_stays_and_goes_when_it_is_closed(tmp_path, by):
     path, drop = by(tmp_path)
     reading = OpenCheckpoint(path)
-    with pytest.warns(penstock.PenstockWarning, match="at work there"):
+    with pytest.warns(PenstockWarning, match="at work there"):
         drop()
     try:
         # All of it can be read by its name.
@@ -84,7 +85,7 @@ def test_what_is_open_stays_and_goes_when_it_is_closed(tmp_path, by):
 def test_what_is_protected_stays(tmp_path, by):
     path, drop = by(tmp_path)
     Path(path, "protected").touch()
-    with pytest.warns(penstock.PenstockWarning, match="protected"):
+    with pytest.warns(PenstockWarning, match="protected"):
         drop()
     assert penstock.verify(path).ok
 
@@ -141,7 +142,7 @@ def test_what_accelerate_wrote_itself_keeps_what_is_read_in_it(tmp_path):
 
     reading = OpenCheckpoint(str(path / "ema"))
     try:
-        with pytest.warns(penstock.PenstockWarning, match="ema.*at work there"):
+        with pytest.warns(PenstockWarning, match="ema.*at work there"):
             retire()
         assert penstock.verify(path / "ema").ok
         assert sorted(os.listdir(path)) == ["ema", "model.safetensors", "random_states_0.pkl"]
@@ -166,7 +167,7 @@ def test_the_name_of_a_link_is_deleted_and_not_its_target(tmp_path, end):
 def test_a_link_is_not_followed_by_separators(tmp_path, end):
     path = save(tmp_path / "kept")
     os.symlink(path, tmp_path / "link")
-    with pytest.raises(penstock.StorageError) as refused:
+    with pytest.raises(StorageError) as refused:
         remove_checkpoint(f"{tmp_path}/link{end}")
     assert refused.value.errno == errno.ENOTDIR
     assert penstock.verify(path).ok
@@ -177,7 +178,7 @@ def test_a_path_that_ends_in_no_name_removes_nothing(tmp_path, monkeypatch, end)
     path = save(tmp_path / "ckpt")
     monkeypatch.chdir(path)
     for place in (end, os.path.join(path, end)):
-        with pytest.raises(penstock.StorageError, match="does not end in a name") as refused:
+        with pytest.raises(StorageError, match="does not end in a name") as refused:
             remove_checkpoint(place)
         assert refused.value.errno == errno.EINVAL
         assert penstock.verify(path).ok
@@ -187,7 +188,7 @@ def test_a_path_that_ends_in_no_name_removes_nothing(tmp_path, monkeypatch, end)
 def test_a_store_is_no_checkpoint_to_be_removed(tmp_path):
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(1, {"w": np.arange(3)})
-    with pytest.raises(penstock.StorageError, match=r"no checkpoint, and holds some.*step-") as no:
+    with pytest.raises(StorageError, match=r"no checkpoint, and holds some.*step-") as no:
         remove_checkpoint(str(tmp_path / "store"))
     assert no.value.errno == errno.EINVAL
     assert store.verify(1).ok
@@ -208,7 +209,7 @@ def test_what_a_hook_has_saved_below_goes_with_it_and_only_if_it_may(tmp_path, b
     ema, store = hooked(path)
 
     def assert_kept(why, name):
-        with pytest.warns(penstock.PenstockWarning, match=f"{name}.*{why}"):
+        with pytest.warns(PenstockWarning, match=f"{name}.*{why}"):
             drop()
         assert penstock.verify(path).ok
         assert penstock.verify(ema).ok
@@ -269,7 +270,7 @@ def test_whoever_is_killed_while_deleting_leaves_no_half_that_looks_whole(tmp_pa
             assert sorted(os.listdir(path)) == before
             assert penstock.verify(path).ok
         else:
-            with pytest.raises(penstock.IncompleteCheckpointError):
+            with pytest.raises(IncompleteCheckpointError):
                 penstock.load(path)
         remove_checkpoint(path)
     assert not os.path.exists(path)

@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import penstock
+from penstock.errors import StateMismatchError, UnsupportedStateError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -139,7 +140,7 @@ def test_another_number_of_workers_is_refused_before_anything_is_changed(tmp_pat
     run.end()
     other = Run("rows", here)
     before = torch.get_rng_state()
-    with pytest.raises(penstock.StateMismatchError, match=f"loader.*num_workers={saved}"):
+    with pytest.raises(StateMismatchError, match=f"loader.*num_workers={saved}"):
         penstock.load(tmp_path / "ckpt", into=other.training)
     assert torch.equal(torch.get_rng_state(), before)
     other.end()
@@ -153,7 +154,7 @@ def test_what_a_dataset_has_that_cannot_be_stored_is_named(tmp_path):
     run = Run("stream", 0)
     run.loader.dataset.state_dict = lambda: {"odd": Odd()}
     run.steps(1)
-    with pytest.raises(penstock.UnsupportedStateError) as caught:
+    with pytest.raises(UnsupportedStateError) as caught:
         penstock.save(tmp_path / "ckpt", run.training)
     assert caught.value.key == "loader.dataset_state.odd"
 

@@ -20,6 +20,16 @@ import titan
 from conftest import mounted, tell
 from damaged import damage
 from documentation.test_example_programs import Program, said
+from penstock.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedPathError,
+    UnsupportedStateError,
+)
 from penstock.integrations import dcp, versions
 from penstock.integrations.torchtitan import Checkpointer
 from titan import begun, end, trained
@@ -91,7 +101,7 @@ def test_the_fields_of_the_config_are_torchtitans(tmp_path):
     with pytest.raises(ValueError, match="async_mode"):
         Checkpointer.Config(async_mode="sometimes")
     assert Checkpointer.Config(async_mode="ASYNC").async_mode == "async"
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         begun(tmp_path, folder="gs://bucket/run")
 
 
@@ -116,7 +126,7 @@ def test_a_save_that_fails_is_told_once_and_training_goes_on(tmp_path, need_root
         next(steps)
         run.checkpointer.maybe_wait_for_saving()
         next(steps)  # the disk is full during this save
-        with pytest.raises(penstock.StorageError, match="free") as caught:
+        with pytest.raises(StorageError, match="free") as caught:
             next(steps)
         assert caught.value.errno == errno.ENOSPC
         assert store_of(folder).steps() == [1]
@@ -142,7 +152,7 @@ def test_what_fails_at_the_end_comes_from_close_or_goes_with_what_ended_the_run(
     with mounted("tmpfs", folder, 10 << 20):
         run = begun(folder, async_mode="async", interval=1)
         next(run.train(5))
-        with pytest.raises(penstock.StorageError, match="free"):
+        with pytest.raises(StorageError, match="free"):
             run.checkpointer.close()
         run.checkpointer.close()
         run = begun(folder, async_mode="async", interval=1)
@@ -157,7 +167,7 @@ def test_a_step_that_is_damaged_or_half_written_is_passed_over(copied):
     os.unlink(os.path.join(store.path(6), "manifest.json"))
     damage(store, 4, WEIGHT)
     run = begun(copied)
-    with pytest.warns(penstock.PenstockWarning) as told:
+    with pytest.warns(PenstockWarning) as told:
         assert run.checkpointer.load(step=-1)
     assert run.step == 2
     assert any("0004" in str(one.message) for one in told)
@@ -170,10 +180,10 @@ def test_a_step_that_is_asked_for_is_loaded_or_the_error_says_why_not(copied):
     assert run.checkpointer.load(step=2)
     assert run.step == 2
     damage(store, 4, WEIGHT)
-    with pytest.raises(penstock.CorruptCheckpointError, match="0004"):
+    with pytest.raises(CorruptCheckpointError, match="0004"):
         run.checkpointer.load(step=4)
     os.unlink(os.path.join(store.path(4), "manifest.json"))
-    with pytest.raises(penstock.IncompleteCheckpointError, match="0004"):
+    with pytest.raises(IncompleteCheckpointError, match="0004"):
         run.checkpointer.load(step=4)
     with pytest.raises(FileNotFoundError, match="step-7"):
         run.checkpointer.load(step=7)
@@ -185,7 +195,7 @@ def test_a_run_does_not_begin_anew_because_all_it_has_is_damaged(copied):
     for step in (2, 4):
         damage(store, step, WEIGHT)
     run = begun(copied)
-    with pytest.warns(penstock.PenstockWarning), pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.warns(PenstockWarning), pytest.raises(CorruptCheckpointError):
         run.checkpointer.load(step=-1)
     end(run)
 
@@ -216,7 +226,7 @@ def test_what_torchtitans_own_manager_has_saved_is_loaded_and_gone_on_from(tmp_p
 
 
 def test_what_its_manager_has_saved_by_penstock_is_gone_on_from(tmp_path):
-    with dcp.install():
+    with dcp.enable():
         trained(tmp_path, 4, of=CheckpointManager)
     # Remains of a deleted checkpoint: torchtitan looks for this file.
     (tmp_path / "checkpoint" / "step-9").mkdir()
@@ -235,7 +245,7 @@ def test_a_trainer_that_has_random_states_of_its_own_is_refused(tmp_path):
     config = Checkpointer.Config(enable=True)
     # The states of an earlier manager are the manager's own.
     config.build(states=states, base_folder=str(tmp_path), **further).close()
-    with pytest.raises(penstock.UnsupportedStateError, match="rng: a state of the trainer"):
+    with pytest.raises(UnsupportedStateError, match="rng: a state of the trainer"):
         config.build(states={"rng": run}, base_folder=str(tmp_path), **further)
     end(run)
 
@@ -245,7 +255,7 @@ def test_a_state_that_cannot_be_stored_is_named_when_the_manager_is_made(tmp_pat
     further = {"dataloader": None, "model_parts": [run.model], "sd_adapter": None}
     further |= {"optimizers": run.optimizers, "lr_schedulers": run.lr_schedulers}
     run.step = print
-    with pytest.raises(penstock.UnsupportedStateError) as caught:
+    with pytest.raises(UnsupportedStateError) as caught:
         Checkpointer.Config(enable=True).build(
             states={"train_state": run}, base_folder=str(tmp_path), **further
         )
@@ -264,7 +274,7 @@ def test_a_new_run_begins_with_the_model_of_another(saved, tmp_path):
     assert whole.checkpointer.load(step=-1)
     assert whole.step == 4
     foreign = begun(tmp_path / "none", initial_load_path=str(tmp_path))
-    with pytest.raises(penstock.IncompleteCheckpointError, match=r"no manifest\.json"):
+    with pytest.raises(IncompleteCheckpointError, match=r"no manifest\.json"):
         foreign.checkpointer.load(step=-1)
     for one in (run, whole, foreign):
         end(one)
@@ -278,7 +288,7 @@ def test_what_is_excluded_stays_as_it_is(copied):
     assert run.dataloader.state_dict() == begun(copied).dataloader.state_dict()
     end(run)
     run = begun(copied, exclude_from_loading=["ema"])
-    with pytest.raises(penstock.StateMismatchError, match="no 'ema'"):
+    with pytest.raises(StateMismatchError, match="no 'ema'"):
         run.checkpointer.load(step=-1)
     end(run)
 
@@ -289,7 +299,7 @@ def test_a_last_step_of_the_model_only_begins_runs_and_ends_this_one(tmp_path):
     model = penstock.load(store.path(3))
     assert {tensor.dtype for tensor in model.values()} == {torch.bfloat16}
     run = begun(tmp_path)
-    with pytest.raises(penstock.StateMismatchError, match=r"model only.*load_step"):
+    with pytest.raises(StateMismatchError, match=r"model only.*load_step"):
         run.checkpointer.load(step=-1)
     assert run.checkpointer.load(step=2)
     end(run)
@@ -317,12 +327,12 @@ def test_a_last_step_for_hugging_face_is_no_step_to_go_on_with(tmp_path):
 def test_another_model_is_refused_and_nothing_is_changed(copied):
     run = begun(copied, layers=2)
     before = run.digest()
-    with pytest.raises(penstock.StateMismatchError, match=r"layers\.1.*not in the checkpoint"):
+    with pytest.raises(StateMismatchError, match=r"layers\.1.*not in the checkpoint"):
         run.checkpointer.load(step=-1)
     assert run.digest() == before
     trained(copied / "two", 2, layers=2)
     small = begun(copied / "two")
-    with pytest.raises(penstock.StateMismatchError, match=r"layers\.1.*not in the model"):
+    with pytest.raises(StateMismatchError, match=r"layers\.1.*not in the model"):
         small.checkpointer.load(step=-1)
     end(run)
     end(small)
@@ -334,7 +344,7 @@ def test_a_checkpoint_without_a_part_is_refused(copied):
     del state["lr_scheduler"]
     store.save(8, state)
     run = begun(copied)
-    with pytest.raises(penstock.StateMismatchError, match=r"lr_scheduler.*exclude_from_loading"):
+    with pytest.raises(StateMismatchError, match=r"lr_scheduler.*exclude_from_loading"):
         run.checkpointer.load(step=-1)
     end(run)
     run = begun(copied, exclude_from_loading=["lr_scheduler"])
@@ -359,7 +369,7 @@ def test_a_place_that_takes_a_pickle_is_named_and_stored_only_if_trusted(tmp_pat
         return run
 
     run = odd()
-    with pytest.raises(penstock.UnsupportedStateError, match=r"odd.*trust=True") as caught:
+    with pytest.raises(UnsupportedStateError, match=r"odd.*trust=True") as caught:
         list(run.train(2))
     assert caught.value.key == "dataloader.dp_rank_0.dataset_state.odd"
     end(run)
@@ -368,7 +378,7 @@ def test_a_place_that_takes_a_pickle_is_named_and_stored_only_if_trusted(tmp_pat
     list(run.train(2))
     end(run)
     run = odd()
-    with pytest.raises(penstock.UnsupportedStateError, match=r"pickled.*trust=True"):
+    with pytest.raises(UnsupportedStateError, match=r"pickled.*trust=True"):
         run.checkpointer.load(step=-1)
     end(run)
     run = odd(trust=True)
@@ -379,17 +389,17 @@ def test_a_place_that_takes_a_pickle_is_named_and_stored_only_if_trusted(tmp_pat
 
 def test_places_of_other_workers_or_ranks_are_refused_by_name(copied):
     run = begun(copied, workers=2)
-    with pytest.raises(penstock.StateMismatchError, match=r"0 workers.*num_workers=0"):
+    with pytest.raises(StateMismatchError, match=r"0 workers.*num_workers=0"):
         run.checkpointer.load(step=-1)
     end(run)
     run = begun(copied)
     run.dataloader.dp_world_size = 4
-    with pytest.raises(penstock.StateMismatchError, match=r"1 data-parallel ranks.*there are 4"):
+    with pytest.raises(StateMismatchError, match=r"1 data-parallel ranks.*there are 4"):
         run.checkpointer.load(step=-1)
     end(run)
     run = begun(copied)
     run.dataloader.dp_rank, run.dataloader._rank_id = 1, "dp_rank_1"
-    with pytest.raises(penstock.StateMismatchError, match="no place in the data for dp_rank_1"):
+    with pytest.raises(StateMismatchError, match="no place in the data for dp_rank_1"):
         run.checkpointer.load(step=-1)
     end(run)
 
@@ -491,11 +501,11 @@ def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_p
     losses(own, 2, is_own=True)
     assert job.call(titan.rank_step, own) == [2, 2]
     run = begun(tmp_path / "run")
-    with pytest.raises(penstock.StateMismatchError, match="2 data-parallel ranks"):
+    with pytest.raises(StateMismatchError, match="2 data-parallel ranks"):
         run.checkpointer.load(step=-1)
     end(run)
     run = begun(tmp_path / "run", exclude_from_loading=["dataloader"])
-    with pytest.warns(penstock.PenstockWarning, match="2 ranks saved it and 1 goes on"):
+    with pytest.warns(PenstockWarning, match="2 ranks saved it and 1 goes on"):
         assert run.checkpointer.load(step=-1)
     assert run.step == 6
     end(run)
@@ -527,7 +537,7 @@ def test_a_newer_version_in_which_something_does_not_come_back_saves_nothing(
 ):
     monkeypatch.setattr(CheckpointManager, "load", lambda *_, **__: True)
     run = begun(tmp_path, interval=1)
-    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*came back otherwise"):
+    with pytest.raises(MissingDependencyError, match=r"99\.0.*came back otherwise"):
         list(run.train(1))
     end(run)
     assert store_of(tmp_path).steps() == []

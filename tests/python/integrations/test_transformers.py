@@ -36,11 +36,20 @@ import forks
 import penstock
 from conftest import REPOSITORY, mounted, tell
 from documentation.test_example_programs import Program, said
+from penstock.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.integrations import versions
 from penstock.integrations.transformers import (
     PenstockTrainerMixin,
     Settings,
-    enable,
+    attach,
     fitting,
     newest_checkpoint,
     parts,
@@ -58,8 +67,8 @@ HAS_SIGNALS = pytest.mark.skipif(
 
 WAYS = {
     "waiting": {},
-    "async": {"asynchronous": True},
-    "lazy": {"asynchronous": True, "lazy": True},
+    "async": {"background": True},
+    "lazy": {"background": True, "lazy": True},
 }
 
 
@@ -117,7 +126,7 @@ def begun(
         callbacks=list(callbacks),
         processing_class=tokenizer,
     )
-    return trainer if way is None else enable(trainer, **way)
+    return trainer if way is None else attach(trainer, **way)
 
 
 def content(trainer):
@@ -193,7 +202,7 @@ def test_a_resumed_run_ends_with_the_bits_of_the_trainer_itself(tmp_path, straig
 
 def test_a_class_with_the_mix_in_does_the_same(tmp_path, straight):
     class Mine(PenstockTrainerMixin, Trainer):
-        penstock_settings = Settings(asynchronous=True)
+        penstock_settings = Settings(background=True)
 
     begun(tmp_path, 8, kind=Mine).train()
     assert penstock.inspect(tmp_path / "checkpoint-8").step == 8
@@ -243,7 +252,7 @@ def test_what_a_checkpoint_of_the_trainer_lacks_is_an_error(tmp_path, straight, 
     (path / missing).unlink()
     # A path as text, as an object, or none.
     for one in (str(path), path, True):
-        with pytest.raises(penstock.IncompleteCheckpointError, match=missing):
+        with pytest.raises(IncompleteCheckpointError, match=missing):
             begun(tmp_path, 16, way={}).train(resume_from_checkpoint=one)
 
 
@@ -257,7 +266,7 @@ def test_what_a_checkpoint_lacks_is_an_error_and_nothing_changes(tmp_path, name)
     penstock.save(path, state, overwrite=True, files={"trainer_state.json": own})
     trainer = begun(tmp_path, way={})
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-    with pytest.raises(penstock.StateMismatchError, match=f"'{name}' is in the training"):
+    with pytest.raises(StateMismatchError, match=f"'{name}' is in the training"):
         trainer.train(resume_from_checkpoint=str(path))
     assert_equal(dict(trainer.model.state_dict()), before)
 
@@ -267,7 +276,7 @@ def test_weights_alone_are_saved_if_asked_for_and_not_resumed_from(tmp_path):
     trainer.train()
     path = tmp_path / "checkpoint-4"
     assert set(penstock.load(path)) == {"model"}
-    with pytest.raises(penstock.StateMismatchError, match="holds weights only"):
+    with pytest.raises(StateMismatchError, match="holds weights only"):
         begun(tmp_path, way={}).train(resume_from_checkpoint=True)
 
 
@@ -288,7 +297,7 @@ def test_the_newest_complete_step_is_resumed_from_and_what_is_passed_over_is_nam
     # By modification time the oldest one is the newest.
     os.utime(tmp_path / "checkpoint-4")
     resumed = begun(tmp_path, way={})
-    with pytest.warns(penstock.PenstockWarning) as told:
+    with pytest.warns(PenstockWarning) as told:
         resumed.train(resume_from_checkpoint=True)
     texts = [str(one.message) for one in told if "passed over" in str(one.message)]
     assert [text.partition(": ")[0].rpartition("-")[2] for text in texts] == [
@@ -310,20 +319,20 @@ def test_a_run_without_a_complete_checkpoint_does_not_begin_anew_by_itself(tmp_p
     manifest.rename(tmp_path / "aside")
     trainer = begun(tmp_path, way={})
     with (
-        pytest.warns(penstock.PenstockWarning, match="passed over"),
-        pytest.raises(penstock.IncompleteCheckpointError, match="no complete checkpoint"),
+        pytest.warns(PenstockWarning, match="passed over"),
+        pytest.raises(IncompleteCheckpointError, match="no complete checkpoint"),
     ):
         trainer.train(resume_from_checkpoint=True)
-    with pytest.raises(penstock.IncompleteCheckpointError, match="never finished"):
+    with pytest.raises(IncompleteCheckpointError, match="never finished"):
         trainer.train(resume_from_checkpoint=str(path))
     # An unfinished save is no loss; a damaged complete one is.
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         assert newest_checkpoint(tmp_path) is None
     (tmp_path / "aside").rename(manifest)
     next(path.glob("shard-*")).unlink()
     with (
-        pytest.warns(penstock.PenstockWarning, match="passed over"),
-        pytest.raises(penstock.IncompleteCheckpointError, match="no good checkpoint left"),
+        pytest.warns(PenstockWarning, match="passed over"),
+        pytest.raises(IncompleteCheckpointError, match="no good checkpoint left"),
     ):
         newest_checkpoint(tmp_path)
 
@@ -336,7 +345,7 @@ def test_a_flipped_bit_is_an_error_and_nothing_changes(tmp_path):
     shard.write_bytes(data)
     trainer = begun(tmp_path, way={})
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         trainer.train(resume_from_checkpoint=True)
     assert_equal(dict(trainer.model.state_dict()), before)
 
@@ -468,7 +477,7 @@ def test_a_best_checkpoint_that_was_not_saved_does_not_cost_the_one_before(tmp_p
         begun(disk, 8, kind=Mine, way={}, **further).train()
         way = WAYS["async"] | {"on_error": "warn"}
         resumed = begun(disk, 16, kind=Mine, way=way, callbacks=[Fill()], **further)
-        with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
+        with pytest.warns(PenstockWarning, match="training goes on without"):
             resumed.train(resume_from_checkpoint=str(disk / "checkpoint-8"))
         assert getattr(resumed.state, "best_global_step", 12) == 12
         assert resumed.state.best_model_checkpoint == str(disk / "checkpoint-4")
@@ -518,7 +527,7 @@ def test_a_full_disk_ends_the_training_and_the_checkpoint_before_stays(tmp_path,
                     filler.write_bytes(bytes(6 << 20))
 
         trainer.add_callback(Fill())
-        with pytest.raises(penstock.StorageError) as caught:
+        with pytest.raises(StorageError) as caught:
             trainer.train()
         assert "free" in str(caught.value)
         assert steps_in(disk) == [4]
@@ -544,7 +553,7 @@ def test_training_goes_on_with_a_full_disk_if_it_is_told_to(tmp_path, need_root,
                     filler.unlink()
 
         trainer.add_callback(Fill())
-        with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
+        with pytest.warns(PenstockWarning, match="training goes on without"):
             trainer.train()
         assert steps_in(disk) == [16]
 
@@ -581,7 +590,7 @@ def test_a_scaler_comes_back_and_is_missed(tmp_path):
     assert resumed.accelerator.scaler.get_scale() == 8.0
     shutil.rmtree(tmp_path)
     begun(tmp_path, 4, way={}).train()
-    with pytest.raises(penstock.StateMismatchError, match="'scaler' is in the training"):
+    with pytest.raises(StateMismatchError, match="'scaler' is in the training"):
         scaled(8).train(resume_from_checkpoint=True)
 
 
@@ -614,19 +623,21 @@ class Oddly(Trainer):
 
 def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
     trainer = begun(tmp_path, 4, kind=Oddly, way={})
-    with pytest.raises(penstock.UnsupportedStateError, match="odd") as caught:
+    with pytest.raises(UnsupportedStateError, match="odd") as caught:
         trainer.train()
     assert caught.value.key == "scheduler.odd"
     # Raised before the first step.
     assert trainer.state.global_step == 0
     begun(tmp_path, 1, kind=Oddly, way={}, save_strategy="no").train()
-    begun(tmp_path, 4, kind=Oddly, way={"raw": ("scheduler",)}).train()
+    begun(tmp_path, 4, kind=Oddly, way={"pickled": ("scheduler",)}).train()
     with pytest.raises(penstock.PenstockError, match="trust=True"):
-        begun(tmp_path, 8, kind=Oddly, way={"raw": ("scheduler",)}).train(
+        begun(tmp_path, 8, kind=Oddly, way={"pickled": ("scheduler",)}).train(
             resume_from_checkpoint=True
         )
     # The checkpoint records its raw values, whatever the next save's settings are.
-    resumed = begun(tmp_path, 8, kind=Oddly, way={"raw": ("optimizer", "scheduler"), "trust": True})
+    resumed = begun(
+        tmp_path, 8, kind=Oddly, way={"pickled": ("optimizer", "scheduler"), "trust": True}
+    )
     resumed.train(resume_from_checkpoint=True)
     assert resumed.lr_scheduler.last_epoch == 8
 
@@ -634,14 +645,14 @@ def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
 def test_what_is_stored_raw_changes_nothing_without_trust_and_waits_for_lazy_saves(
     tmp_path, straight, need_watch
 ):
-    raw = WAYS["lazy"] | {"raw": ("optimizer", "scheduler")}
-    begun(tmp_path / "large", 8, vocabulary=8192, way=raw).train()
+    pickled = WAYS["lazy"] | {"pickled": ("optimizer", "scheduler")}
+    begun(tmp_path / "large", 8, vocabulary=8192, way=pickled).train()
     assert steps_in(tmp_path / "large") == [4, 8]
-    begun(tmp_path, way=raw).train()
+    begun(tmp_path, way=pickled).train()
     path = str(tmp_path / "checkpoint-8")
     trainer = begun(tmp_path, way={})
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-    with pytest.raises(penstock.UnsupportedStateError, match="optimizer, scheduler"):
+    with pytest.raises(UnsupportedStateError, match="optimizer, scheduler"):
         trainer.train(resume_from_checkpoint=path)
     assert_equal(dict(trainer.model.state_dict()), before)
     resumed = begun(tmp_path, way={"trust": True})
@@ -707,7 +718,7 @@ def test_a_signal_saves_what_could_not_be_saved_before_it(tmp_path, need_root):
                     jit.jit_manager._enable_checkpoint()
 
         trainer.callback_handler.callbacks.insert(0, Ask())
-        with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
+        with pytest.warns(PenstockWarning, match="training goes on without"):
             trainer.train()
         assert steps_in(disk) == [4, 8]
 
@@ -744,7 +755,7 @@ def test_what_cannot_be_placed_beside_a_checkpoint_is_an_error_of_the_storage(tm
 
     with mounted("tmpfs", tmp_path / "disk", 5 << 20) as disk:
         trainer = begun(disk, kind=Noted, way={})
-        with pytest.raises(penstock.StorageError, match="notes/large: No space left") as caught:
+        with pytest.raises(StorageError, match="notes/large: No space left") as caught:
             trainer.train()
         assert caught.value.path == str(disk / "checkpoint-12/notes/large")
         assert steps_in(disk) == [4, 8]
@@ -800,23 +811,23 @@ def test_a_callback_that_changes_weights_fails_a_lazy_save(tmp_path, need_watch)
                 model.transformer.wte.weight.mul_(2)
 
     trainer = begun(tmp_path, 8, vocabulary=4096, callbacks=[Change()], way=WAYS["lazy"])
-    with pytest.raises(penstock.StateMismatchError, match="changed"):
+    with pytest.raises(StateMismatchError, match="changed"):
         trainer.train()
 
 
 def test_what_saves_in_a_way_of_its_own_is_refused(tmp_path):
     trainer = begun(tmp_path)
     trainer.is_deepspeed_enabled = True
-    with pytest.raises(penstock.UnsupportedStateError, match="DeepSpeed"):
-        enable(trainer)
+    with pytest.raises(UnsupportedStateError, match="DeepSpeed"):
+        attach(trainer)
     with pytest.raises(ValueError, match="save_on_each_node"):
         begun(tmp_path, save_on_each_node=True, way={})
     with pytest.raises(TypeError, match=r"transformers\.Trainer"):
-        enable(trainer.model)
+        attach(trainer.model)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"on_error": "skip"}, {"lazy": True}, {"raw": ("model",)}], ids=str
+    "wrong", [{"on_error": "skip"}, {"lazy": True}, {"pickled": ("model",)}], ids=str
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -914,7 +925,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bits_and_never_has_fewer_checkp
 def test_a_clean_resume_warns_of_nothing(tmp_path):
     begun(tmp_path, 4, way={}).train()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", penstock.PenstockWarning)
+        warnings.simplefilter("error", PenstockWarning)
         begun(tmp_path, 8, way={}).train(resume_from_checkpoint=True)
 
 
@@ -935,7 +946,7 @@ def test_a_newer_version_is_taken_after_a_tiny_state_has_come_back(tmp_path, str
         versions.check_version("transformers", "4.49", "5.24")
     trainer = begun(tmp_path, way=WAYS["async"])
     with warnings.catch_warnings():
-        warnings.simplefilter("error", penstock.PenstockWarning)
+        warnings.simplefilter("error", PenstockWarning)
         trainer.train()
     assert_equal(content(trainer)["losses"], straight[1]["losses"])
     assert "transformers" in versions._self_checked
@@ -947,7 +958,7 @@ def test_a_newer_version_in_which_something_does_not_come_back_is_refused(
 ):
     monkeypatch.setattr(parts, "restore", lambda *_: None)
     trainer = begun(tmp_path, way={})
-    with pytest.raises(penstock.MissingDependencyError, match=r"99\.0.*came back otherwise"):
+    with pytest.raises(MissingDependencyError, match=r"99\.0.*came back otherwise"):
         trainer.train()
     assert not list(tmp_path.iterdir())
 
@@ -957,8 +968,8 @@ def test_what_has_moved_in_the_trainer_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "_fitting", set())
     monkeypatch.delattr(Trainer, "_save_scaler")
     monkeypatch.setattr(Trainer, "_load_rng_state", lambda self, path, strict: None)
-    with pytest.raises(penstock.MissingDependencyError) as caught:
-        enable(trainer)
+    with pytest.raises(MissingDependencyError) as caught:
+        attach(trainer)
     assert "Trainer._save_scaler" in str(caught.value)
     assert "demands path, strict" in str(caught.value)
     assert transformers.__version__ in str(caught.value)
@@ -967,5 +978,5 @@ def test_what_has_moved_in_the_trainer_is_named(tmp_path, monkeypatch):
 def test_data_in_another_order_is_a_warning(monkeypatch):
     installed = {"transformers": "5.1.0", "accelerate": "1.14.2"}
     monkeypatch.setattr(fitting, "version", installed.__getitem__)
-    with pytest.warns(penstock.PenstockWarning, match=r"accelerate>=1\.15"):
+    with pytest.warns(PenstockWarning, match=r"accelerate>=1\.15"):
         fitting.warn_of_order()

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 import forks
-import penstock
+from penstock.errors import RankError
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +32,7 @@ def test_a_trial_that_fails_on_one_rank_fails_on_all_at_once(tmp_path, jobs, fai
             assert isinstance(error, ValueError)
             assert str(error) == f"of rank {rank}"
         else:
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
             assert f"failed on rank {failing[0]}: ValueError: of rank" in str(error)
     assert os.listdir(tmp_path) == []
 

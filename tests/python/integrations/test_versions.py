@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-import penstock
+from penstock.errors import MissingDependencyError, StorageError
 from penstock.integrations import versions
 from penstock.integrations.versions import NewerVersionWarning, Probe, check_version, self_check
 
@@ -54,13 +54,13 @@ def test_a_newer_version_is_taken_with_one_warning(monkeypatch, found, last):
 def test_an_older_version_is_refused_with_what_to_install(monkeypatch):
     is_installed(monkeypatch, "2.5.9")
     message = r"from 2\.6 on, and 2\.5\.9 is installed: pip install 'lightning>=2\.6'"
-    with pytest.raises(penstock.MissingDependencyError, match=message) as caught:
+    with pytest.raises(MissingDependencyError, match=message) as caught:
         check_version("lightning", "2.6", "2.6")
     assert caught.value.name == "lightning"
 
 
 def test_what_is_missing_is_named_with_what_installs_it():
-    with pytest.raises(penstock.MissingDependencyError, match=r"pip install .no-such>=1\.2"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .no-such>=1\.2"):
         check_version("no-such", "1.2", "1.3")
     check_version("numpy", "1.0", version("numpy"))
 
@@ -98,7 +98,7 @@ def test_all_that_moved_is_named_in_one_error():
     gone = probe.attribute(types, "NoSuch")
     probe.signature(gone, "self")
     probe.calls(probe.attribute(gone, "deeper"), "stage")
-    with pytest.raises(penstock.MissingDependencyError) as caught:
+    with pytest.raises(MissingDependencyError) as caught:
         probe.check()
     message = str(caught.value)
     for moved in (
@@ -146,7 +146,7 @@ def test_a_trial_that_fails_names_the_version_and_the_remedy(monkeypatch):
     with pytest.warns(NewerVersionWarning):
         check_version("lightning", "2.4", "2.6")
     for _ in range(2):
-        with pytest.raises(penstock.MissingDependencyError) as caught:
+        with pytest.raises(MissingDependencyError) as caught:
             self_check("lightning", trial)
         assert "2.7.0 is newer" in str(caught.value)
         assert "'optimizer': install lightning 2.4 to 2.6, or a newer" in str(caught.value)
@@ -156,7 +156,7 @@ def test_a_trial_that_fails_names_the_version_and_the_remedy(monkeypatch):
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device", "/run/state"),
-        penstock.StorageError("/run/state: no space", path="/run/state", errno=errno.ENOSPC),
+        StorageError("/run/state: no space", path="/run/state", errno=errno.ENOSPC),
     ],
 )
 def test_a_trial_that_the_disk_fails_is_an_error_of_the_disk(monkeypatch, error):
@@ -166,6 +166,6 @@ def test_a_trial_that_the_disk_fails_is_an_error_of_the_disk(monkeypatch, error)
     is_installed(monkeypatch, "2.7.0")
     with pytest.warns(NewerVersionWarning):
         check_version("lightning", "2.4", "2.6")
-    with pytest.raises(penstock.StorageError, match="/run/state") as caught:
+    with pytest.raises(StorageError, match="/run/state") as caught:
         self_check("lightning", trial)
     assert (caught.value.path, caught.value.errno) == ("/run/state", errno.ENOSPC)

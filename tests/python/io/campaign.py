@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import torch
 
-import penstock
+from penstock.errors import TransferCancelledError
 from penstock.offload import Buffers, TensorIO
 
 SLOT_BYTES, SLOTS = 96 << 10, 64
@@ -56,9 +56,9 @@ class Campaign:
     def made(self) -> TensorIO:
         """Returns a `TensorIO` with random settings."""
         return TensorIO(
-            block_bytes=self.drawn.choice([4096, 16384, 1 << 20]),
+            extent_bytes=self.drawn.choice([4096, 16384, 1 << 20]),
             queue_depth=self.drawn.choice([1, 4, 32]),
-            workers=self.drawn.choice([1, 2, 3]),
+            io_threads=self.drawn.choice([1, 2, 3]),
             engine=self.drawn.choice(["auto", "threads"]),
             direct=self.drawn.choice(["auto", "off"]),
         )
@@ -143,7 +143,7 @@ class Campaign:
                 report = given_up(transfer)
             else:
                 report = transfer.result(HANG_SECONDS)
-        except penstock.TransferCancelledError:
+        except TransferCancelledError:
             self.counts["cancelled"] += 1
             return "cancelled"
         assert report.nbytes >= 0

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import penstock
+from penstock.errors import TransferCancelledError, TransferError
 from penstock.offload import TensorIO
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.offload import Transfer, TransferReport
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def _result(transfer: penstock.offload.Transfer) -> penstock.offload.TransferReport:
+async def _result(transfer: Transfer) -> TransferReport:
     return await transfer
 
 
@@ -47,7 +49,7 @@ def test_many_are_awaited_at_a_time(file: Path) -> None:
 
 def test_the_loop_goes_on_meanwhile(tmp_path: Path) -> None:
     async def main() -> None:
-        async with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+        async with TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096) as io:
             transfer = io.write(np.zeros(32 << 20, np.uint8), tmp_path / "file")
             task = asyncio.ensure_future(_result(transfer))
             turns = 0
@@ -63,7 +65,7 @@ def test_the_loop_goes_on_meanwhile(tmp_path: Path) -> None:
 def test_an_error_is_raised_where_it_is_awaited(file: Path) -> None:
     async def main() -> None:
         async with TensorIO() as io:
-            with pytest.raises(penstock.TransferError):
+            with pytest.raises(TransferError):
                 await io.read(bytearray(10), file, 200_000)
 
     asyncio.run(main())
@@ -74,20 +76,20 @@ def test_an_error_that_nobody_awaited_comes_at_the_end(file: Path) -> None:
         async with TensorIO() as io:
             io.read(bytearray(10), file, 200_000)
 
-    with pytest.raises(penstock.TransferError):
+    with pytest.raises(TransferError):
         asyncio.run(main())
 
 
 def test_a_task_that_is_cancelled_gives_its_transfer_up(tmp_path: Path) -> None:
     async def main() -> None:
-        io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+        io = TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096)
         transfer = io.write(np.zeros(256 << 20, np.uint8), tmp_path / "file")
         task = asyncio.ensure_future(_result(transfer))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with pytest.raises(penstock.TransferCancelledError):
+        with pytest.raises(TransferCancelledError):
             transfer.result(120)
         io.close()
 
@@ -98,7 +100,7 @@ def test_a_block_whose_task_is_cancelled_is_closed(tmp_path: Path) -> None:
     content = np.full(32 << 20, 7, np.uint8)
 
     async def main() -> None:
-        io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+        io = TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096)
         transfers = []
 
         async def block() -> None:

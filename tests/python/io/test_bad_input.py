@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
 from conftest import mounted
+from penstock.errors import StorageError, TransferError, UnsupportedPathError, UnsupportedStateError
 from penstock.offload import TensorIO
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("offset", [9_000, 10_000, 1 << 40])
 def test_a_file_that_ends_before(io: TensorIO, file: Path, offset: int) -> None:
-    with pytest.raises(penstock.TransferError, match="the file ends before") as caught:
+    with pytest.raises(TransferError, match="the file ends before") as caught:
         io.read(bytearray(2_000), file, offset).result(HANG_SECONDS)
     assert caught.value.path == os.fspath(file)
     assert caught.value.offset >= 9_000
@@ -51,25 +51,25 @@ def test_what_is_no_file(io: TensorIO, tmp_path: Path) -> None:
     for name, error in [
         ("none", FileNotFoundError),
         (".", IsADirectoryError),
-        ("fifo", penstock.StorageError),
+        ("fifo", StorageError),
         ("none/file", FileNotFoundError),
     ]:
         for call in (io.read, io.write):
             if call == io.write and name == "none":
                 continue
-            with pytest.raises(penstock.StorageError) as caught:
+            with pytest.raises(StorageError) as caught:
                 call(bytearray(10), tmp_path / name)
             assert caught.value.errno is not None, error
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         io.read(bytearray(10), 12345)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         io.read(bytearray(10), -1)
     reading, writing = os.pipe()
     for end in (reading, writing):
-        with pytest.raises(penstock.StorageError, match="not a regular file"):
+        with pytest.raises(StorageError, match="not a regular file"):
             io.read(bytearray(10), end)
         os.close(end)
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         io.read(bytearray(10), "s3://bucket/key")
     with pytest.raises(TypeError):
         io.read(bytearray(10), None)
@@ -85,7 +85,7 @@ def test_offsets(io: TensorIO, file: Path) -> None:
         with pytest.raises(TypeError, match="offset"):
             io.read(bytearray(10), file, offset)  # type: ignore[arg-type]
     # Beyond the largest file of a file system.
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         io.write(bytearray(10), file, (1 << 63) - 2).result(HANG_SECONDS)
     assert file.stat().st_size == 10_000
 
@@ -108,7 +108,7 @@ def test_tensors_without_memory_to_read_into(io: TensorIO, file: Path) -> None:
     freed.untyped_storage().resize_(0)
     refused.append(freed)
     for tensor in refused:
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             io.read(tensor, file)
     for other in (3, None, "text", [1, 2]):
         with pytest.raises(TypeError):
@@ -128,7 +128,7 @@ def test_a_file_without_permission(io: TensorIO, file: Path) -> None:
             io.write(b"abc", file)
     elif subprocess.run(["chattr", "+i", file], capture_output=True).returncode == 0:
         try:
-            with pytest.raises(penstock.StorageError):
+            with pytest.raises(StorageError):
                 io.write(b"abc", file)
         finally:
             subprocess.run(["chattr", "-i", file], check=True)
@@ -146,7 +146,7 @@ def test_no_more_descriptors(io: TensorIO, file: Path) -> None:
             # A write of less than a page goes through the page cache.
             calls.append(lambda: io.write(b"abc", opened, 3))
         for call in calls:
-            with pytest.raises(penstock.StorageError, match="ulimit -n") as caught:
+            with pytest.raises(StorageError, match="ulimit -n") as caught:
                 call()
             assert caught.value.errno == errno.EMFILE
             assert caught.value.path == os.fspath(file)
@@ -167,7 +167,7 @@ def test_a_device_that_is_full(tmp_path: Path, io: TensorIO, kind: str) -> None:
 
 
 def _number_of_failure(io: TensorIO, path: Path) -> int | None:
-    with pytest.raises(penstock.StorageError, match="free space") as caught:
+    with pytest.raises(StorageError, match="free space") as caught:
         io.write(np.zeros(32 << 20, np.uint8), path, 3).result(HANG_SECONDS)
     return caught.value.errno
 
@@ -175,15 +175,15 @@ def _number_of_failure(io: TensorIO, path: Path) -> int | None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"block_bytes": 1000}, ValueError),
-        ({"block_bytes": 4097}, ValueError),
-        ({"block_bytes": 1 << 31}, ValueError),
+        ({"extent_bytes": 1000}, ValueError),
+        ({"extent_bytes": 4097}, ValueError),
+        ({"extent_bytes": 1 << 31}, ValueError),
         ({"queue_depth": 0}, ValueError),
         ({"queue_depth": 5000}, ValueError),
-        ({"workers": 0}, ValueError),
-        ({"workers": 1.5}, TypeError),
+        ({"io_threads": 0}, ValueError),
+        ({"io_threads": 1.5}, TypeError),
         ({"staging_bytes": 1}, ValueError),
-        ({"staging_bytes": 4 << 20, "block_bytes": 4 << 20}, ValueError),
+        ({"staging_bytes": 4 << 20, "extent_bytes": 4 << 20}, ValueError),
         ({"engine": "libaio"}, ValueError),
         ({"direct": True}, TypeError),
         ({"weight": 0}, ValueError),

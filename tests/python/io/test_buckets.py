@@ -17,6 +17,14 @@ import penstock
 from buckets import ACCOUNT, ACCOUNT_KEY, serving
 from conftest import run_child
 from penstock.cli import cli
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PartialCheckpointError,
+    StorageError,
+    UnsupportedPathError,
+)
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 
@@ -60,7 +68,7 @@ def test_part_of_a_state_is_had_alone_and_in_place(place):
 def test_one_that_is_there_is_refused_or_replaced(place):
     url = f"{place.url}/one"
     penstock.save(url, state(1))
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         penstock.save(url, state(2))
     assert_same(penstock.load(url), state(1))
     penstock.save(url, state(2), overwrite=True)
@@ -78,7 +86,7 @@ def test_a_store_keeps_steps_and_loads_the_newest(place):
     assert_same(store.load(3), state(3))
     store.delete(3)
     assert store.steps() == [7]
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         store.load(3)
 
 
@@ -90,7 +98,7 @@ def test_of_savers_at_once_one_wins_and_the_others_are_told(place):
         try:
             penstock.save(url, state(seed, 1000))
             won.append(seed)
-        except penstock.CheckpointExistsError:
+        except CheckpointExistsError:
             lost.append(seed)
 
     threads = [threading.Thread(target=save, args=(seed,)) for seed in range(6)]
@@ -109,7 +117,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_saved_here(bucket, tmp_path):
     damaged = bytearray(shard.read_bytes())
     damaged[5_000_000] ^= 1
     shard.write_bytes(damaged)
-    with pytest.raises(penstock.CorruptCheckpointError) as raised:
+    with pytest.raises(CorruptCheckpointError) as raised:
         penstock.load(url)
     assert raised.value.path == url
     assert not penstock.verify(url).ok
@@ -119,7 +127,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_saved_here(bucket, tmp_path):
         range(7)
     )
     penstock.salvage(tmp_path / "out", f"{bucket.url}/again")
-    with pytest.raises(penstock.PartialCheckpointError):
+    with pytest.raises(PartialCheckpointError):
         penstock.load(f"{bucket.url}/again")
 
 
@@ -180,7 +188,7 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     for name in ("ENDPOINT", "ACCOUNT_NAME", "ACCOUNT_KEY"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}")
     penstock.set_remote(container.url, None)
-    with pytest.raises(penstock.StorageError, match=r"set AZURE_STORAGE_ACCOUNT_NAME, or"):
+    with pytest.raises(StorageError, match=r"set AZURE_STORAGE_ACCOUNT_NAME, or"):
         penstock.save(f"{container.url}/a", {"x": 1})
     key = penstock.Credentials(access_key_id=ACCOUNT, secret_access_key=ACCOUNT_KEY)
     for credentials in (key, lambda: key):
@@ -191,7 +199,7 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     other = penstock.Credentials(access_key_id="other", secret_access_key=ACCOUNT_KEY)
     remote = penstock.Remote(endpoint=container.endpoint, credentials=lambda: other)
     penstock.set_remote(container.url, remote)
-    with pytest.raises(penstock.StorageError, match=f"account other, and {ACCOUNT} is reached"):
+    with pytest.raises(StorageError, match=f"account other, and {ACCOUNT} is reached"):
         penstock.load(f"{container.url}/a")
     monkeypatch.setenv(
         "AZURE_STORAGE_CONNECTION_STRING",
@@ -199,12 +207,12 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     )
     penstock.set_remote(container.url, None)
     assert_same(penstock.load(f"{container.url}/a"), state())
-    with pytest.raises(penstock.StorageError, match="no such container"):
+    with pytest.raises(StorageError, match="no such container"):
         penstock.save("az://elsewhere/a", {"x": 1})
     token = penstock.Token(token="nobody's")
     remote = penstock.Remote(endpoint=container.endpoint, credentials=token)
     penstock.set_remote(container.url, remote)
-    with pytest.raises(penstock.StorageError, match="AZURE_STORAGE_ACCOUNT_KEY"):
+    with pytest.raises(StorageError, match="AZURE_STORAGE_ACCOUNT_KEY"):
         penstock.load(f"{container.url}/a")
 
 
@@ -254,7 +262,7 @@ def test_what_a_provider_has_no_use_for_is_refused(url, options):
 def test_what_the_environment_says_wrongly_is_named(url, name, value, words, monkeypatch):
     monkeypatch.setenv(name, value)
     penstock.set_remote(url, None)
-    with pytest.raises(penstock.StorageError, match=words):
+    with pytest.raises(StorageError, match=words):
         penstock.load(url)
     monkeypatch.delenv(name)
     penstock.set_remote(url, None)
@@ -265,7 +273,7 @@ def test_a_token_with_the_end_of_a_line_ends_a_save(monkeypatch):
     token = penstock.Token(token="read from a file\n")
     for credentials in (token, lambda: token):
         penstock.set_remote("gs://bucket", penstock.Remote(credentials=credentials))
-        with pytest.raises(penstock.StorageError, match="a line's end"):
+        with pytest.raises(StorageError, match="a line's end"):
             penstock.save("gs://bucket/run", state())
     penstock.set_remote("gs://bucket", None)
 
@@ -274,7 +282,7 @@ def test_a_bucket_of_google_that_answers_nobody_is_named(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
     remote = penstock.Remote(credentials=penstock.Token(token="x"), patience_seconds=1)
     penstock.set_remote("gs://bucket", remote)
-    with pytest.raises(penstock.StorageError, match="no connection to the store"):
+    with pytest.raises(StorageError, match="no connection to the store"):
         penstock.load("gs://bucket/run")
     penstock.set_remote("gs://bucket", None)
 
@@ -315,7 +323,7 @@ def test_files_of_the_home_directory_give_a_key(bucket, tmp_path, monkeypatch):
     assert penstock.load(f"{bucket.url}/a") == {"x": 1}
     monkeypatch.setenv("AWS_PROFILE", "play")
     penstock.set_remote(bucket.url, None)
-    with pytest.raises(penstock.StorageError, match="AWS_PROFILE=play"):
+    with pytest.raises(StorageError, match="AWS_PROFILE=play"):
         penstock.load(f"{bucket.url}/a")
 
 
@@ -326,7 +334,7 @@ def test_credentials_that_are_none_say_why(bucket):
     for credentials, words in [(broken, "the vault is closed"), (lambda: "key", "gave str")]:
         remote = penstock.Remote(endpoint=bucket.endpoint, credentials=credentials)
         penstock.set_remote(bucket.url, remote)
-        with pytest.raises(penstock.StorageError, match=words):
+        with pytest.raises(StorageError, match=words):
             penstock.save(f"{bucket.url}/a", {"x": 1})
     assert bucket.names() == []
 
@@ -406,7 +414,7 @@ def test_no_secret_is_shown():
 def test_a_shard_of_too_many_parts_is_refused_before_anything_is_sent(bucket, tmp_path):
     # The array is a hole in a file.
     large = np.memmap(tmp_path / "hole", dtype=np.uint8, mode="w+", shape=(90 << 30,))
-    with pytest.raises(penstock.StorageError, match=r"part_bytes of at least 10 MiB"):
+    with pytest.raises(StorageError, match=r"part_bytes of at least 10 MiB"):
         penstock.save(f"{bucket.url}/a", {"large": large})
     assert bucket.names() == []
 
@@ -416,10 +424,10 @@ def test_a_server_that_is_not_there_is_named(bucket):
     penstock.save(url, {"x": 1})
     penstock.set_remote(bucket.url, penstock.Remote(patience_seconds=1))
     bucket.stop()
-    with pytest.raises(penstock.StorageError, match=r"and that it runs, \d+ times in \d+ s$"):
+    with pytest.raises(StorageError, match=r"and that it runs, \d+ times in \d+ s$"):
         penstock.load(url)
     begun = time.monotonic()
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         penstock.save(f"{bucket.url}/b", {"x": 1})
     assert time.monotonic() - begun < 60
 
@@ -448,9 +456,9 @@ def test_a_model_is_exported_out_of_a_bucket(bucket, tmp_path):
     report = penstock.export(url, tmp_path / "out")
     assert (report.way, report.tensors) == ("copy", 2)
     assert (tmp_path / "out/x.json").read_bytes() == b"{}"
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         penstock.export(url)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         penstock.export(url, tmp_path / "linked", hard_link=True)
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         penstock.export(url, f"{bucket.url}/out")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
+from penstock.errors import StorageError
 from penstock.offload import Buffers, TensorIO
 
 if TYPE_CHECKING:
@@ -55,18 +55,18 @@ def test_sizes_are_any_whole_numbers() -> None:
     assert buffers.empty(np.int64(5), torch.float32).shape == (5,)
     assert buffers.empty((np.int32(2), 3), np.uint8).shape == (2, 3)
     # Their product overflows 64 bits.
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         buffers.empty((np.int64(1 << 32), np.int64(1 << 32)), np.uint8)
 
 
 def test_the_budget_is_kept() -> None:
     buffers = Buffers(8 << 20)
     held = buffers.empty(6 << 20, np.uint8)
-    with pytest.raises(penstock.StorageError, match="budget"):
+    with pytest.raises(StorageError, match="budget"):
         buffers.empty(4 << 20, np.uint8)
     for shape in ((1 << 61,), (1 << 62, 1 << 62)):
         for dtype in (np.float32, torch.float32):
-            with pytest.raises(penstock.StorageError, match="allocate"):
+            with pytest.raises(StorageError, match="allocate"):
                 buffers.empty(shape, dtype)
     del held
     assert buffers.empty(8 << 20, np.uint8).nbytes == 8 << 20
@@ -88,7 +88,7 @@ def test_what_cannot_be() -> None:
 def test_locked_memory_stays() -> None:
     try:
         tensor = Buffers(4 << 20, lock=True).empty(1 << 20, np.uint8)
-    except penstock.StorageError as error:
+    except StorageError as error:
         pytest.skip(f"nothing may be locked here: {error}")
     start = tensor.ctypes.data
     with open("/proc/self/smaps") as maps:

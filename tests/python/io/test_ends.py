@@ -38,10 +38,10 @@ def test_a_program_that_ends_finishes_what_it_has_handed_over(tmp_path: Path) ->
         import sys, numpy as np
         from penstock.offload import TensorIO
         def leave(path):
-            TensorIO(workers=1, queue_depth=2, block_bytes=4096).write(held, path)
+            TensorIO(io_threads=1, queue_depth=2, extent_bytes=4096).write(held, path)
         held = np.full(32 << 20, 7, np.uint8)
         leave(sys.argv[1])
-        kept = TensorIO(block_bytes=8192)
+        kept = TensorIO(extent_bytes=8192)
         transfer = kept.write(held, sys.argv[2])
         """,
         tmp_path / "left",
@@ -63,7 +63,7 @@ def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
         from penstock.offload import TensorIO
         def leave(path):
             held = np.full(32 << 20, 7, np.uint8)
-            TensorIO(workers=1, queue_depth=1, block_bytes=4096).write(held, path)
+            TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096).write(held, path)
             TensorIO().read(bytearray(10), path, 32 << 20)
         if __name__ == "__main__":
             TensorIO().write(b"of the parent", sys.argv[1] + "parent").result()
@@ -173,7 +173,7 @@ def test_a_fork_at_any_moment_has_workers_that_go_on(tmp_path: Path) -> None:
         import numpy as np
         from penstock.offload import TensorIO
         path, forks = sys.argv[1], int(sys.argv[2])
-        io = TensorIO(workers=2, queue_depth=1, block_bytes=16384)
+        io = TensorIO(io_threads=2, queue_depth=1, extent_bytes=16384)
         for number in range(forks):
             transfers = [io.read(np.empty(1000 + number, np.uint8), path) for _ in range(4)]
             child = os.fork()
@@ -201,7 +201,7 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
         """
         import signal, sys, numpy as np
         from penstock.offload import TensorIO
-        io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+        io = TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096)
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyError("heard")))
         transfer = io.write(np.zeros(1 << 30, np.uint8), sys.argv[1])
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -230,7 +230,7 @@ def test_a_failure_is_heard_of_though_waiting_was_broken_off(tmp_path: Path) -> 
             raise TimeoutError("the handler's")
         signal.signal(signal.SIGALRM, heard)
         def begin():
-            io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+            io = TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096)
             failed = io.read(bytearray(10), short)
             while not failed.done():
                 pass
@@ -247,7 +247,7 @@ def test_a_failure_is_heard_of_though_waiting_was_broken_off(tmp_path: Path) -> 
             slow.cancel()
             try:
                 io.close()
-            except penstock.TransferError as error:
+            except penstock.errors.TransferError as error:
                 print(error.path == short)
         io, failed, slow = begin()
         del failed, slow

@@ -8,6 +8,7 @@ import pytest
 import penstock
 from compare import assert_same
 from conftest import mounted, need_uring, run_child, supports_direct
+from penstock.errors import CorruptCheckpointError, StorageError
 
 # A container's seccomp profile in small: the three system calls of io_uring, which have the same
 # numbers on every architecture, fail with a chosen errno.
@@ -67,7 +68,7 @@ INSIST_ON_URING = (
         try:
             call()
             results.append(None)
-        except penstock.StorageError as error:
+        except penstock.errors.StorageError as error:
             results.append([error.errno, str(error), os.path.exists(path)])
     print(json.dumps(results))
 """
@@ -144,11 +145,11 @@ def test_insisting_on_direct_io_without_it_is_an_error_with_a_remedy(tmp_path, n
     with mounted("ramfs", tmp_path / "memory", 64 << 20) as directory:
         penstock.save(directory / "good", {"w": np.arange(1000)})
         options = penstock.Options(direct="on")
-        with pytest.raises(penstock.StorageError, match='direct="auto"') as raised:
+        with pytest.raises(StorageError, match='direct="auto"') as raised:
             penstock.save(directory / "ckpt", {"w": np.arange(1000)}, options=options)
         assert raised.value.filename.startswith(str(directory))
         assert not (directory / "ckpt").exists()
-        with pytest.raises(penstock.StorageError, match='direct="auto"'):
+        with pytest.raises(StorageError, match='direct="auto"'):
             penstock.load(directory / "good", options=options)
 
 
@@ -201,6 +202,6 @@ def test_damage_is_found_with_every_engine_and_extent(disk_path, options):
         opened.seek(2 << 20)
         opened.write(b"\1")
     chosen = penstock.Options(engine=options.engine, direct=options.direct, extent_bytes=1 << 20)
-    with pytest.raises(penstock.CorruptCheckpointError) as raised:
+    with pytest.raises(CorruptCheckpointError) as raised:
         penstock.load(disk_path / "ckpt", options=chosen)
     assert raised.value.offset == 2 << 20

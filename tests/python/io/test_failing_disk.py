@@ -15,6 +15,7 @@ from conftest import slow
 from failing import failing_disk
 from offload.optim.training_of import assert_equal, parameters, set_gradients
 from penstock import offload
+from penstock.errors import StorageError
 from penstock.features import Cache, Table
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def test_an_optimizer_step_that_cannot_be_written_is_an_error(
                 penstock.save(tmp_path / "checkpoint", state)
                 del state
         disk.fail(room_bytes)
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             optimizer.step()
         assert raised.value.errno in REFUSED
         # The step starts again from the checkpoint.
@@ -85,13 +86,13 @@ def test_rows_that_were_flushed_outlive_a_fold_that_cannot_be_written(
             table.update(torch.arange(count), rows)
             table.flush()
             disk.fail(room_bytes)
-            with pytest.raises(penstock.StorageError) as raised:
+            with pytest.raises(StorageError) as raised:
                 table.fold()
             assert raised.value.errno in REFUSED
         finally:
             disk.heal()
             # An unwritten log is an error here too.
-            with contextlib.suppress(penstock.StorageError):
+            with contextlib.suppress(StorageError):
                 table.close()
         with Table(path, cache=Cache(1 << 20)) as table:
             found = table.lookup(torch.arange(count))["value"]
@@ -106,7 +107,7 @@ def test_a_save_that_cannot_be_written_leaves_the_one_before(
         store = penstock.CheckpointStore(disk.path / "store")
         store.save(1, {"w": np.full(1 << 20, 1.0)})
         disk.fail(room_bytes)
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             store.save(2, {"w": np.full(1 << 20, 2.0)})
         assert raised.value.errno in REFUSED
         disk.heal()

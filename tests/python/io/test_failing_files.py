@@ -24,6 +24,7 @@ from failing import failing_files
 from offload.optim.ended import Straight, digest
 from offload.optim.training_of import parameters, set_gradients
 from penstock import offload
+from penstock.errors import PenstockWarning, StorageError
 from penstock.features import Cache, Table
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Updates:
 
     def close(self) -> None:
         # An unwritten log is an error here too.
-        with contextlib.suppress(penstock.StorageError):
+        with contextlib.suppress(StorageError):
             self._table.close()
 
 
@@ -165,7 +166,7 @@ class Saves:
         self._tried += 1
         with warnings.catch_warnings():
             # Ignores warnings about older steps that could not be deleted.
-            warnings.simplefilter("ignore", penstock.PenstockWarning)
+            warnings.simplefilter("ignore", PenstockWarning)
             self._store.save(self._tried, self._state(self._tried))
         self._saved = self._tried
 

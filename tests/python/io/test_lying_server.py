@@ -23,6 +23,12 @@ import forks
 import penstock
 from conftest import slow, tell
 from lying import Lie, lying
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CommitUndecidedError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from lying import LyingServer, Request
 
 # Warnings about older steps that could not be deleted, and about an unfinished one.
-pytestmark = pytest.mark.filterwarnings("ignore::penstock.PenstockWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.errors.PenstockWarning")
 
 FAULTS = int(os.environ.get("PENSTOCK_TORTURE_FAULTS", 5))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")
@@ -111,14 +117,14 @@ def test_a_server_that_never_answers_well_is_an_error_that_names_the_step(
     store = penstock.CheckpointStore(URL)
     store.save(1, state_of(1))
     server.tell(lie)
-    with pytest.raises(penstock.StorageError, match=URL) as raised:
+    with pytest.raises(StorageError, match=URL) as raised:
         store.save(2, state_of(2))
     server.tell(Lie(lie.kind, 0, ALWAYS))
-    with pytest.raises(penstock.StorageError, match=URL):
+    with pytest.raises(StorageError, match=URL):
         store.load()
     server.tell(None)
     found = store.load()
-    may_be = (1, 2) if raised.type is penstock.CommitUndecidedError else (1,)
+    may_be = (1, 2) if raised.type is CommitUndecidedError else (1,)
     assert found["step"] in may_be
     assert_is(found, found["step"])
 
@@ -190,9 +196,9 @@ def test_an_emptied_bucket_is_told_and_saved_to_again(
         assert mirrored.wait_for_mirror(FOR_EVER_SECONDS)
         for name in ("store", "mirror"):
             shutil.rmtree(bucket.files / name)
-        with pytest.raises(penstock.CheckpointNotFoundError, match=URL):
+        with pytest.raises(CheckpointNotFoundError, match=URL):
             store.load()
-        with pytest.raises(penstock.CheckpointNotFoundError, match=URL):
+        with pytest.raises(CheckpointNotFoundError, match=URL):
             store.load(1)
         assert store.steps() == []
         assert_is(mirrored.load(), 1)
@@ -204,9 +210,9 @@ def test_an_emptied_bucket_is_told_and_saved_to_again(
     store.save(1, state_of(1))
     assert_is(store.load(), 1)
     shutil.rmtree(bucket.files)
-    with pytest.raises(penstock.StorageError, match="no such bucket"):
+    with pytest.raises(StorageError, match="no such bucket"):
         store.load()
-    with pytest.raises(penstock.StorageError, match="no such bucket"):
+    with pytest.raises(StorageError, match="no such bucket"):
         store.save(2, state_of(2))
     bucket.files.mkdir()
 
@@ -226,14 +232,14 @@ def test_a_stale_listing_breaks_no_promise(server: LyingServer) -> None:
     assert_is(store.load(), 1)
     assert_is(store.load(2), 2)
     # No step is overwritten.
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(2, state_of(3))
     server.tell(None)
     assert_is(store.load(), 2)
     store.delete(1)
     server.tell(stale)
     # A deleted step that the listing still shows does not exist.
-    with pytest.raises(penstock.CheckpointNotFoundError, match=URL):
+    with pytest.raises(CheckpointNotFoundError, match=URL):
         store.load(1)
     server.tell(None)
     assert_is(store.load(), 2)
@@ -263,5 +269,5 @@ def test_of_two_writers_of_one_step_one_wins_whatever_is_lost(server: LyingServe
         for writer in writers:
             writer.join()
         server.tell(None)
-        assert [type(error) for error in lost] == [penstock.CheckpointExistsError]
+        assert [type(error) for error in lost] == [CheckpointExistsError]
         assert_is(penstock.load(url), won[0])

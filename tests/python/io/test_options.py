@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock import _native
 from penstock.common.option_kinds import Number, Word
+from penstock.errors import OptionsError, StorageError
 
 FIELDS = {field.name: field for field in dataclasses.fields(penstock.Options)}
 
@@ -205,7 +206,7 @@ def test_the_report_names_the_path_that_ran(tmp_path, engine, direct):
     options = penstock.Options(engine=engine, direct=direct, io_threads=1, queue_depth=2)
     try:
         report = penstock.save(tmp_path / "ckpt", {"x": bytearray(1 << 20)}, options=options)
-    except penstock.StorageError as error:
+    except StorageError as error:
         if engine == "uring":
             pytest.skip(f"io_uring is refused here: {error}")
         raise
@@ -315,7 +316,7 @@ def test_the_file_of_the_environment_is_what_calls_go_by_and_is_read_once(tmp_pa
 def test_a_file_that_is_wrong_is_refused_by_name(tmp_path, monkeypatch, text, key, message):
     path = tmp_path / "options.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(penstock.OptionsError, match=r"options\.json") as caught:
+    with pytest.raises(OptionsError, match=r"options\.json") as caught:
         penstock.Options.read(path)
     assert message in str(caught.value)
     assert (caught.value.path, caught.value.key) == (str(path), key)
@@ -329,12 +330,10 @@ def test_a_file_that_is_wrong_is_refused_by_name(tmp_path, monkeypatch, text, ke
 
 
 def test_a_file_that_is_not_there_is_named_with_its_variable(tmp_path, monkeypatch):
-    with pytest.raises(
-        penstock.OptionsError, match=r"nowhere\.json: options cannot be read: No such"
-    ):
+    with pytest.raises(OptionsError, match=r"nowhere\.json: options cannot be read: No such"):
         penstock.Options.read(tmp_path / "nowhere.json")
     monkeypatch.setenv("PENSTOCK_OPTIONS", str(tmp_path / "nowhere.json"))
-    with pytest.raises(penstock.OptionsError, match=r"PENSTOCK_OPTIONS: .*nowhere\.json"):
+    with pytest.raises(OptionsError, match=r"PENSTOCK_OPTIONS: .*nowhere\.json"):
         penstock.save(tmp_path / "ckpt", {})
     assert not (tmp_path / "ckpt").exists()
 
@@ -354,7 +353,7 @@ def test_the_command_line_refuses_a_wrong_file_before_it_does_anything(tmp_path)
 
 
 def test_options_that_cannot_be_written_leave_what_was_there(tmp_path):
-    with pytest.raises(penstock.StorageError, match="cannot be written there: No such file"):
+    with pytest.raises(StorageError, match="cannot be written there: No such file"):
         penstock.Options().write(tmp_path / "nowhere" / "options.json")
     path = tmp_path / "options.json"
     penstock.Options(queue_depth=3).write(path)
@@ -362,6 +361,6 @@ def test_options_that_cannot_be_written_leave_what_was_there(tmp_path):
         penstock.Options(queue_depth=4).write(path, about={"gain": float("nan")})
     assert penstock.Options.read(path).queue_depth == 3
     (tmp_path / "directory").mkdir()
-    with pytest.raises(penstock.StorageError, match="directory: options cannot be written"):
+    with pytest.raises(StorageError, match="directory: options cannot be written"):
         penstock.Options().write(tmp_path / "directory")
     assert sorted(os.listdir(tmp_path)) == ["directory", "options.json"]

@@ -13,6 +13,7 @@ from conftest import run_child
 from penstock import _native
 from penstock.cli import cli
 from penstock.common import paths
+from penstock.errors import UnsupportedPathError
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 URLS = ["hf://a/b", "file:///data/run", "a+b.c-1://x", "http://host/s3://bucket/run"]
@@ -79,7 +80,7 @@ def check_refused(here, call, urls):
     for url in urls:
         # `pathlib` merges two slashes into one.
         for path in (url, pathlib.PurePosixPath(url)):
-            with pytest.raises(penstock.UnsupportedPathError, match="absolute path") as raised:
+            with pytest.raises(UnsupportedPathError, match="absolute path") as raised:
                 call(path)
             assert raised.value.scheme == url.partition(":")[0]
             assert raised.value.path == str(path)
@@ -89,18 +90,18 @@ def check_refused(here, call, urls):
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_url_names_a_bucket_and_a_key_and_no_more(here, call):
     for url in ("s3://bucket/run?region=x", "s3://b?endpoint=y/z", "s3://bucket/a#b"):
-        with pytest.raises(penstock.UnsupportedPathError, match=r"penstock\.set_remote"):
+        with pytest.raises(UnsupportedPathError, match=r"penstock\.set_remote"):
             call(url)
     for url in ("s3://", "s3:///run"):
-        with pytest.raises(penstock.UnsupportedPathError, match="s3://BUCKET/DIRECTORY"):
+        with pytest.raises(UnsupportedPathError, match="s3://BUCKET/DIRECTORY"):
             call(url)
 
 
 def test_the_plain_path_is_the_way_out_of_a_file_url(here):
     for url in ("file:///data/run", "file:/data/run", "file://localhost/data/run"):
-        with pytest.raises(penstock.UnsupportedPathError, match="plain path, '/data/run'"):
+        with pytest.raises(UnsupportedPathError, match="plain path, '/data/run'"):
             penstock.load(url)
-    with pytest.raises(penstock.UnsupportedPathError, match="copy between"):
+    with pytest.raises(UnsupportedPathError, match="copy between"):
         penstock.load("file://elsewhere/data/run")
 
 
@@ -157,7 +158,7 @@ def test_a_tilde_that_the_shell_left_is_expanded_by_commands(home, command):
 
 
 def test_bytes_are_looked_at_as_well(here):
-    with pytest.raises(penstock.UnsupportedPathError):
+    with pytest.raises(UnsupportedPathError):
         penstock.load(b"hf://bucket/run")
 
 
@@ -216,7 +217,7 @@ def test_no_variable_of_the_environment_does(here, monkeypatch, variable):
         said = [str(one.message) for one in told]
         try:
             penstock.Options()
-        except penstock.OptionsError as error:
+        except penstock.errors.OptionsError as error:
             said.append(str(error))
         print(json.dumps([said, os.listdir()]))
         """

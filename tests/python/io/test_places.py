@@ -16,6 +16,13 @@ import penstock.features
 import places
 from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.doctor import examine
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    PenstockWarning,
+    ProtectedCheckpointError,
+    StorageError,
+)
 
 STEPS = (10, 20, 30, 40, 50)
 DAMAGED = 50
@@ -52,7 +59,7 @@ def save(place, store, step, **options):
     """Saves; on file systems without atomic names, by the remedy in the error."""
     if not place.renames_new:
         way_out = r"no hard links.*overwrite=True"
-        with pytest.raises(penstock.StorageError, match=way_out) as refused:
+        with pytest.raises(StorageError, match=way_out) as refused:
             store.save(step, state_of(step), **options)
         assert refused.value.errno == errno.EINVAL
         assert "gs://" in str(refused.value)
@@ -65,14 +72,14 @@ def check_steps(place, store):
     assert store.load(step=20)["step"] == 20
     save(place, store, 60)
     assert np.array_equal(store.load(step=60)["model"]["w"], np.full(5000, 60))
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(60, state_of(60))
     store.save(60, {"step": 61}, overwrite=True)
     assert store.load(step=60)["step"] == 61
     store.save_async(61, state_of(61), overwrite=not place.renames_new).result()
     assert penstock.verify(store.path(61)).ok
     store.protect(61)
-    with pytest.raises(penstock.ProtectedCheckpointError):
+    with pytest.raises(ProtectedCheckpointError):
         store.delete(61)
     store.unprotect(61)
     for step in (61, 60):
@@ -84,11 +91,11 @@ def check_steps(place, store):
 
 def check_setting_aside(place, store):
     before = tree_of(store.path(DAMAGED))
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 40
     if not place.locks:
         # Another host may be saving there: the step stays until `overwrite=True`.
-        with pytest.raises(penstock.CheckpointExistsError, match="overwrite=True"):
+        with pytest.raises(CheckpointExistsError, match="overwrite=True"):
             store.save(DAMAGED, state_of(DAMAGED))
         store.save(DAMAGED, state_of(DAMAGED), overwrite=True)
         assert store.load()["step"] == DAMAGED
@@ -126,7 +133,7 @@ def check_removal(place, store):
             file.write("{}")
     remove_checkpoint(path)
     assert not os.path.exists(path)
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         remove_checkpoint(path)
 
 
@@ -149,7 +156,7 @@ def check_optimizers(place, store):
         return weight, AdamW([weight], directory=os.path.join(store.root, "moments"))
 
     if not place.links:
-        with pytest.raises(penstock.StorageError, match=r"no hard links.*another one"):
+        with pytest.raises(StorageError, match=r"no hard links.*another one"):
             make()
         return
     weight, optimizer = make()
@@ -169,7 +176,7 @@ def check_exports(place, store):
     if place.links:
         assert penstock.export(store.path(70), linked, hard_link=True).way == "hard link"
         return
-    with pytest.raises(penstock.StorageError, match="leave --hard-link out"):
+    with pytest.raises(StorageError, match="leave --hard-link out"):
         penstock.export(store.path(70), linked, hard_link=True)
     assert penstock.export(store.path(70), linked).way == "copy"
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock
+from penstock.errors import TransferCancelledError, TransferError
 from penstock.io.executors import Choice
 from penstock.io.own_io import for_rows
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
@@ -39,8 +39,8 @@ def file(tmp_path: Path) -> Path:
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"direct": "off"},
-    {"engine": "threads", "block_bytes": 4096, "queue_depth": 2, "workers": 3},
-    {"block_bytes": 8192, "queue_depth": 1, "workers": 1, "staging_bytes": 4 << 20},
+    {"engine": "threads", "extent_bytes": 4096, "queue_depth": 2, "io_threads": 3},
+    {"extent_bytes": 8192, "queue_depth": 1, "io_threads": 1, "staging_bytes": 4 << 20},
 ]
 
 
@@ -298,7 +298,7 @@ def test_many_threads_share_one(tmp_path: Path) -> None:
 def test_memory_is_held_until_the_end_and_no_longer(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(32 << 20))
-    with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+    with TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096) as io:
         held = np.zeros(32 << 20, np.uint8)
         alive = weakref.ref(held)
         transfer = io.read(held, path)
@@ -314,7 +314,7 @@ def test_memory_is_held_until_the_end_and_no_longer(tmp_path: Path) -> None:
 def test_memory_is_held_when_a_tensor_gets_another(tmp_path: Path) -> None:
     """Offloading code replaces parameters by empty tensors at once."""
     tensor = torch.full((64 << 20,), 7, dtype=torch.uint8)
-    with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+    with TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096) as io:
         transfer = io.write(tensor, tmp_path / "file")
         tensor.data = torch.empty(0, dtype=torch.uint8)
         # These would reuse freed memory.
@@ -328,14 +328,14 @@ def test_of_a_cancelled_transfer_nothing_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = np.zeros(64 << 20, np.uint8)
     outcomes = set()
-    with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+    with TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096) as io:
         for _ in range(5):
             transfer = io.write(content, path)
             transfer.cancel()
             try:
                 transfer.result(HANG_SECONDS)
                 outcomes.add("done")
-            except penstock.TransferCancelledError:
+            except TransferCancelledError:
                 outcomes.add("cancelled")
             transfer.cancel()
         assert io.read(bytearray(10), path).result(HANG_SECONDS).nbytes == 10
@@ -344,7 +344,7 @@ def test_of_a_cancelled_transfer_nothing_goes_on(tmp_path: Path) -> None:
 
 def test_results_can_be_waited_for_a_while(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+    with TensorIO(io_threads=1, queue_depth=1, extent_bytes=4096) as io:
         transfer = io.write(np.zeros(64 << 20, np.uint8), path)
         with pytest.raises(TimeoutError):
             transfer.result(0)
@@ -360,7 +360,7 @@ def test_all_are_waited_for_whatever_becomes_of_each(file: Path) -> None:
     with TensorIO() as io:
         good = [io.read(bytearray(1000), file, at) for at in range(10)]
         bad = [io.read(bytearray(1000), file, 299_500 + at) for at in (0, 1)]
-        with pytest.raises(penstock.TransferError) as caught:
+        with pytest.raises(TransferError) as caught:
             wait_all([*good[:5], *bad, *good[5:]], HANG_SECONDS)
         assert all(one.done() for one in good)
         assert len(caught.value.__notes__) == 1
@@ -370,10 +370,10 @@ def test_all_are_waited_for_whatever_becomes_of_each(file: Path) -> None:
 def test_an_error_that_nobody_has_seen_comes_at_the_end(file: Path) -> None:
     io = TensorIO()
     io.read(bytearray(10), file, 400_000)
-    with pytest.raises(penstock.TransferError):
+    with pytest.raises(TransferError):
         io.close()
     # A failure that was raised once is not raised again, and another exception takes precedence.
-    with TensorIO() as io, pytest.raises(penstock.TransferError):
+    with TensorIO() as io, pytest.raises(TransferError):
         io.read(bytearray(10), file, 400_000).result(HANG_SECONDS)
     with pytest.raises(KeyError):
         _leave(file)
@@ -397,7 +397,7 @@ def test_no_failure_is_lost_among_threads(file: Path) -> None:
             is_last = not any(thread.is_alive() for thread in running)
             try:
                 io.wait(HANG_SECONDS)
-            except penstock.TransferError as error:
+            except TransferError as error:
                 heard += 1 + len(getattr(error, "__notes__", ()))
     assert heard == threads * turns
 
@@ -414,11 +414,11 @@ def test_those_with_the_same_settings_share_their_threads(file: Path) -> None:
         names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in tasks]
         return sum(name.startswith("penstock-exec") for name in names)
 
-    one = TensorIO(block_bytes=12288)
+    one = TensorIO(extent_bytes=12288)
     one.read(bytearray(10), file).result(HANG_SECONDS)
     before = workers()
     assert before
-    others = [TensorIO(block_bytes=12288, weight=weight) for weight in (1, 2, 3)]
+    others = [TensorIO(extent_bytes=12288, weight=weight) for weight in (1, 2, 3)]
     for io in [one, *others]:
         io.read(bytearray(10), file).result(HANG_SECONDS)
     assert workers() == before
@@ -457,23 +457,23 @@ def test_what_is_not_given_suits_the_device_of_the_first_file(
         assert block_bytes % 4096 == 0
         assert workers <= len(os.sched_getaffinity(0))
         chosen = Choice.of(None).settings(file._opened)
-        assert (chosen.block_bytes, chosen.queue_depth) == (block_bytes, 4 * blocks)
-        assert (chosen.in_flight_bytes, chosen.workers) == (blocks * block_bytes, workers)
+        assert (chosen.extent_bytes, chosen.queue_depth) == (block_bytes, 4 * blocks)
+        assert (chosen.in_flight_bytes, chosen.io_threads) == (blocks * block_bytes, workers)
         rows = for_rows()._choice.settings(file._opened)
         is_direct = file._opened.direct
         half = max(1, len(os.sched_getaffinity(0)) // 2)
-        assert rows.workers == (min(workers, half) if is_direct else workers)
+        assert rows.io_threads == (min(workers, half) if is_direct else workers)
         monkeypatch.setenv("PENSTOCK_EXTENT_BYTES", str(8 << 20))
         monkeypatch.setenv("PENSTOCK_IO_THREADS", "3")
         given = Choice.of(None, queue_depth=5).settings(file._opened)
-        assert (given.block_bytes, given.queue_depth, given.workers) == (8 << 20, 5, 3)
-        assert given.in_flight_bytes == 5 * given.block_bytes
-        assert for_rows()._choice.settings(file._opened).workers == 3
+        assert (given.extent_bytes, given.queue_depth, given.io_threads) == (8 << 20, 5, 3)
+        assert given.in_flight_bytes == 5 * given.extent_bytes
+        assert for_rows()._choice.settings(file._opened).io_threads == 3
         array: Any = SimpleNamespace(suited=(6 << 20, 32, 4))
         monkeypatch.undo()
         for staging_bytes, expected in ((None, 6 << 20), (4 << 20, 2 << 20)):
             bounded = Choice.of(None, staging_bytes=staging_bytes).settings(array)
-            assert bounded.block_bytes == expected
+            assert bounded.extent_bytes == expected
 
 
 @pytest.mark.parametrize("length", [0, 50, 8192])

@@ -14,8 +14,13 @@ from models import CONFIGS, SMALL, least, saved
 from safetensors.torch import save_file
 from towers import Tower, copy_of
 
-import penstock
 from penstock import offload
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 from penstock.offload.streaming.ring import Ring, RingRange
 from threads import on_threads
 
@@ -136,7 +141,7 @@ def test_buffers_that_are_stored_are_read(tower: tuple[Tower, Path]) -> None:
         assert torch.equal(streamed(x), model(x))
     other = Tower()
     other.shift = torch.zeros(31)
-    with pytest.raises(penstock.StateMismatchError, match="'shift' is of another shape"):
+    with pytest.raises(StateMismatchError, match="'shift' is of another shape"):
         offload.stream(other, weights=directory, memory_bytes=100_000)
 
 
@@ -186,7 +191,7 @@ def test_it_stays_where_and_what_it_is(tower: tuple[Tower, Path]) -> None:
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
     assert streamed.to("cpu") is streamed
     for change in (streamed.half, streamed.blocks[1].bfloat16, lambda: streamed.to("meta")):
-        with pytest.raises(penstock.UnsupportedStateError, match="stays on the CPU"):
+        with pytest.raises(UnsupportedStateError, match="stays on the CPU"):
             change()
     with pytest.raises(ValueError, match="has not made it"):
         offload.report(model)
@@ -200,7 +205,7 @@ def test_a_block_that_is_called_within_another_one_is_an_error_where_there_is_no
     other.blocks[3].register_forward_hook(lambda _, args, out: out + other.blocks[1](args[0]))
     streamed = offload.stream(other, weights=directory, memory_bytes=70_000)
     for _ in range(2):
-        with pytest.raises(penstock.UnsupportedStateError, match=r"'blocks\.1' is called while"):
+        with pytest.raises(UnsupportedStateError, match=r"'blocks\.1' is called while"):
             streamed(torch.randn(1, 32), (3,))
     x = torch.randn(1, 32)
     assert torch.equal(streamed(x, (1, 0)), model(x, (1, 0)))
@@ -231,17 +236,17 @@ def test_files_that_do_not_fit_the_model(tower: tuple[Tower, Path], tmp_path: Pa
     ):
         content = {name: one for name, one in {**held, **change}.items() if one is not None}
         save_file(content, directory / "model.safetensors")
-        with pytest.raises(penstock.StateMismatchError, match=message):
+        with pytest.raises(StateMismatchError, match=message):
             offload.stream(model, weights=directory, memory_bytes=1 << 20)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(penstock.CheckpointNotFoundError, match="no safetensors"):
+    with pytest.raises(CheckpointNotFoundError, match="no safetensors"):
         offload.stream(model, weights=tmp_path / "empty", memory_bytes=1 << 20)
 
 
 def test_parameters_that_are_computed_of_several_tensors_are_refused(tmp_path: Path) -> None:
     config = transformers.OlmoHybridConfig(**SMALL)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"conv1d\..* is computed from"):
+    with pytest.raises(UnsupportedStateError, match=r"conv1d\..* is computed from"):
         offload.stream(tmp_path, memory_bytes=1 << 30)
 
 
@@ -276,7 +281,7 @@ def test_headers_that_make_no_sense(
 ) -> None:
     model, directory = tower
     (directory / "model.safetensors").write_bytes(content)
-    with pytest.raises(penstock.CorruptCheckpointError, match=message) as caught:
+    with pytest.raises(CorruptCheckpointError, match=message) as caught:
         offload.stream(model, weights=directory, memory_bytes=1 << 20)
     assert caught.value.file == "model.safetensors"
 
@@ -284,14 +289,14 @@ def test_headers_that_make_no_sense(
 def test_a_type_that_is_not_known_is_no_damage(tower: tuple[Tower, Path]) -> None:
     model, directory = tower
     (directory / "model.safetensors").write_bytes(entry(dtype="F33"))
-    with pytest.raises(penstock.UnsupportedStateError, match="'a' has elements of the type F33"):
+    with pytest.raises(UnsupportedStateError, match="'a' has elements of the type F33"):
         offload.stream(model, weights=directory, memory_bytes=1 << 20)
 
 
 def test_a_tensor_that_is_in_two_files(tower: tuple[Tower, Path]) -> None:
     model, directory = tower
     save_file({"scale": torch.zeros(())}, directory / "other.safetensors")
-    with pytest.raises(penstock.CorruptCheckpointError, match="'scale' is in"):
+    with pytest.raises(CorruptCheckpointError, match="'scale' is in"):
         offload.stream(model, weights=directory, memory_bytes=1 << 20)
 
 
@@ -321,9 +326,7 @@ def test_a_file_that_changes_under_a_running_model(tower: tuple[Tower, Path]) ->
             assert torch.equal(streamed(x), model(x))
             change()
             for _ in range(2):
-                with pytest.raises(
-                    penstock.CorruptCheckpointError, match=r"has changed|is gone"
-                ) as caught:
+                with pytest.raises(CorruptCheckpointError, match=r"has changed|is gone") as caught:
                     streamed(x)
         assert caught.value.tensor in dict(model.named_parameters())
         assert caught.value.file == "model.safetensors"

@@ -19,6 +19,7 @@ from towers import Tower, copy_of
 
 import penstock
 from penstock import offload
+from penstock.errors import UnsupportedStateError
 from penstock.offload.streaming.budget import divided
 from penstock.offload.streaming.shares import Needs
 from threads import on_threads
@@ -138,13 +139,13 @@ def test_whatever_mode_it_is_called_in_next(tower: tuple[Tower, Path]) -> None:
 def test_gradients_are_refused(tower: tuple[Tower, Path]) -> None:
     streamed = streamed_of(tower)
     x = torch.randn(2, 32, requires_grad=True)
-    with pytest.raises(penstock.UnsupportedStateError, match="has no gradients"):
+    with pytest.raises(UnsupportedStateError, match="has no gradients"):
         streamed(x)
-    with pytest.raises(penstock.UnsupportedStateError, match="has no gradients"):
+    with pytest.raises(UnsupportedStateError, match="has no gradients"):
         streamed.blocks[0](input=x)
     with torch.no_grad():
         assert torch.equal(streamed(x), tower[0](x))
-    with pytest.raises(penstock.UnsupportedStateError, match="cannot be trained"):
+    with pytest.raises(UnsupportedStateError, match="cannot be trained"):
         streamed.requires_grad_()
     assert streamed.requires_grad_(False) is streamed
 
@@ -183,7 +184,7 @@ def test_a_hook_that_runs_before_the_weights_are_there_hears_it(
         lambda block, _: block[0].weight.sum(), prepend=True
     )
     with torch.no_grad():
-        with pytest.raises(penstock.UnsupportedStateError, match=r"'blocks\.1\.0\.weight' is in"):
+        with pytest.raises(UnsupportedStateError, match=r"'blocks\.1\.0\.weight' is in"):
             streamed(torch.randn(1, 32), (1,))
         seen.remove()
         x = torch.randn(1, 32)
@@ -235,14 +236,14 @@ def test_parameters_that_are_in_storage_are_not_taken_for_others(
     streamed = streamed_of(tower)
     x = torch.randn(2, 32)
     for _ in range(2):
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             REFUSED[what](streamed, tower[1])
         with torch.no_grad():
             assert torch.equal(streamed(x), tower[0](x))
 
 
 def test_save_pretrained_writes_no_weights(tmp_path: Path, streamed_llamas: list[Any]) -> None:
-    with pytest.raises(penstock.UnsupportedStateError, match="in storage"):
+    with pytest.raises(UnsupportedStateError, match="in storage"):
         streamed_llamas[0].save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -256,7 +257,7 @@ def test_the_state_of_a_model_that_is_all_there(tower: tuple[Tower, Path]) -> No
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
     for take in ("copy", "pickle", "load_state_dict"):
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             REFUSED[take](streamed, directory)
 
 
@@ -372,7 +373,7 @@ def test_a_share_becomes_smaller_while_a_model_is_called(tower: tuple[Tower, Pat
     first.blocks[1].register_forward_hook(within)
     with (
         torch.no_grad(),
-        pytest.raises(penstock.UnsupportedStateError, match="stream the other one before"),
+        pytest.raises(UnsupportedStateError, match="stream the other one before"),
     ):
         first(x)
 

@@ -19,6 +19,7 @@ from towers import Tower, copy_of
 
 import penstock
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, UnsupportedStateError
 from penstock.offload import streaming
 
 HANG_SECONDS = 60
@@ -158,7 +159,7 @@ def test_a_file_that_is_gone_before_it_was_opened(tower: tuple[Tower, Path]) -> 
     with torch.inference_mode():
         for _ in range(2):
             assert torch.equal(in_time(lambda: streamed(x)), model(x))
-            with pytest.raises(penstock.CorruptCheckpointError, match="is gone since") as caught:
+            with pytest.raises(CorruptCheckpointError, match="is gone since") as caught:
                 in_time(lambda: streamed(x, (2, 3)))
             assert (caught.value.tensor, caught.value.file) == ("blocks.3.0.weight", path.name)
         (directory.parent / "away").rename(parts)
@@ -187,7 +188,7 @@ def test_a_change_whose_time_is_put_back_is_found(tower: tuple[Tower, Path]) -> 
         # Some blocks stay in memory, so a single file might not be read again.
         for path in directory.iterdir():
             put_back(path, lambda path=path: change(path))
-        with pytest.raises(penstock.CorruptCheckpointError, match="the old one") as caught:
+        with pytest.raises(CorruptCheckpointError, match="the old one") as caught:
             in_time(lambda: streamed(x))
     assert caught.value.tensor is not None
 
@@ -213,7 +214,7 @@ def test_a_new_name_hides_no_change(
             if is_changed:
                 put_back(path, lambda path=path: change(path))
             os.link(path, tmp_path / path.name)
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"a name \(a hard link\)"):
+        with pytest.raises(CorruptCheckpointError, match=r"a name \(a hard link\)"):
             in_time(lambda: streamed(x))
 
 
@@ -252,7 +253,7 @@ def test_weights_of_a_checkpoint_are_compared_again_once_a_file_was_touched(tmp_
         path.chmod(0o640)
         assert torch.equal(run(), model(x))
         put_back(path, lambda: change(content[:4096] + bytes(len(content) - 4096)))
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             run()
         put_back(path, lambda: change(content))
         assert torch.equal(run(), model(x))
@@ -301,7 +302,7 @@ def test_a_model_is_streamed_once(tower: tuple[Tower, Path]) -> None:
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     for again in (streamed, torch.nn.Sequential(streamed), streamed.blocks):
-        with pytest.raises(penstock.UnsupportedStateError, match="is streamed already"):
+        with pytest.raises(UnsupportedStateError, match="is streamed already"):
             offload.stream(again, weights=directory, memory_bytes=ROOM_BYTES)
     x = torch.randn(2, 32)
     with torch.inference_mode():
@@ -315,7 +316,7 @@ def test_a_parameter_that_was_replaced_is_not_forgotten(tower: tuple[Tower, Path
     other = {"blocks.1.0.weight": torch.zeros(200, 32)}
     with torch.inference_mode():
         for _ in range(2):
-            with pytest.raises(penstock.UnsupportedStateError, match="was replaced") as caught:
+            with pytest.raises(UnsupportedStateError, match="was replaced") as caught:
                 torch.func.functional_call(streamed, other, (x,))
             assert caught.value.key == "blocks.1.0.weight"
             assert torch.equal(streamed(x), model(x))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import penstock
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.io.extents import FileRange, JoinedExtent
 from threads import on_threads
 
@@ -100,7 +101,7 @@ def test_another_way_to_compute_experts_is_refused(models: Any, tokens: torch.Te
     _, directory = models("mixtral")
     streamed = offload.stream(directory, memory_bytes=1 << 28)
     streamed.config._experts_implementation_internal = "sonicmoe"
-    with pytest.raises(penstock.UnsupportedStateError, match=r"set_experts_implementation\("):
+    with pytest.raises(UnsupportedStateError, match=r"set_experts_implementation\("):
         streamed(tokens)
 
 
@@ -336,7 +337,7 @@ def test_damage_of_an_expert_is_found_when_it_is_read(
         seen: list[int] = []
         streamed.model.layers[1].mlp.experts.register_forward_hook(lambda *_: seen.append(1))  # noqa: B023
         for _ in range(2):
-            with pytest.raises(penstock.CorruptCheckpointError) as caught:
+            with pytest.raises(CorruptCheckpointError) as caught:
                 logits(streamed, tokens)
             assert (caught.value.tensor, caught.value.file) == (name, one.file)
             assert caught.value.is_proven
@@ -424,9 +425,7 @@ def test_a_file_that_changes_under_a_running_model(copied: Any, tokens: torch.Te
             logits(streamed, tokens)
             change()
             for _ in range(2):
-                with pytest.raises(
-                    penstock.CorruptCheckpointError, match=r"has changed|is gone"
-                ) as caught:
+                with pytest.raises(CorruptCheckpointError, match=r"has changed|is gone") as caught:
                     logits(streamed, tokens)
             assert caught.value.file == "experts.safetensors"
             assert re.search(r"\.experts\.\w+_proj \('.*\.w\d\.weight'\)", str(caught.value))
@@ -450,7 +449,7 @@ def test_tensors_of_experts_that_are_missing_or_of_another_shape(copied: Any) ->
                     content[name] = one.contiguous()
 
         change_files(directory, apply)
-        with pytest.raises(penstock.StateMismatchError, match=message) as caught:
+        with pytest.raises(StateMismatchError, match=message) as caught:
             offload.stream(directory, memory_bytes=1 << 28)
         assert caught.value.key == "model.layers.1.mlp.experts.gate_up_proj"
 
@@ -460,5 +459,5 @@ def test_weights_that_are_quantized_are_refused(copied: Any) -> None:
     config = transformers.AutoConfig.from_pretrained(directory)
     config.quantization_config = {"quant_method": "fp8"}
     config.save_pretrained(directory)
-    with pytest.raises(penstock.UnsupportedStateError, match="quantized"):
+    with pytest.raises(UnsupportedStateError, match="quantized"):
         offload.stream(directory, memory_bytes=1 << 28)

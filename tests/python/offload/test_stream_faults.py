@@ -19,6 +19,7 @@ import penstock
 from conftest import need_uring, tell
 from failing import failing_files
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def streams(request: pytest.FixtureRequest, tmp_path: Path, need_root: None) -> 
 
 def check_names(error: penstock.PenstockError, weights: Path) -> None:
     """Checks that an error names the file."""
-    assert isinstance(error, penstock.TransferError | penstock.CorruptCheckpointError), error
+    assert isinstance(error, TransferError | CorruptCheckpointError), error
     assert str(weights) in str(error)
 
 
@@ -108,12 +109,12 @@ def test_a_pass_gives_right_numbers_or_names_the_file_that_cannot_be_read(
     assert "short" not in raised
 
 
-def first_error(streams: Streams, streamed: Any) -> penstock.TransferError:
+def first_error(streams: Streams, streamed: Any) -> TransferError:
     """Returns the error that one of the next passes raises."""
     while True:
         try:
             streams.check_pass(streamed)
-        except penstock.TransferError as error:
+        except TransferError as error:
             return error
 
 
@@ -139,7 +140,7 @@ def test_what_is_read_of_a_checkpoint_for_the_first_time_has_the_bits_that_were_
             streams.files.fail("read", "flipped", skip, count, "shard")
             try:
                 streams.check_pass(streams.made(weights))
-            except penstock.CorruptCheckpointError as error:
+            except CorruptCheckpointError as error:
                 check_names(error, weights)
                 refused.append(count)
             streams.files.heal()

@@ -19,6 +19,12 @@ from towers import Tower
 import penstock
 from penstock import offload
 from penstock.checkpoint.loading.opened import OpenCheckpoint
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +89,7 @@ def test_one_of_several_places_has_to_be_named(tmp_path: Path, tower: Tower) -> 
     other = Tower()
     state = {"model": tower.state_dict(), "average": other.state_dict()}
     penstock.save(tmp_path / "a", state)
-    with pytest.raises(penstock.StateMismatchError, match=r"key='average', key='model'"):
+    with pytest.raises(StateMismatchError, match=r"key='average', key='model'"):
         offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
     for key, model in (("model", tower), ("average", other)):
         streamed = offload.stream(Tower(), weights=tmp_path / "a", key=key, memory_bytes=ROOM_BYTES)
@@ -94,12 +100,12 @@ def test_a_checkpoint_that_lacks_parameters(tmp_path: Path, tower: Tower) -> Non
     state = dict(tower.state_dict())
     del state["head.weight"]
     penstock.save(tmp_path / "a", {"model": state})
-    with pytest.raises(penstock.StateMismatchError, match=r"under 'model' lacks head\.weight$"):
+    with pytest.raises(StateMismatchError, match=r"under 'model' lacks head\.weight$"):
         offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
-    with pytest.raises(penstock.StateMismatchError, match=r"not in the files: head\.weight"):
+    with pytest.raises(StateMismatchError, match=r"not in the files: head\.weight"):
         offload.stream(Tower(), weights=tmp_path / "a", key="model", memory_bytes=ROOM_BYTES)
     penstock.save(tmp_path / "b", {"step": 1, "other": torch.zeros(3)})
-    with pytest.raises(penstock.StateMismatchError, match="no tensor with the name of a param"):
+    with pytest.raises(StateMismatchError, match="no tensor with the name of a param"):
         offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
 
 
@@ -135,7 +141,7 @@ def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
     assert same(streamed, tower)
     state["head.weight"] = fused.T[:5, :32]
     penstock.save(tmp_path / "b", {"model": state, "fused": fused})
-    with pytest.raises(penstock.UnsupportedStateError, match=r"head\.weight' are scattered"):
+    with pytest.raises(UnsupportedStateError, match=r"head\.weight' are scattered"):
         offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
 
 
@@ -160,7 +166,7 @@ def test_one_parameter_does_not_come_from_two_tensors(
         return made
 
     state = {name: value.clone() for name, value in tower.state_dict().items()}
-    with pytest.raises(penstock.StateMismatchError, match="are one parameter in the model"):
+    with pytest.raises(StateMismatchError, match="are one parameter in the model"):
         offload.stream(tied(), weights=saved(state, "apart"), memory_bytes=ROOM_BYTES)
     state["blocks.4.0.weight"] = state["blocks.0.0.weight"].clone()
     streamed = offload.stream(tied(), weights=saved(state, "same"), memory_bytes=ROOM_BYTES)
@@ -183,7 +189,7 @@ def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower
     with shard.open("r+b") as file:
         file.seek(piece.begin)
         file.write(b"\xee")
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         # A rank's data is one chunk, of which the buffer is a part.
         offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
     assert caught.value.file == shard.name
@@ -192,7 +198,7 @@ def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower
 
 def test_tensors_that_ranks_have_cut_along_an_inner_dimension(jobs: Any, disk_path: Path) -> None:
     jobs.of(3).call(save_sharded, disk_path / "a", 1)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"weight' are scattered"):
+    with pytest.raises(UnsupportedStateError, match=r"weight' are scattered"):
         offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
     penstock.save(disk_path / "b", penstock.load(disk_path / "a"))
     offload.stream(Tower(), weights=disk_path / "b", memory_bytes=ROOM_BYTES)
@@ -256,7 +262,7 @@ def test_damage_is_found_before_anything_is_computed_of_it(
             streamed.blocks[number].register_forward_hook(lambda *_: seen.append(1))  # noqa: B023
             for _ in range(2):
                 with (
-                    pytest.raises(penstock.CorruptCheckpointError) as caught,
+                    pytest.raises(CorruptCheckpointError) as caught,
                     torch.inference_mode(),
                 ):
                     streamed(torch.ones(2, 500))
@@ -284,7 +290,7 @@ def test_a_buffer_is_compared_with_its_digest(tmp_path: Path, tower: Tower) -> N
     with (tmp_path / "a" / one.file).open("r+b") as file:
         file.seek(one.begin)
         file.write(b"\xee")
-    with pytest.raises(penstock.CorruptCheckpointError, match="shift"):
+    with pytest.raises(CorruptCheckpointError, match="shift"):
         offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
 
 
@@ -323,7 +329,7 @@ def test_a_checkpoint_that_changes_under_a_running_model(
         assert torch.equal(streamed(x), model(x))
         shard = next(copy.glob("shard-*"))
         os.utime(shard, ns=(1, 1))
-        with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+        with pytest.raises(CorruptCheckpointError, match="has changed"):
             streamed(x)
 
 
@@ -399,11 +405,11 @@ def test_files_of_a_dispatched_model_that_are_gone_or_another(tmp_path: Path, na
     dispatched = accelerate.disk_offload(of(directory), tmp_path)
     file = max(tmp_path.glob("*.dat"), key=lambda one: one.stat().st_size)
     file.write_bytes(b"1234")
-    with pytest.raises(penstock.CorruptCheckpointError, match="it has 4 bytes") as caught:
+    with pytest.raises(CorruptCheckpointError, match="it has 4 bytes") as caught:
         offload.stream(dispatched, memory_bytes=1 << 20)
     assert (caught.value.file, f"{caught.value.tensor}.dat") == (file.name, file.name)
     file.unlink()
-    with pytest.raises(penstock.CheckpointNotFoundError, match="dispatch it again"):
+    with pytest.raises(CheckpointNotFoundError, match="dispatch it again"):
         offload.stream(dispatched, memory_bytes=1 << 20)
 
 
@@ -473,5 +479,5 @@ def test_tensors_are_rearranged_as_they_come(fused: tuple[Path, list[Any]]) -> N
     # Unknown conversions are refused by name.
     core = importlib.import_module("transformers.core_model_loading")
     converters[1].operations = [core.Interleave(dim=0)]
-    with pytest.raises(penstock.UnsupportedStateError, match="up_proj"):
+    with pytest.raises(UnsupportedStateError, match="up_proj"):
         offload.stream(path, memory_bytes=500_000)

@@ -30,6 +30,16 @@ from conftest import REPOSITORY, mounted, run_child
 from damaged import damage, file_of
 from penstock.checkpoint.saving.save import Save
 from penstock.common import events
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PenstockWarning,
+    RankError,
+    SaveCancelledError,
+    SaveInProgressError,
+    StateMismatchError,
+)
+from penstock.reports import Fallback, SaveReport
 
 MIB = 1 << 20
 
@@ -139,7 +149,7 @@ def test_saves_in_the_background_are_pending_until_they_end(tmp_path, counted):
         while ("penstock_pending_saves",) not in counted():
             assert not pending.done()
         assert store.save_async(2, {}, if_busy="skip") is None
-        with pytest.raises(penstock.SaveInProgressError):
+        with pytest.raises(SaveInProgressError):
             store.save_async(2, {}, if_busy="error")
         assert only(counted()) == {
             ("penstock_pending_saves",): 1,
@@ -170,7 +180,7 @@ def test_a_save_in_the_background_that_fails_or_is_cancelled_is_counted_so(tmp_p
         pending = store.save_async(2, {"w": np.ones(MIB)})
         pending.cancel()
         release()
-        assert isinstance(pending.exception(), penstock.SaveCancelledError)
+        assert isinstance(pending.exception(), SaveCancelledError)
     found = counted()
     assert found["penstock_saves_total", "failed"] == 1
     assert found["penstock_saves_total", "cancelled"] == 1
@@ -185,7 +195,7 @@ def test_a_ctrl_c_while_the_state_is_copied_is_one_cancelled_save(tmp_path, coun
     store = penstock.CheckpointStore(tmp_path / "store")
     with held(store, 1), pytest.raises(KeyboardInterrupt):
         store.save_async(1, {"w": np.ones(MIB)})
-    with contextlib.suppress(penstock.SaveCancelledError):
+    with contextlib.suppress(SaveCancelledError):
         store.wait()
     assert only(counted()) == {("penstock_saves_total", "cancelled"): 1}
 
@@ -232,11 +242,11 @@ def test_loads_that_come_to_nothing_are_told_apart(tmp_path, counted):
     for step in (1, 2):
         store.save(step, {"w": np.ones(5000), "b": np.ones(5000)})
     damage(store, 2)
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.load(tmp_path / "nowhere")
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         store.load(2)
-    with pytest.raises(penstock.StateMismatchError):
+    with pytest.raises(StateMismatchError):
         store.load(1, keys="nothing")
     with warnings.catch_warnings(action="ignore"):
         store.load(fallback=True)
@@ -267,7 +277,7 @@ def loads_in(found):
 
 @pytest.mark.parametrize("how", [{}, {"fallback": True}, {"step": 1}])
 def test_a_load_from_an_empty_store_is_one_that_is_missing(tmp_path, counted, how):
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.CheckpointStore(tmp_path).load(**how)
     assert loads_in(counted()) == {"missing": 1}
 
@@ -286,7 +296,7 @@ def test_steps_that_are_seen_to_be_damaged_before_they_are_read_are_counted(tmp_
         assert loads_in(counted()) == {"ok": 2, "damaged": 4, "load": 4, "step": 2}
         os.unlink(file_of(store, 1, "shard"))
         # The other steps are set aside.
-        with pytest.raises(penstock.CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError):
             store.load(fallback=True)
     assert loads_in(counted()) == {"ok": 2, "damaged": 5, "load": 5, "step": 2}
 
@@ -295,7 +305,7 @@ def test_a_load_of_a_step_in_the_place_of_another_is_damaged(tmp_path, counted):
     store = penstock.CheckpointStore(tmp_path)
     store.save(1, {"w": np.ones(9)})
     os.rename(store.path(1), store.path(2))
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         store.load(2)
     found = counted()
     assert found["penstock_loads_total", "damaged"] == 1
@@ -378,12 +388,12 @@ def test_what_a_scrub_found_before_it_was_broken_off_is_counted(tmp_path, counte
 
 
 def test_what_is_fallen_back_from_is_counted_by_kind(counted):
-    report = penstock.SaveReport(
+    report = SaveReport(
         path="p", step=None, checkpoint_id="i", bytes=1, tensor_bytes=1, seconds=1.0, phases={},
         tensors=1, files=1, engine="threads", engine_setup="", direct_io=False, choices=[],
         fallbacks=[
-            penstock.Fallback("io_uring is forbidden here", "engine"),
-            penstock.Fallback("tmpfs keeps files in the page cache", "buffered"),
+            Fallback("io_uring is forbidden here", "engine"),
+            Fallback("tmpfs keeps files in the page cache", "buffered"),
         ],
         device=None, io_threads=1, queue_depth=1, extent_bytes=1, staging_peak_bytes=1,
     )  # fmt: skip
@@ -391,7 +401,7 @@ def test_what_is_fallen_back_from_is_counted_by_kind(counted):
     found = counted()
     assert found["penstock_fallbacks_total", "engine"] == 1
     assert found["penstock_fallbacks_total", "buffered"] == 1
-    events.report_end("save", penstock.SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
+    events.report_end("save", SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
     assert counted()["penstock_fallbacks_total", "engine"] == 1
 
 
@@ -400,8 +410,8 @@ def test_what_was_asked_for_is_no_fallback(tmp_path, counted):
     options = penstock.Options(direct="off", engine="threads")
     report = penstock.save(tmp_path / "ckpt", {"w": np.ones(4)}, options=options)
     assert report.fallbacks == []
-    told = [penstock.Fallback("files of the old checkpoint stay", "leftover")]
-    told += [penstock.Fallback("the file system cannot reserve space", "unreserved")]
+    told = [Fallback("files of the old checkpoint stay", "leftover")]
+    told += [Fallback("the file system cannot reserve space", "unreserved")]
     events.report_end("save", dataclasses.replace(report, fallbacks=told), 1.0)
     for kind in ("engine", "buffered", "step"):
         assert counted().get(("penstock_fallbacks_total", kind), 0) == 0
@@ -492,9 +502,9 @@ def test_an_observer_that_fails_fails_no_save(tmp_path, registry, monkeypatch):
         raise OSError("no room for a sample")
 
     monkeypatch.setattr(penstock.metrics._Metrics, "ended", ended)
-    with pytest.warns(penstock.PenstockWarning, match="not counted: OSError"):
+    with pytest.warns(PenstockWarning, match="not counted: OSError"):
         penstock.save(tmp_path / "ckpt", {"w": np.ones(3)})
-    with pytest.warns(penstock.PenstockWarning, match="not counted: OSError"):
+    with pytest.warns(PenstockWarning, match="not counted: OSError"):
         assert penstock.verify(tmp_path / "ckpt").ok
 
 
@@ -511,7 +521,7 @@ MULTIPROCESS = """
     store.save_async(1, {}).result()
     try:
         penstock.save(f"{root}/{number}", {})
-    except penstock.CheckpointExistsError:
+    except penstock.errors.CheckpointExistsError:
         pass
     penstock.metrics.write_textfile(f"{root}/{number}.prom")
     print(report.bytes)
@@ -639,7 +649,7 @@ def save_async_together(root):
 def fail_together(root):
     is_good = bool(torch.distributed.get_rank())
     state = {"w": torch.ones(5000)} if is_good else {"f": print}
-    with pytest.raises(penstock.RankError if is_good else TypeError):
+    with pytest.raises(RankError if is_good else TypeError):
         penstock.save(root / "ckpt", state)
     return 0
 

@@ -107,7 +107,7 @@ MISSING = (
     try:
         penstock.load(path)
         print(json.dumps(None))
-    except penstock.MissingDependencyError as error:
+    except penstock.errors.MissingDependencyError as error:
         print(json.dumps([error.name, str(error), isinstance(error, ImportError)]))
 """
 )

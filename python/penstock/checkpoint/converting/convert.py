@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.api import save
 from penstock.checkpoint.converting.kinds import KINDS
-from penstock.common.report_lines import aligned, first_of, in_bytes, in_seconds
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -19,6 +17,7 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.io.arguments import check_step, decode_path, to_native
+from penstock.reports import Conversion
 
 if TYPE_CHECKING:
     from penstock.checkpoint.converting.kinds import Kind
@@ -27,50 +26,6 @@ if TYPE_CHECKING:
     from penstock.options import Options
 
 _LIGHTNING = "pytorch-lightning_version"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """The result of a conversion; ``str`` of it is a few lines for people.
-
-    Attributes:
-        path: The new checkpoint.
-        source: The source.
-        kind: The kind of source: ``"torch"``, ``"lightning"``, ``"dcp"``, ``"deepspeed"`` or
-            ``"accelerate"``.
-        step: The step stored with the new checkpoint; None if unknown.
-        checkpoint_id: Identity of the new checkpoint.
-        tensors: Number of tensors stored.
-        tensor_bytes: Bytes of their data.
-        bytes: Bytes of all files written.
-        trusted: Classes and functions that were called to unpickle values that are not plain.
-        pickled: Dotted names of values stored as pickled bytes, because the format does not support
-            them: `pickle.loads` restores one.
-        seconds: Wall time of the whole call.
-    """
-
-    path: str
-    source: str
-    kind: str
-    step: int | None
-    checkpoint_id: str
-    tensors: int
-    tensor_bytes: int
-    bytes: int
-    trusted: tuple[str, ...]
-    pickled: tuple[str, ...]
-    seconds: float
-
-    def __str__(self) -> str:
-        return aligned(
-            ("converted", f"{self.source} ({self.kind})"),
-            ("into", self.path),
-            ("step", "" if self.step is None else str(self.step)),
-            ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
-            ("wrote", f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)}"),
-            *first_of([("called", name) for name in self.trusted]),
-            *first_of([("pickled", name) for name in self.pickled]),
-        )
 
 
 def convert(

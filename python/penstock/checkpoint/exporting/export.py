@@ -12,7 +12,6 @@ from penstock.checkpoint.exporting.chosen import group_of, shards_of, weights_of
 from penstock.checkpoint.exporting.directory import replace
 from penstock.checkpoint.exporting.job import CONFIG, Job, floats
 from penstock.checkpoint.exporting.models import MetaModel
-from penstock.checkpoint.exporting.report import ExportReport
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.common.option_kinds import Number
@@ -20,6 +19,7 @@ from penstock.common.progress import shown
 from penstock.errors import StateMismatchError
 from penstock.io.arguments import decode_local_path, decode_path, to_native
 from penstock.options import Options
+from penstock.reports import ExportReport
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:

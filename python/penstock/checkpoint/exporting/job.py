@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.exporting import placing, streamed
 from penstock.checkpoint.exporting.directory import appearing, write
-from penstock.checkpoint.exporting.report import ExportReport
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, Groups
 from penstock.checkpoint.saving.save import write_single
 from penstock.common.paths import of_bucket
 from penstock.errors import StateMismatchError
+from penstock.reports import ExportReport
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ METADATA = ".metadata"
 
 MARK = (
     b"Here is a Penstock checkpoint (manifest.json), and none of DCP's own format. What reads it:\n"
-    b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
+    b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after enable() of that\n"
     b"module. This file is for tools that look for its name.\n"
 )
 """Contents of the file that `penstock.integrations.dcp` writes under that name after a commit."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.checkpoint.mirroring.reports import MirrorReport
 from penstock.common.progress import shown
 from penstock.errors import CheckpointExistsError, CorruptCheckpointError
 from penstock.io.arguments import to_native
+from penstock.reports import MirrorReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
 from penstock.checkpoint.mirroring.copy_step import explaining_conflict
-from penstock.checkpoint.mirroring.reports import MirrorReport, MirrorStatus
 from penstock.common import events
 from penstock.common.tracing import call
 from penstock.errors import (
@@ -33,6 +32,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.io.arguments import to_native
+from penstock.reports import MirrorReport, MirrorStatus
 
 if TYPE_CHECKING:
     from penstock.checkpoint.mirroring.mirror import Mirror

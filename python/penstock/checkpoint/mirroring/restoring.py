@@ -18,10 +18,10 @@ from penstock.common.tracing import span
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.mirroring.reports import MirrorStatus
     from penstock.checkpoint.ranks.group import Ranks
     from penstock.checkpoint.steps.retention import Retention
     from penstock.options import Options
+    from penstock.reports import MirrorStatus
 
 
 class MirroredSteps(StoredSteps, BackgroundSaver):

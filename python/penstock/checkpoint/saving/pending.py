@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.ranks.entering import abort_on_error
 from penstock.checkpoint.saving.guard import hold_before_steps
@@ -17,6 +17,7 @@ from penstock.common import events
 from penstock.common.progress import shown
 from penstock.common.tracing import call, span
 from penstock.errors import PenstockError, RankError, SaveCancelledError
+from penstock.reports import SaveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
     from penstock.checkpoint.saving.destination import Destination
     from penstock.common.progress import Progress
     from penstock.reports import SaveReport
-
-
-class SaveProgress(NamedTuple):
-    """Progress of a save.
-
-    Attributes:
-        bytes_done: Bytes of this rank submitted to storage.
-        bytes_total: Bytes of this rank to write.
-    """
-
-    bytes_done: int
-    bytes_total: int
 
 
 class PendingSave:

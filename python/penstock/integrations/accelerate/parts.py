@@ -8,14 +8,14 @@ import torch
 
 from penstock import Training
 from penstock.errors import UnsupportedStateError
-from penstock.integrations import raw
+from penstock.integrations import pickling
 from penstock.integrations.accelerate.loader import PreparedLoader
 from penstock.plugin import check_stateful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REMEDY = "penstock.integrations.accelerate.enable(accelerator, trust=True)"
+REMEDY = "penstock.integrations.accelerate.attach(accelerator, trust=True)"
 
 
 def training_of(
@@ -80,7 +80,7 @@ class _PickledPart:
         self._value, self._name, self._pickled, self._trust = value, name, pickled, trust
 
     def state_dict(self) -> Any:
-        state = raw.packed(self._value.state_dict(), self._name, self._pickled)
+        state = pickling.packed(self._value.state_dict(), self._name, self._pickled)
         if state is None:
             raise UnsupportedStateError(
                 f"{self._name}: state_dict() of {type(self._value).__name__} returned None, from "
@@ -90,7 +90,7 @@ class _PickledPart:
         return state
 
     def load_state_dict(self, state: Any) -> None:
-        state = raw.unpacked(state, self._name, trust=self._trust, remedy=REMEDY)
+        state = pickling.unpacked(state, self._name, trust=self._trust, remedy=REMEDY)
         self._value.load_state_dict(state)
 
 

@@ -2,7 +2,7 @@
 
 Pass `StorageWriter` and `StorageReader` to ``dcp.save``, ``dcp.async_save`` and ``dcp.load``. DCP
 and its planners plan as before; Penstock moves the bytes and decides when a checkpoint is complete.
-`install` makes DCP use them wherever no writer or reader is named.
+`enable` makes DCP use them wherever no writer or reader is named.
 
 Example:
     >>> import tempfile, torch
@@ -17,8 +17,8 @@ Example:
     (100, 6.0)
 """
 
-from penstock.integrations.dcp.patches import install, uninstall
+from penstock.integrations.dcp.patches import disable, enable
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
 
-__all__ = ["StorageReader", "StorageWriter", "install", "uninstall"]
+__all__ = ["StorageReader", "StorageWriter", "disable", "enable"]

@@ -1,4 +1,4 @@
-"""DCP's writer and reader after `install`, where no other is named.
+"""DCP's writer and reader after `enable`, where no other is named.
 
 `DefaultWriter` is a `StorageWriter` for directories that may hold a checkpoint of DCP's own, and
 that tools inspect which know only DCP's format. Two classes replace DCP's `FileSystemReader` and
@@ -65,7 +65,7 @@ class DefaultWriter(StorageWriter):
         if self._replaced is not None and not self.overwrite:
             raise CheckpointExistsError(
                 f"{self.path} holds a checkpoint of DCP's own: save to another path, or "
-                "install(overwrite=True)",
+                "enable(overwrite=True)",
                 path=self.path,
             )
         return super().prepare_global_plan(plans)
@@ -119,7 +119,7 @@ class _StandIn(_Type):  # type: ignore[misc]
 
 
 class FileSystemReader(filesystem.FileSystemReader, metaclass=_StandIn):
-    """Replaces DCP's class of that name; see `install`."""
+    """Replaces DCP's class of that name; see `enable`."""
 
     def __new__(cls, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Returns DCP's reader or Penstock's, by the format of the directory."""
@@ -128,7 +128,7 @@ class FileSystemReader(filesystem.FileSystemReader, metaclass=_StandIn):
 
 
 class FileSystemWriter(filesystem.FileSystemWriter, metaclass=_StandIn):
-    """Replaces DCP's class of that name; see `install`."""
+    """Replaces DCP's class of that name; see `enable`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Returns Penstock's writer, unless an argument requires DCP's own format."""

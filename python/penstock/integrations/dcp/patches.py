@@ -1,4 +1,4 @@
-"""`install`: makes DCP save and load through Penstock where no writer or reader is named.
+"""`enable`: makes DCP save and load through Penstock where no writer or reader is named.
 
 Lightning's strategies for FSDP and model parallelism, Fabric, torchtitan's manager and the
 distributed optimizers of transformers pass only a ``checkpoint_id``. DCP has no registry: it asks
@@ -69,7 +69,7 @@ class _Replacement:
                 setattr(place, name, new)
 
 
-class Installation:
+class Enabled:
     """The active replacements; as a context manager, it takes them back at the end of the block."""
 
     def __init__(self, replacements: Sequence[_Replacement], stagers: Stagers | None) -> None:
@@ -83,8 +83,8 @@ class Installation:
 
     def __exit__(self, *_: object) -> None:
         # A second installation has taken back the first.
-        if _installed is self:
-            uninstall()
+        if _enabled is self:
+            disable()
 
     def _take_back(self) -> None:
         for one in self._replacements:
@@ -93,15 +93,15 @@ class Installation:
             self._stagers.close()
 
 
-_installed: Installation | None = None
+_enabled: Enabled | None = None
 
 
-def install(
+def enable(
     *,
     overwrite: bool = True,
     file_system_writer: bool = False,
     options: Options | None = None,
-) -> Installation:
+) -> Enabled:
     """Makes `dcp.save`, `dcp.async_save` and `dcp.load` use Penstock for a ``checkpoint_id``.
 
     Call it on every rank, before the first save or load. Calls that name a writer or a reader, and
@@ -119,7 +119,7 @@ def install(
         options: Settings of the I/O; None for ``Options()``.
 
     Returns:
-        A context manager that takes it back, as `uninstall` does.
+        A context manager that takes it back, as `disable` does.
 
     Raises:
         MissingDependencyError: PyTorch is older than 2.4, or has changed what is replaced. With a
@@ -129,17 +129,17 @@ def install(
     Example:
         >>> import penstock, tempfile, torch
         >>> import torch.distributed.checkpoint as dcp
-        >>> from penstock.integrations.dcp import install
+        >>> from penstock.integrations.dcp import enable
         >>> path = tempfile.mkdtemp() + "/step-100"
-        >>> with install():
+        >>> with enable():
         ...     metadata = dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
         >>> penstock.load(path)
         {'w': tensor([1., 1., 1.])}
     """
-    global _installed
+    global _enabled
     check_version("torch", *_VERSIONS)
     to_native(options)
-    uninstall()
+    disable()
     _probe()
     chosen = partial(defaults.DefaultWriter, overwrite=bool(overwrite), options=options)
     stagers = _stagers()
@@ -147,21 +147,21 @@ def install(
     replacements = list(_replacements(chosen, reader, stagers))
     if file_system_writer:
         replacements.append(_writer_class())
-    _installed = Installation(replacements, stagers)
-    return _installed
+    _enabled = Enabled(replacements, stagers)
+    return _enabled
 
 
-def uninstall() -> None:
-    """Takes back `install`: DCP saves and loads as before. Does nothing without `install`."""
-    global _installed
-    if _installed is not None:
-        _installed._take_back()
-        _installed = None
+def disable() -> None:
+    """Takes back `enable`: DCP saves and loads as before. Does nothing without `enable`."""
+    global _enabled
+    if _enabled is not None:
+        _enabled._take_back()
+        _enabled = None
 
 
 def _probe() -> None:
     """Raises `MissingDependencyError` unless all that is replaced exists, used as expected."""
-    probe = Probe("torch", "penstock.integrations.dcp.install")
+    probe = Probe("torch", "penstock.integrations.dcp.enable")
     setup = probe.attribute(f"{_DCP}._storage_utils", "_storage_setup")
     probe.signature(setup, "storage", "checkpoint_id", "reader")
     for name, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):

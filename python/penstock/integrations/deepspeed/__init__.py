@@ -1,6 +1,6 @@
 """DeepSpeed's tensor I/O (DeepNVMe) on Penstock: the ops ``async_io``, ``gds`` and ``pin_memory``.
 
-Call ``install()`` before the first use, or run a whole program with ``penstock deepspeed --
+Call ``enable()`` before the first use, or run a whole program with ``penstock deepspeed --
 COMMAND``: everything built on these ops, such as ZeRO-Infinity, `FastFileWriter` and ``ds_io``,
     then
 moves its bytes through `penstock.offload`. None of DeepSpeed's ops is compiled, and libaio is not
@@ -15,7 +15,7 @@ is not locked, and a warning says so.
 For checkpoints see `penstock.integrations.deepspeed.checkpoint_engine`.
 """
 
-from penstock.integrations.deepspeed.patches import install
+from penstock.integrations.deepspeed.patches import enable
 from penstock.integrations.deepspeed.variables import environment
 
-__all__ = ["environment", "install"]
+__all__ = ["enable", "environment"]

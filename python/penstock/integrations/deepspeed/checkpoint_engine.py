@@ -1,6 +1,6 @@
 """A checkpoint engine for DeepSpeed: a tag's files, of all ranks, form one Penstock checkpoint.
 
-Call `install` before ``deepspeed.initialize``, or `attach` after it. A tag is complete once it has
+Call `enable` before ``deepspeed.initialize``, or `attach` after it. A tag is complete once it has
 a manifest, and ``latest`` names it only then. DeepSpeed's own code loads tags that it wrote itself.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from penstock.options import Options
 
-__all__ = ["PenstockCheckpointEngine", "attach", "install", "to_torch"]
+__all__ = ["PenstockCheckpointEngine", "attach", "enable", "to_torch"]
 
 
-def install(
+def enable(
     *,
     background: bool = False,
     lazy: bool = False,
@@ -64,7 +64,7 @@ def attach(
 ) -> None:
     """Makes one engine, a result of ``deepspeed.initialize``, save and load through Penstock.
 
-    See `install` for the arguments and errors.
+    See `enable` for the arguments and errors.
     """
     settings = _checked(background, lazy, rng, pickled, trust, options)
     engine.checkpoint_engine = PenstockCheckpointEngine(settings)

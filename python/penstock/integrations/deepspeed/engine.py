@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The arguments of `install`."""
+    """The arguments of `enable`."""
 
     background: bool
     lazy: bool
@@ -181,7 +181,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         except UnsupportedStateError as error:
             key = error.key.removeprefix("files.")
             raise UnsupportedStateError(
-                f"{error}; or store it as pickle: install(pickled=[{key!r}])", key=key
+                f"{error}; or store it as pickle: enable(pickled=[{key!r}])", key=key
             ) from error
         if moves_latest:
             self._move_latest_on_all_ranks(latest, tag)
@@ -223,7 +223,7 @@ class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             state = penstock.load(path, keys="rng.*", options=self._settings.options)
         except StateMismatchError as error:
             raise StateMismatchError(
-                f"{path} was saved without random states: install(rng=False) restores none",
+                f"{path} was saved without random states: enable(rng=False) restores none",
                 key="rng",
                 path=path,
             ) from error

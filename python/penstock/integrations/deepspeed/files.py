@@ -9,7 +9,7 @@ import torch
 
 from penstock import Training
 from penstock.errors import PenstockError
-from penstock.integrations import raw
+from penstock.integrations import pickling
 from penstock.integrations.deepspeed import tags, values
 from penstock.plugin import LiveState
 
@@ -53,7 +53,7 @@ class Files(LiveState):
             if above != self._directory:
                 raise PenstockError(f"{path} lies outside of the tag {self._directory}")
             tags.check_stub(path)
-            files[name] = raw.packed(values.plain(state), name, self._pickled)
+            files[name] = pickling.packed(values.plain(state), name, self._pickled)
             # Not of bytes, which would be taken for the state of a generator, one for each rank.
             files[name][tags.SHARED] = torch.zeros(1)
         tags.make(self._directory)

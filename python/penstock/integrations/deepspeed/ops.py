@@ -67,9 +67,9 @@ class AioHandle:
         self._threads = operator.index(intra_op_parallelism)
         block_bytes = -(-block_size // _PAGE_BYTES) * _PAGE_BYTES
         self._io = TensorIO(
-            block_bytes=block_bytes,
+            extent_bytes=block_bytes,
             queue_depth=queue_depth,
-            workers=self._threads,
+            io_threads=self._threads,
             staging_bytes=max(64 << 20, 4 * block_bytes),
         )
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ _BUILDERS = ("deepspeed.ops.op_builder.builder", "op_builder.builder")
 _OURS = ("async_io", "gds", "pin_memory")
 
 
-def install(*, strict: bool = True) -> None:
+def enable(*, strict: bool = True) -> None:
     """Makes DeepSpeed use Penstock's ops, in this process and in those that it starts.
 
     Call it before or after the import of DeepSpeed, but before DeepSpeed loads an op. May be called
@@ -45,10 +45,10 @@ def install(*, strict: bool = True) -> None:
             _take_over(module)
 
 
-def install_from_environment() -> None:
+def enable_from_environment() -> None:
     """Installs the ops in a process started with the variables of `environment`."""
     if variables.is_asked_for():
-        install(strict=variables.is_strict())
+        enable(strict=variables.is_strict())
 
 
 class _Finder(importlib.abc.MetaPathFinder):

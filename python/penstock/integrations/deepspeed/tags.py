@@ -15,7 +15,7 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
-from penstock.integrations import raw
+from penstock.integrations import pickling
 from penstock.integrations.deepspeed import values
 from penstock.plugin import durable, is_checkpoint
 
@@ -173,5 +173,5 @@ def read_file(
     stored = state["files"][name]
     # Files saved by earlier versions have none.
     stored.pop(SHARED, None)
-    found = raw.unpacked(stored, name, trust=trust, remedy="give trust=True")
+    found = pickling.unpacked(stored, name, trust=trust, remedy="give trust=True")
     return values.built(found, directory)

@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from penstock.errors import CorruptCheckpointError
-from penstock.integrations import raw
+from penstock.integrations import pickling
 
 _MARK = "deepspeed.class"
 
@@ -28,7 +28,7 @@ def plain(value: Any) -> Any:
         return {_MARK: kind.__name__, "fields": plain(dict(fields))}
     if isinstance(value, dict):
         items = {key: plain(one) for key, one in value.items()}
-        return raw.like(value, items)
+        return pickling.like(value, items)
     if kind in (list, tuple):
         return kind(map(plain, value))
     return value
@@ -44,7 +44,7 @@ def built(value: Any, path: str) -> Any:
         if value.keys() == {_MARK, "fields"}:
             return _object(value[_MARK], built(value["fields"], path), path)
         items = {key: built(one, path) for key, one in value.items()}
-        return raw.like(value, items)
+        return pickling.like(value, items)
     if type(value) in (list, tuple):
         return type(value)(built(one, path) for one in value)
     return value

@@ -19,7 +19,7 @@ def environment(variables: Mapping[str, str], *, strict: bool = True) -> dict[st
 
     Args:
         variables: The variables to start from.
-        strict: As for `install`.
+        strict: As for `enable`.
     """
     said = variables.get("PYTHONPATH")
     # An empty entry is the working directory.

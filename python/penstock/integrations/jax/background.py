@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock import SaveReport
     from penstock.integrations.jax.processes import MultiProcessSave
+    from penstock.reports import SaveReport
 
 
 class PendingMultiProcessSave:

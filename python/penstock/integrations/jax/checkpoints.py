@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-    from penstock import Options, PendingSave, SaveReport
+    from penstock import Options, PendingSave
     from penstock.integrations.jax.background import PendingMultiProcessSave
+    from penstock.reports import SaveReport
 
 
 class Checkpoints(BackgroundSaver):

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.distributed import global_state
 
-from penstock import SaveReport
 from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
 from penstock.plugin import (
@@ -40,6 +39,7 @@ from penstock.plugin import (
     encode_metadata,
     to_native,
 )
+from penstock.reports import SaveReport
 
 if TYPE_CHECKING:
     import os

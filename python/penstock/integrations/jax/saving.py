@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from penstock import PendingSave, SaveReport
+    from penstock import PendingSave
     from penstock.integrations.jax.background import PendingMultiProcessSave
+    from penstock.reports import SaveReport
 
 _saver = Saver()
 _background = Background()

@@ -13,7 +13,7 @@ from lightning.fabric.plugins import CheckpointIO
 
 from penstock import Saver
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
-from penstock.integrations import raw
+from penstock.integrations import pickling
 from penstock.integrations.lightning import directories, fitting, loading
 from penstock.plugin import check_storable
 
@@ -44,13 +44,14 @@ class PenstockIO(CheckpointIO):
     Checkpoints that Lightning removes are deleted once the next checkpoint is complete and durable.
 
     Args:
-        async_save: Save in the background: training waits only for a copy in memory. Saves that
+        background: Save in the background: training waits only for a copy in memory. Saves that
             nobody could wait for stay in the foreground: those of a job that Slurm queues again,
             and those outside of a run.
-        raw: Names of values, as `penstock.inspect` shows them, or patterns of `fnmatch` for them,
-            that are pickled if they cannot be stored otherwise, such as ``"hyper_parameters"``.
+        pickled: Names of values, as `penstock.inspect` shows them, or patterns of `fnmatch` for
+            them, that are pickled if they cannot be stored otherwise, such as
+            ``"hyper_parameters"``.
         trust: Whether to load such values, which can run any code.
-        if_failed: Whether a failed save raises its error (``"raise"``), which ends the training, or
+        on_error: Whether a failed save raises its error (``"raise"``), which ends the training, or
             warns and goes on (``"warn"``). Earlier checkpoints stay.
         options: Settings of the I/O; None for ``penstock.Options()``.
         groups: Models to store so that other programs find them, such as ``{"state_dict.model":
@@ -77,21 +78,21 @@ class PenstockIO(CheckpointIO):
     def __init__(
         self,
         *,
-        async_save: bool = False,
-        raw: str | Sequence[str] = (),
+        background: bool = False,
+        pickled: str | Sequence[str] = (),
         trust: bool = False,
-        if_failed: Literal["raise", "warn"] = "raise",
+        on_error: Literal["raise", "warn"] = "raise",
         options: Options | None = None,
         groups: Mapping[str, str] | None = None,
         files: Files | None = None,
     ) -> None:
-        if if_failed not in ("raise", "warn"):
-            raise ValueError(f"if_failed={if_failed!r}: must be one of 'raise', 'warn'")
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f"on_error={on_error!r}: must be one of 'raise', 'warn'")
         fitting.try_out(PenstockIO)
-        self.async_save = async_save
-        self.raw = (raw,) if isinstance(raw, str) else tuple(raw)
+        self.background = background
+        self.pickled = (pickled,) if isinstance(pickled, str) else tuple(pickled)
         self.trust = trust
-        self.if_failed = if_failed
+        self.on_error = on_error
         self.options = options
         self.groups = groups
         self.files = files
@@ -112,7 +113,7 @@ class PenstockIO(CheckpointIO):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Trainers are copied and sent to other processes. A save in progress stays here.
-        names = ("async_save", "raw", "trust", "if_failed", "options", "groups", "files")
+        names = ("background", "pickled", "trust", "on_error", "options", "groups", "files")
         return _made, ({name: getattr(self, name) for name in names},)
 
     def check(self, checkpoint: dict[str, Any]) -> None:
@@ -125,12 +126,12 @@ class PenstockIO(CheckpointIO):
             UnsupportedStateError: A value cannot be stored; the message names it and the remedy.
         """
         state = checkpoint
-        if self.raw:
-            state = raw.packed(checkpoint, "", self.raw, is_last_resort=True)
+        if self.pickled:
+            state = pickling.packed(checkpoint, "", self.pickled, is_last_resort=True)
         try:
             check_storable(state)
         except UnsupportedStateError as error:
-            raise _choice(error, state, self.raw) from error
+            raise _choice(error, state, self.pickled) from error
 
     def save_checkpoint(
         self,
@@ -179,8 +180,8 @@ class PenstockIO(CheckpointIO):
     ) -> None:
         self._saver = self._together if is_together else self._alone
         state = checkpoint
-        if self.raw:
-            state = raw.packed(checkpoint, "", self.raw, is_last_resort=True)
+        if self.pickled:
+            state = pickling.packed(checkpoint, "", self.pickled, is_last_resort=True)
         step = checkpoint.get("global_step")
         step = step if type(step) is int and step >= 0 else None
         how: dict[str, Any] = {
@@ -191,7 +192,7 @@ class PenstockIO(CheckpointIO):
             "files": self.files,
         }
         try:
-            if self.async_save and self.is_running and _REQUEUED not in os.path.basename(path):
+            if self.background and self.is_running and _REQUEUED not in os.path.basename(path):
                 self._pending = self._saver.save_async(
                     where, state, after=lambda: self._saved(where, path), **how
                 )
@@ -199,7 +200,7 @@ class PenstockIO(CheckpointIO):
             self._saver.save(where, state, **how)
         except UnsupportedStateError as error:
             rest = {key: state[key] for key in state if not (is_together and key in _SHARDED)}
-            raise _choice(error, rest, self.raw) from error
+            raise _choice(error, rest, self.pickled) from error
         if not is_together or self._is_first():
             self._saved(where, path)
 
@@ -242,7 +243,7 @@ class PenstockIO(CheckpointIO):
         """Waits for the save in progress, if there is one.
 
         Raises:
-            PenstockError: It failed, unless ``if_failed`` is ``"warn"``.
+            PenstockError: It failed, unless ``on_error`` is ``"warn"``.
         """
         pending = self._pending
         if pending is not None:
@@ -262,7 +263,7 @@ class PenstockIO(CheckpointIO):
         """Waits for the save in progress and releases the staging memory.
 
         Raises:
-            PenstockError: It failed, unless ``if_failed`` is ``"warn"``.
+            PenstockError: It failed, unless ``on_error`` is ``"warn"``.
         """
         try:
             self.wait()
@@ -273,7 +274,7 @@ class PenstockIO(CheckpointIO):
 
     @contextmanager
     def _handling_failure(self, path: str) -> Iterator[None]:
-        """Raises or warns of a save's error, as ``if_failed`` says."""
+        """Raises or warns of a save's error, as ``on_error`` says."""
         self._has_failed = True
         try:
             yield
@@ -281,7 +282,7 @@ class PenstockIO(CheckpointIO):
             # Raised always, as each save would fail so.
             raise
         except PenstockError as error:
-            if self.if_failed == "raise":
+            if self.on_error == "raise":
                 raise
             warnings.warn(
                 f"{path} is not saved, training goes on: {error}", PenstockWarning, stacklevel=1
@@ -349,11 +350,11 @@ def _choice(
         state: The state in which to look for further values.
         patterns: Values that the user has chosen already.
     """
-    refused = [key for key, value in state.items() if not raw.is_storable(value)]
+    refused = [key for key, value in state.items() if not pickling.is_storable(value)]
     refused = refused or [error.key.partition(".")[0]]
     return UnsupportedStateError(
-        f"{error}; or store {', '.join(refused)} raw, as a pickle that is loaded with trust=True "
-        f"only: PenstockIO(raw={[*patterns, *refused]!r})",
+        f"{error}; or store {', '.join(refused)} as pickles, which are loaded with trust=True "
+        f"only: PenstockIO(pickled={[*patterns, *refused]!r})",
         key=error.key,
     )
 

@@ -159,7 +159,7 @@ class Connector(_CheckpointConnector):
         elif isinstance(strategy, FSDPStrategy):
             remedy = (
                 "shard with fully_shard and PenstockModelParallelStrategy(…), or leave PenstockIO "
-                "out and call penstock.integrations.dcp.install()"
+                "out and call penstock.integrations.dcp.enable()"
             )
         else:
             remedy = "leave PenstockIO out, and give DeepSpeed the engine of Penstock"

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.cloud_io import _load
 
 import penstock
 from penstock.errors import CorruptCheckpointError
-from penstock.integrations import raw
+from penstock.integrations import pickling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def read(
         path: A directory saved by Penstock, or a file or URL saved by Lightning.
         map_location: Where to put tensors, as for `torch.load`.
         weights_only: As for `torch.load`; False also means that pickled values are trusted.
-        trust: Whether to unpickle values that were stored raw.
+        trust: Whether to unpickle values that were pickled.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
@@ -72,7 +72,7 @@ def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -
     Raises:
         UnsupportedStateError: It has a pickled value, and is not trusted.
     """
-    found: dict[str, Any] = raw.unpacked(
+    found: dict[str, Any] = pickling.unpacked(
         state,
         "",
         trust=trust or weights_only is False,

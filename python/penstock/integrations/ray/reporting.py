@@ -26,7 +26,7 @@ def report(
     state: Any = None,
     *,
     step: int | None = None,
-    wait: bool = True,
+    background: bool = False,
     lazy: bool = False,
     storage_path: str | os.PathLike[str] | None = None,
 ) -> None:
@@ -43,11 +43,11 @@ def report(
             checkpoint.
         step: The training step, by which `resume` finds the newest. Required with a state, and a
             new one each time.
-        wait: Whether to wait until the checkpoint is durable. If not, Ray registers it later, and
-            an error ends the run's workers, as with Ray's own asynchronous uploads: with
-            ``FailureConfig(max_failures=…)`` they start again from the newest complete checkpoint.
-            Local mode always waits.
-        lazy: Without ``wait``, whether to copy the state while training goes on; see
+        background: Whether to return once the state is copied. Ray registers the checkpoint
+            when it is durable, and an error ends the run's workers, as with Ray's own
+            asynchronous uploads: with ``FailureConfig(max_failures=…)`` they start again from
+            the newest complete checkpoint. Local mode always waits.
+        lazy: Whether a save in the background also copies the state while training goes on; see
             `CheckpointStore.save_async`.
         storage_path: The run's storage path in local mode, where Ray does not provide it; None for
             Ray's default.
@@ -71,7 +71,7 @@ def report(
     fitting.try_out(run)
     path = run.path(step)
     note = {NOTE: {"metrics": _to_json(metrics)}}
-    if wait or run.is_local:
+    if run.is_local or not background:
         run.saver.save(path, state, step=step, metadata=note)
         register(run, path, metrics)
     else:

@@ -227,7 +227,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         if from_hf or not is_marked(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        # Saved by torchtitan's manager under `penstock.integrations.dcp.install`, which may be off
+        # Saved by torchtitan's manager under `penstock.integrations.dcp.enable`, which may be off
         # now.
         load_dcp(state_dict, storage_reader=StorageReader(checkpoint_id))
         self.states[MODEL].load_state_dict(state_dict)

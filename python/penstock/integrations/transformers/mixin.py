@@ -37,7 +37,7 @@ check_version("transformers", "4.49", "5.24")
 class PenstockTrainerMixin(_Base):
     """Makes a trainer save and load with Penstock; put it before the trainer's class.
 
-    ``class MyTrainer(PenstockTrainerMixin, Trainer)``. For an existing trainer `enable` does the
+    ``class MyTrainer(PenstockTrainerMixin, Trainer)``. For an existing trainer `attach` does the
     same.
 
     Attributes:
@@ -119,7 +119,7 @@ class PenstockTrainerMixin(_Base):
 
     def _are_uploaded(self) -> bool:
         """Whether a callback uploads checkpoints; the same on all ranks."""
-        if not self.penstock_settings.asynchronous:
+        if not self.penstock_settings.background:
             return False
         callbacks = self.callback_handler.callbacks
         # Some callbacks know only on the first rank.
@@ -142,7 +142,7 @@ class PenstockTrainerMixin(_Base):
         """The state to save."""
         if self.args.save_only_model:
             return penstock.Training(rng=False, **parts.weights(self.model))
-        return parts.whole(self, self.penstock_settings.raw)
+        return parts.whole(self, self.penstock_settings.pickled)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model as before; within a checkpoint, all but its weights."""

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from penstock.integrations.transformers.settings import Settings
 
 
-def whole(trainer: Any, raw: Collection[str]) -> penstock.Training:
+def whole(trainer: Any, pickled: Collection[str]) -> penstock.Training:
     """All of a trainer's tensors and random states.
 
     For a model with PEFT adapters the weights are left out: PEFT has its own files for them.
 
     Args:
         trainer: The trainer.
-        raw: Parts whose state is stored as pickled bytes.
+        pickled: Parts whose state is stored as pickled bytes.
     """
     optimizer = trainer.optimizer
     # Accelerate's wrapper only looks like an optimizer: hooks on it are not called.
@@ -40,10 +40,10 @@ def whole(trainer: Any, raw: Collection[str]) -> penstock.Training:
         "scaler": getattr(trainer.accelerator, "scaler", None),
     }
     parts = {name: part for name, part in found.items() if part is not None}
-    for name in raw:
+    for name in pickled:
         if name in parts:
             parts[name] = _Pickled(parts[name])
-    if "optimizer" in raw and isinstance(optimizer, torch.optim.Optimizer):
+    if "optimizer" in pickled and isinstance(optimizer, torch.optim.Optimizer):
         # Wrapped, a lazy save does not find it, but its steps have to wait all the same.
         guard_all([optimizer])
     return penstock.Training(**parts)
@@ -56,14 +56,14 @@ def restore(trainer: Any, path: str, settings: Settings) -> None:
         UnsupportedStateError: It holds pickled bytes, and they are not trusted.
         PenstockError: As for `penstock.load`.
     """
-    raw = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
-    if raw and not settings.trust:
+    pickled = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
+    if pickled and not settings.trust:
         raise UnsupportedStateError(
-            f"{path}: {', '.join(raw)} is stored as pickled bytes, which run whatever code they "
-            "hold: set trust=True if you know who has written them",
-            key=raw[0],
+            f"{path}: {', '.join(pickled)} is stored as pickled bytes, which run whatever code "
+            "they hold: set trust=True if you know who has written them",
+            key=pickled[0],
         )
-    penstock.load(path, into=whole(trainer, raw), options=settings.options)
+    penstock.load(path, into=whole(trainer, pickled), options=settings.options)
 
 
 def weights(model: Any) -> dict[str, Any]:

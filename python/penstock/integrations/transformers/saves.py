@@ -151,7 +151,7 @@ class Saves:
         saved = list(training.state_dict())
         further: dict[str, Any] = {
             "step": step,
-            "metadata": {"trainer": {"parts": saved, "raw": self._raw(saved)}},
+            "metadata": {"trainer": {"parts": saved, "raw": self._pickled(saved)}},
             # True only if there is one: otherwise small files are in place before the manifest.
             "overwrite": is_checkpoint(path) or self.covers(path),
             # Lets `from_pretrained` load the directory.
@@ -160,7 +160,7 @@ class Saves:
         }
         training = _Placing(training, files.items() - further["files"].items(), path)
         try:
-            if settings.asynchronous and not at_once:
+            if settings.background and not at_once:
                 self._saver.save_async(path, training, lazy=settings.lazy, after=after, **further)
             else:
                 self._saver.save(path, training, **further)
@@ -193,9 +193,9 @@ class Saves:
             f"training goes on without this checkpoint: {error}", PenstockWarning, stacklevel=4
         )
 
-    def _raw(self, saved: Collection[str]) -> list[str]:
+    def _pickled(self, saved: Collection[str]) -> list[str]:
         """The parts stored as pickled bytes."""
-        return [name for name in self._settings.raw if name in saved]
+        return [name for name in self._settings.pickled if name in saved]
 
 
 def files_in(directory: str) -> dict[str, bytes]:

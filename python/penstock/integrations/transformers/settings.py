@@ -17,15 +17,15 @@ class Settings:
     """How a trainer saves its checkpoints, and what it loads.
 
     Attributes:
-        asynchronous: Whether training goes on while a checkpoint is written. The state is copied at
+        background: Whether training goes on while a checkpoint is written. The state is copied at
             the save. Callbacks are notified of a save (``on_save``) before it is durable, unless
             one of transformers or Ray uploads checkpoints: then each save is waited for.
-        lazy: Whether an asynchronous save copies the state while the next step computes its
+        lazy: Whether a background save copies the state while the next step computes its
             gradients; the optimizer waits for it. If anything else, such as a callback, changes
             weights meanwhile, the save fails with an error that says so.
         on_error: What a save does if the storage fails, as on a full disk: ``"raise"`` ends the
             training; ``"warn"`` goes on and tries again at the next save.
-        raw: Parts whose state is pickled, if it cannot be stored otherwise: ``"optimizer"``,
+        pickled: Parts whose state is pickled, if it cannot be stored otherwise: ``"optimizer"``,
             ``"scheduler"`` or ``"scaler"``.
         trust: Whether pickled bytes of a checkpoint are loaded, which can run any code.
         options: Settings of the I/O; None for ``penstock.Options()``.
@@ -34,18 +34,20 @@ class Settings:
         ValueError: An attribute has an unsupported value.
     """
 
-    asynchronous: bool = False
+    background: bool = False
     lazy: bool = False
     on_error: Literal["raise", "warn"] = "raise"
-    raw: tuple[str, ...] = ()
+    pickled: tuple[str, ...] = ()
     trust: bool = False
     options: Options | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={self.on_error!r}: must be 'raise' or 'warn'")
-        if self.lazy and not self.asynchronous:
-            raise ValueError("lazy=True needs asynchronous=True: else nothing goes on meanwhile")
-        odd = [name for name in self.raw if name not in PARTS[1:]]
+        if self.lazy and not self.background:
+            raise ValueError("lazy=True needs background=True: else nothing goes on meanwhile")
+        odd = [name for name in self.pickled if name not in PARTS[1:]]
         if odd:
-            raise ValueError(f"raw={odd[0]!r}: must be some of {', '.join(map(repr, PARTS[1:]))}")
+            raise ValueError(
+                f"pickled={odd[0]!r}: must be some of {', '.join(map(repr, PARTS[1:]))}"
+            )

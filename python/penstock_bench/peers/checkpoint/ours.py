@@ -44,7 +44,7 @@ class Penstock(Writer):
         return [path for path, rank in files if (rank or 0) == self.rank]
 
     def _load(self, path: Path, variant: str | None) -> tuple[Any, Detail]:
-        reports: list[penstock.LoadReport] = []
+        reports: list[penstock.reports.LoadReport] = []
         changes = {"verify": False} if variant == "unverified" else {}
         options = self._options(**changes)
         state = penstock.load(path, options=options, report=reports.append)
@@ -53,7 +53,7 @@ class Penstock(Writer):
     def _options(self, **changes: Any) -> penstock.Options:
         return penstock.Options(**{**self.settings, **changes})
 
-    def _detail(self, report: penstock.SaveReport, path: Path) -> Detail:
+    def _detail(self, report: penstock.reports.SaveReport, path: Path) -> Detail:
         return {**dataclasses.asdict(report), "syncs": report.files + self._directory_syncs(path)}
 
     def _directory_syncs(self, path: Path) -> int:

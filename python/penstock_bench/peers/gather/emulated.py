@@ -243,5 +243,5 @@ def _lines(setting: Setting, line_bytes: int, queue_depth: int | None) -> Featur
         checks=None,
     )
     workers = len(os.sched_getaffinity(0))
-    io = TensorIO(workers=workers, queue_depth=queue_depth or 512)
+    io = TensorIO(io_threads=workers, queue_depth=queue_depth or 512)
     return Features(lines, gap_bytes=0, run_bytes_max=line_bytes, io=io)

@@ -58,7 +58,7 @@ class Ours:
             cache = features.Cache(setting.cache_bytes, self._policy)
         io = None
         if self._threads is not None:
-            io = TensorIO(engine="threads", workers=2, queue_depth=self._threads // 2)
+            io = TensorIO(engine="threads", io_threads=2, queue_depth=self._threads // 2)
         self._table = features.open(
             setting.table, KEY, cache=cache, check=self._is_checked, gap_bytes=self._gap_bytes,
             io=io,

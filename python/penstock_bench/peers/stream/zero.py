@@ -53,7 +53,7 @@ class ZeroOnOurs(Zero):
         """The module of its engine."""
         from penstock.integrations import deepspeed
 
-        deepspeed.install()
+        deepspeed.enable()
         return super().open(setting)
 
 

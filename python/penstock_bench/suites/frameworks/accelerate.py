@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 
-from penstock.integrations.accelerate import enable
+from penstock.integrations.accelerate import attach
 from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Run:
         self.accelerator: Any = Accelerator(cpu=True)
         self.is_ours = how is not None
         if how is not None:
-            enable(self.accelerator, **how)
+            attach(self.accelerator, **how)
         layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
         model = torch.nn.Sequential(*layers)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -1,4 +1,4 @@
-"""How long training waits for `dcp.save` and `dcp.async_save`, with `install` and without.
+"""How long training waits for `dcp.save` and `dcp.async_save`, with `enable` and without.
 
     .venv/bin/python -m penstock_bench.suites.frameworks.dcp --directory DIR
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from penstock.integrations.dcp import install
+from penstock.integrations.dcp import enable
 from penstock_bench.suites.frameworks.waits import WAIT, Found, by_turns, command
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _WAYS = ("save", "save, installed", "async_save", "async_save, installed")
 @command("save", "async_save", rounds_usual=5)
 @click.option("--size-gb", type=click.FloatRange(min=0.001), default=0.5, show_default=True)
 def main(place: Path, rounds: int, size_gb: float) -> tuple[str, Found]:
-    """Save with DCP's `save` and `async_save`, without Penstock and with `install`."""
+    """Save with DCP's `save` and `async_save`, without Penstock and with `enable`."""
     warnings.simplefilter("ignore")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -40,7 +40,7 @@ def main(place: Path, rounds: int, size_gb: float) -> tuple[str, Found]:
     state = {f"layer.{index}": torch.randn(1 << 22) for index in range(layers)}
 
     def measured(way: str, _: int) -> dict[str, float]:
-        with install() if way.endswith("installed") else contextlib.nullcontext():
+        with enable() if way.endswith("installed") else contextlib.nullcontext():
             # A run saves more than once: the second save counts.
             _measured(way, state, place / "checkpoint")
             return _measured(way, state, place / "checkpoint")

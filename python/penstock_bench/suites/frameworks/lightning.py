@@ -95,7 +95,7 @@ def main(place: Path, rounds: int, megabytes: int) -> tuple[str, Found]:
         "lightning": TorchCheckpointIO(),
         "lightning async": AsyncCheckpointIO(TorchCheckpointIO()),
         "penstock": PenstockIO(),
-        "penstock async": PenstockIO(async_save=True),
+        "penstock async": PenstockIO(background=True),
     }
     model = _Model(megabytes)
     saves = _Saves(plugins, place)

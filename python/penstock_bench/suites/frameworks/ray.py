@@ -65,7 +65,7 @@ def _report(way: str, step: int, training: Any, scratch: str) -> None:
 
     metrics = {"step": step}
     if way.startswith("penstock"):
-        report(metrics, training, step=step, wait=way == "penstock")
+        report(metrics, training, step=step, background=way != "penstock")
         return
     directory = tempfile.mkdtemp(dir=scratch)
     state = {

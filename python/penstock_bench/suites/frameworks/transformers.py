@@ -46,7 +46,7 @@ class _Waiting(PenstockTrainerMixin, Trainer):
 class _Asynchronous(PenstockTrainerMixin, Trainer):
     """Saves in the background."""
 
-    penstock_settings = Settings(asynchronous=True)
+    penstock_settings = Settings(background=True)
 
 
 class _InTurn(TrainerCallback):

@@ -27,7 +27,7 @@ def _penstock(device: Accelerator, path: Path, nbytes: int) -> State:
     import penstock
 
     into = accelerators.empty(device, nbytes)
-    reports: list[penstock.LoadReport] = []
+    reports: list[penstock.reports.LoadReport] = []
     loaded: State = penstock.load(path, into=into, report=reports.append)
     if not reports[0].device_bytes:
         raise RuntimeError("nothing was copied by the GPU")

@@ -74,7 +74,7 @@ def stalls(run: Run) -> None:
 
 def _stall(
     run: Run, store: penstock.CheckpointStore, step: int, state: Any, *, lazy: bool = False
-) -> tuple[float, penstock.SaveReport]:
+) -> tuple[float, penstock.reports.SaveReport]:
     """Seconds until the call has returned; the save is over and removed afterwards."""
     run.device.synchronize()
     begun = time.perf_counter()

@@ -56,9 +56,9 @@ def main() -> None:
 def _ours(job: dict[str, Any]) -> tuple[Any, Callable[[], object], str]:
     array = Buffers(job["nbytes"] + 2 * _MIB).empty(job["nbytes"], np.uint8)
     io = TensorIO(
-        block_bytes=job["block_bytes"],
+        extent_bytes=job["block_bytes"],
         queue_depth=job["depth"],
-        workers=job["threads"],
+        io_threads=job["threads"],
         direct="on" if job["direct"] else "off",
     )
     begin = io.write if job["pattern"] == "write" else io.read

@@ -166,7 +166,7 @@ def _mover(task: Task, setting: Setting | None, path: str) -> Callable[[Any], No
         io = TensorIO()
     else:
         io = TensorIO(
-            block_bytes=setting.block_bytes, queue_depth=setting.depth, workers=setting.threads
+            extent_bytes=setting.block_bytes, queue_depth=setting.depth, io_threads=setting.threads
         )
     begin = io.read if task.operation == READ else io.write
     nbytes = task.nbytes if path == task.path else _WARM_UP_BYTES

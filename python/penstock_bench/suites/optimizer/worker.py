@@ -98,7 +98,7 @@ def _zero_infinity(task: Task) -> dict[str, Any]:
     if task.kind == "deepspeed-ours":
         from penstock.integrations import deepspeed as ours
 
-        ours.install()
+        ours.enable()
     import deepspeed
 
     launch_alone()

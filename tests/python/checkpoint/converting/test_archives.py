@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from archives import members, packed, patched, saved
+from penstock.errors import CorruptCheckpointError, UnsupportedStateError
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -79,7 +80,7 @@ def test_a_bit_that_has_changed_is_noticed_in_compressed_members_too(tmp_path, c
     data = bytearray(path.read_bytes())
     data[entry.header_offset + 30 + len(entry.filename) + entry.compress_size // 2] ^= 4
     path.write_bytes(data)
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"b\.pt"):
+    with pytest.raises(CorruptCheckpointError, match=r"b\.pt"):
         penstock.convert(path, tmp_path / "b", trust=True)
     assert not (tmp_path / "b").exists()
 
@@ -109,7 +110,7 @@ def test_an_archive_of_a_newer_version_of_zip_is_not_called_damaged(tmp_path):
     # The "version needed" of the first member, in the archive's directory.
     data[data.index(b"PK\x01\x02") + 6] = 128
     path.write_bytes(data)
-    with pytest.raises(penstock.UnsupportedStateError, match="newer version"):
+    with pytest.raises(UnsupportedStateError, match="newer version"):
         penstock.convert(path, tmp_path / "b")
 
 
@@ -119,7 +120,7 @@ def test_two_members_of_one_name_are_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         packed(tmp_path / "b.pt", content, names=[name])
-    with pytest.raises(penstock.CorruptCheckpointError, match="one name"):
+    with pytest.raises(CorruptCheckpointError, match="one name"):
         penstock.convert(tmp_path / "b.pt", tmp_path / "b")
 
 
@@ -129,7 +130,7 @@ def test_storages_that_are_missing_or_of_another_size_are_damage(tmp_path):
     for change, told in (({}, "missing"), ({name: content[name][:-4]}, "instead of")):
         rest = {one: data for one, data in content.items() if one != name}
         packed(tmp_path / "b.pt", {**rest, **change})
-        with pytest.raises(penstock.CorruptCheckpointError, match=told):
+        with pytest.raises(CorruptCheckpointError, match=told):
             penstock.convert(tmp_path / "b.pt", tmp_path / "b")
 
 
@@ -137,7 +138,7 @@ def test_what_cannot_be_unpacked_is_not_called_damaged(tmp_path):
     content = members(saved(tmp_path / "a.pt", state_of()))
     for change, told in (({"flags": 1}, "encrypted"), ({"method": 93}, "compression")):
         path = patched(packed(tmp_path / "b.pt", content, zipfile.ZIP_DEFLATED), **change)
-        with pytest.raises(penstock.UnsupportedStateError, match=rf"{told}.*plain zip"):
+        with pytest.raises(UnsupportedStateError, match=rf"{told}.*plain zip"):
             penstock.convert(path, tmp_path / "b", trust=True)
 
 
@@ -155,7 +156,7 @@ def test_storages_of_a_machine_of_the_other_byte_order_are_turned(tmp_path, comp
     path = packed(tmp_path / "b.pt", content, compression)
     assert_converted(path, tmp_path / "b")
     content[order] = b"middle"
-    with pytest.raises(penstock.CorruptCheckpointError, match="byte order"):
+    with pytest.raises(CorruptCheckpointError, match="byte order"):
         penstock.convert(packed(tmp_path / "c.pt", content), tmp_path / "c")
 
 
@@ -164,7 +165,7 @@ def test_types_without_a_storage_of_their_own_are_refused_in_the_other_byte_orde
     content = members(saved(tmp_path / "a.pt", {"w": torch.ones(4).to(kind)}))
     order = next(name for name in content if name.endswith("byteorder"))
     path = packed(tmp_path / "b.pt", {**content, order: b"big"})
-    with pytest.raises(penstock.UnsupportedStateError, match="byte order of another machine"):
+    with pytest.raises(UnsupportedStateError, match="byte order of another machine"):
         penstock.convert(path, tmp_path / "b")
 
 
@@ -184,7 +185,7 @@ def test_archives_of_others_are_named_with_a_way(tmp_path):
         ("notes.zip", r"zip archive.*none of torch\.save"),
     ):
         for trust in (True, False):
-            with pytest.raises(penstock.UnsupportedStateError, match=told):
+            with pytest.raises(UnsupportedStateError, match=told):
                 penstock.convert(tmp_path / name, tmp_path / "a", trust=trust)
 
 
@@ -227,6 +228,6 @@ class TestOfOthers:
         at = data.index(self.STATE["w"].numpy().tobytes())
         data[at + 1000] ^= 1
         file.write_bytes(data)
-        with pytest.raises(penstock.CorruptCheckpointError, match="CRC"):
+        with pytest.raises(CorruptCheckpointError, match="CRC"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
         assert not (tmp_path / "a").exists()

@@ -17,6 +17,14 @@ import pytest
 import forks
 import penstock
 from compare import assert_same
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    UnsupportedStateError,
+)
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -95,7 +103,7 @@ class TestTorch:
         for is_zip in (True, False):
             path = tmp_path / f"{is_zip}.pt"
             torch.save({"a": Custom(3)}, path, _use_new_zipfile_serialization=is_zip)
-            with pytest.raises(penstock.UnsupportedStateError) as caught:
+            with pytest.raises(UnsupportedStateError) as caught:
                 penstock.convert(path, tmp_path / "a")
             for text in (str(path), f"{__name__}.Custom", "trust=True (--trust)"):
                 assert text in str(caught.value)
@@ -119,7 +127,7 @@ class TestTorch:
     def test_a_value_without_a_place_is_named_though_its_pickle_is_plain(self, tmp_path):
         quantized = torch.quantize_per_tensor(torch.eye(3), 0.5, 0, torch.qint8)
         torch.save({"a": {"b": quantized}}, tmp_path / "a.pt")
-        with pytest.raises(penstock.UnsupportedStateError, match=r"a\.b.*--trust") as caught:
+        with pytest.raises(UnsupportedStateError, match=r"a\.b.*--trust") as caught:
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         assert caught.value.key == "a.b"
         found, report = converted(tmp_path / "a.pt", tmp_path / "a", trust=True)
@@ -133,13 +141,13 @@ class TestTorch:
 
     def test_a_whole_module_is_refused(self, tmp_path):
         torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pt")
-        with pytest.raises(penstock.UnsupportedStateError, match="state_dict"):
+        with pytest.raises(UnsupportedStateError, match="state_dict"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a", trust=True)
 
     def test_a_class_that_is_gone_is_named(self, tmp_path, monkeypatch):
         torch.save({"a": Custom(3)}, tmp_path / "a.pt")
         monkeypatch.delattr(sys.modules[__name__], "Custom")
-        with pytest.raises(penstock.MissingDependencyError, match="Custom"):
+        with pytest.raises(MissingDependencyError, match="Custom"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a", trust=True)
 
     def test_a_file_that_is_cut_is_damaged(self, tmp_path):
@@ -147,7 +155,7 @@ class TestTorch:
             path = tmp_path / f"{is_zip}.pt"
             torch.save({"a": torch.ones(1000)}, path, _use_new_zipfile_serialization=is_zip)
             os.truncate(path, path.stat().st_size // 2)
-            with pytest.raises(penstock.CorruptCheckpointError, match=str(path)):
+            with pytest.raises(CorruptCheckpointError, match=str(path)):
                 penstock.convert(path, tmp_path / "a")
         assert not (tmp_path / "a").exists()
 
@@ -159,7 +167,7 @@ class TestTorch:
         data[len(data) // 2] ^= 1
         (tmp_path / "a.pt").write_bytes(data)
         assert not torch.equal(torch.load(tmp_path / "a.pt")["w"], weight)
-        with pytest.raises(penstock.CorruptCheckpointError, match=f"{tmp_path / 'a.pt'}.*CRC"):
+        with pytest.raises(CorruptCheckpointError, match=f"{tmp_path / 'a.pt'}.*CRC"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         assert not (tmp_path / "a").exists()
 
@@ -197,7 +205,7 @@ class TestTorch:
         within: dict = {"w": torch.ones(2)}
         within["itself"] = within
         torch.save({"a": [within]}, tmp_path / "a.pt")
-        with pytest.raises(penstock.UnsupportedStateError, match="nested deeper than"):
+        with pytest.raises(UnsupportedStateError, match="nested deeper than"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         found, report = converted(tmp_path / "a.pt", tmp_path / "a", trust=True)
         assert found["a"][0]["itself"]["w"].tolist() == [1, 1]
@@ -208,13 +216,13 @@ class TestTorch:
             def __reduce__(self):
                 raise TypeError("not twice")
 
-        with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0: .*Once.*not twice"):
+        with pytest.raises(UnsupportedStateError, match=r"a\.0: .*Once.*not twice"):
             with_pickles({"a": [Once()]}, is_strict=False)
 
     def test_what_is_complete_stays_unless_it_is_to_be_replaced(self, tmp_path):
         torch.save({"a": 1}, tmp_path / "a.pt")
         penstock.save(tmp_path / "a", {"b": 2})
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a")
         assert penstock.load(tmp_path / "a") == {"b": 2}
         found, report = converted(tmp_path / "a.pt", tmp_path / "a", overwrite=True, step=12)
@@ -287,21 +295,21 @@ class TestDcp:
         # As if a rank held two pieces of a tensor.
         assert b"[0, 0]" in content
         data.write_bytes(content.replace(b"[0, 0]", b"[0, 2]"))
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"at \[0, 2\] over it"):
+        with pytest.raises(CorruptCheckpointError, match=r"at \[0, 2\] over it"):
             penstock.convert(tmp_path / "d", tmp_path / "b")
         data.write_bytes(content.replace(b'"data_offsets":[', b'"data_offsets":{'))
-        with pytest.raises(penstock.CorruptCheckpointError, match="the header is no JSON"):
+        with pytest.raises(CorruptCheckpointError, match="the header is no JSON"):
             penstock.convert(tmp_path / "d", tmp_path / "b")
 
     @pytest.mark.slow
     def test_what_ranks_saved_in_boxes_is_put_together(self, tmp_path):
-        import dcp_install_worker
+        import dcp_enable_worker
         from dcp_worker import SHAPES, check, values, whole
         from ranks import Job
 
         job = Job(2)
         try:
-            job.call(dcp_install_worker.own_format, f"{tmp_path}/d", "rows", "0")
+            job.call(dcp_enable_worker.own_format, f"{tmp_path}/d", "rows", "0")
         finally:
             job.close()
         found, _ = converted(tmp_path / "d", tmp_path / "a")
@@ -311,7 +319,7 @@ class TestDcp:
     def test_values_and_metadata_are_unpickled_only_if_trusted(self, tmp_path):
         Custom.made = 0
         self.save(tmp_path / "d", {"a": {"c": Custom(3)}, "w": torch.ones(2)})
-        with pytest.raises(penstock.UnsupportedStateError, match=rf"a\.c.*{__name__}\.Custom"):
+        with pytest.raises(UnsupportedStateError, match=rf"a\.c.*{__name__}\.Custom"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
         assert Custom.made == 0
         found, report = converted(tmp_path / "d", tmp_path / "a", trust=True)
@@ -323,7 +331,7 @@ class TestDcp:
             file.seek(0)
             pickle.dump(metadata, file)
         Custom.made = 0
-        with pytest.raises(penstock.UnsupportedStateError, match=r"\.metadata.*Custom.*--trust"):
+        with pytest.raises(UnsupportedStateError, match=r"\.metadata.*Custom.*--trust"):
             penstock.convert(tmp_path / "d", tmp_path / "b")
         assert Custom.made == 0
 
@@ -339,9 +347,9 @@ class TestDcp:
             ("incomplete", "__0_0"),
             ("cut", "__0_0"),
         ):
-            with pytest.raises(penstock.IncompleteCheckpointError, match=missing):
+            with pytest.raises(IncompleteCheckpointError, match=missing):
                 penstock.convert(tmp_path / name, tmp_path / "a")
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"\.metadata"):
+        with pytest.raises(CorruptCheckpointError, match=r"\.metadata"):
             penstock.convert(tmp_path / "damaged", tmp_path / "a")
         assert not (tmp_path / "a").exists()
 
@@ -363,7 +371,7 @@ class TestLightning:
         assert (report.kind, report.step) == ("lightning", 31)
         assert penstock.inspect(tmp_path / "a").step == 31
         torch.save({"w": 1}, tmp_path / "b.pt")
-        with pytest.raises(penstock.CheckpointNotFoundError, match="pytorch-lightning_version"):
+        with pytest.raises(CheckpointNotFoundError, match="pytorch-lightning_version"):
             penstock.convert(tmp_path / "b.pt", tmp_path / "b", kind="lightning")
 
     def test_shards_of_a_strategy_and_what_is_beside_them_are_one_state(self, tmp_path):
@@ -426,7 +434,7 @@ class TestDeepSpeed:
         self.save(tmp_path / "d", stage=stage)
         (tmp_path / "d" / "global_step12" / name).unlink()
         expected = name if "zero" in name else "model states"
-        with pytest.raises(penstock.IncompleteCheckpointError, match=f"{expected}.*missing"):
+        with pytest.raises(IncompleteCheckpointError, match=f"{expected}.*missing"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
         assert not (tmp_path / "a").exists()
 
@@ -434,10 +442,10 @@ class TestDeepSpeed:
         self.save(tmp_path / "d")
         for path in (tmp_path / "d" / "global_step12").glob("*optim*"):
             path.unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match="zero_pp_rank_0"):
+        with pytest.raises(IncompleteCheckpointError, match="zero_pp_rank_0"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
         (tmp_path / "d" / "latest").write_text("global_step99")
-        with pytest.raises(penstock.IncompleteCheckpointError, match="global_step99"):
+        with pytest.raises(IncompleteCheckpointError, match="global_step99"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
 
     def save_universal(self, root):
@@ -472,13 +480,13 @@ class TestDeepSpeed:
     def test_a_universal_directory_that_is_half_written_is_refused(self, tmp_path, name):
         universal = self.save_universal(tmp_path / "d")
         (universal / "zero" / name).unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match=f"{name}.*missing"):
+        with pytest.raises(IncompleteCheckpointError, match=f"{name}.*missing"):
             penstock.convert(universal, tmp_path / "a")
 
     def test_a_tag_that_was_saved_with_penstock_is_left_to_load(self, tmp_path):
         self.save(tmp_path / "d")
         penstock.save(tmp_path / "d" / "global_step12", {"w": torch.ones(2)})
-        with pytest.raises(penstock.CheckpointExistsError, match=r"global_step12.*already"):
+        with pytest.raises(CheckpointExistsError, match=r"global_step12.*already"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
 
 
@@ -528,7 +536,7 @@ class TestAccelerate:
         # In the order of its file.
         assert_same(dict(sorted(found["model"].items())), dict(sorted(model.state_dict().items())))
         (path / "model-00002-of-00002.safetensors").unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match="model-00002"):
+        with pytest.raises(IncompleteCheckpointError, match="model-00002"):
             penstock.convert(path, tmp_path / "b")
 
     def test_types_of_safetensors_that_are_not_known_are_not_called_damage(self, tmp_path, saved):
@@ -545,17 +553,17 @@ class TestAccelerate:
         expected = torch.tensor([0, 64, 56, 127], dtype=torch.uint8).view(torch.float8_e4m3fnuz)
         assert_same(found["model"]["w"], expected)
         write("F5_NEW")
-        with pytest.raises(penstock.UnsupportedStateError, match="'w' has elements of the type F5"):
+        with pytest.raises(UnsupportedStateError, match="'w' has elements of the type F5"):
             penstock.convert(path, tmp_path / "b")
 
     def test_ranks_and_models_that_are_missing_are_named(self, tmp_path, saved):
         path, _, _ = saved
         (path / "random_states_0.pkl").rename(path / "random_states_1.pkl")
-        with pytest.raises(penstock.IncompleteCheckpointError, match="random_states_0"):
+        with pytest.raises(IncompleteCheckpointError, match="random_states_0"):
             penstock.convert(path, tmp_path / "a")
         (path / "random_states_1.pkl").rename(path / "random_states_0.pkl")
         (path / "model.safetensors").unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match="model"):
+        with pytest.raises(IncompleteCheckpointError, match="model"):
             penstock.convert(path, tmp_path / "a")
 
     def test_what_deepspeed_has_saved_for_it_is_read_beside_the_rest(self, tmp_path, saved):
@@ -568,13 +576,13 @@ class TestAccelerate:
         model = found["pytorch_model"]["mp_rank_00_model_states"]
         assert_same(model["module"]["w"], tensors()["w"])
         (path / "pytorch_model" / "mp_rank_00_model_states.pt").unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match="model states are missing"):
+        with pytest.raises(IncompleteCheckpointError, match="model states are missing"):
             penstock.convert(path, tmp_path / "b")
 
     def test_one_without_what_is_written_last_is_half_written(self, tmp_path, saved):
         path, _, _ = saved
         (path / "random_states_0.pkl").unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match=r"random_states_0.*last"):
+        with pytest.raises(IncompleteCheckpointError, match=r"random_states_0.*last"):
             penstock.convert(path, tmp_path / "a")
 
     def test_what_fsdp_has_saved_by_dcp_is_read_by_it(self, tmp_path, saved):
@@ -584,7 +592,7 @@ class TestAccelerate:
         found, _ = converted(path, tmp_path / "a")
         assert_same(found["pytorch_model_fsdp_0"]["model"]["w"], tensors()["w"])
         (path / "pytorch_model_fsdp_0" / ".metadata").unlink()
-        with pytest.raises(penstock.IncompleteCheckpointError, match=r"\.metadata"):
+        with pytest.raises(IncompleteCheckpointError, match=r"\.metadata"):
             penstock.convert(path, tmp_path / "b")
 
 
@@ -595,7 +603,7 @@ class TestSources:
         (tmp_path / "d").mkdir()
         save_file({"w": torch.ones(2)}, tmp_path / "d" / "model.safetensors")
         for path in (tmp_path / "d", tmp_path / "d" / "model.safetensors"):
-            with pytest.raises(penstock.CheckpointNotFoundError, match=f"import {tmp_path / 'd'}"):
+            with pytest.raises(CheckpointNotFoundError, match=f"import {tmp_path / 'd'}"):
                 penstock.convert(path, tmp_path / "a")
 
     def test_pointers_of_git_lfs_are_named_with_the_way_to_the_file(self, tmp_path):
@@ -617,7 +625,7 @@ class TestSources:
                     penstock.PenstockError, match=r"pointer of Git LFS.*git lfs pull"
                 ):
                     penstock.convert(tmp_path / name, tmp_path / "a", kind=kind)
-        with pytest.raises(penstock.CheckpointNotFoundError, match="git lfs pull"):
+        with pytest.raises(CheckpointNotFoundError, match="git lfs pull"):
             penstock.load(tmp_path / "a.pt")
 
     def test_what_is_nothing_of_that_is_named(self, tmp_path):
@@ -625,22 +633,22 @@ class TestSources:
         (tmp_path / "text").write_text("hello")
         os.mkfifo(tmp_path / "pipe")
         for name in ("empty", "text", "missing", "pipe"):
-            with pytest.raises(penstock.CheckpointNotFoundError, match=name):
+            with pytest.raises(CheckpointNotFoundError, match=name):
                 penstock.convert(tmp_path / name, tmp_path / "a")
-        with pytest.raises(penstock.CheckpointNotFoundError, match="nothing to convert"):
+        with pytest.raises(CheckpointNotFoundError, match="nothing to convert"):
             penstock.convert(tmp_path / "missing", tmp_path / "a", kind="lightning")
         torch.save({"a": 1}, tmp_path / "a.pt")
-        with pytest.raises(penstock.CheckpointNotFoundError, match="a directory"):
+        with pytest.raises(CheckpointNotFoundError, match="a directory"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a", kind="dcp")
         with pytest.raises(ValueError, match="must be one of"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a", kind="orbax")
 
     def test_a_checkpoint_of_penstock_and_its_own_directory_are_refused(self, tmp_path):
         penstock.save(tmp_path / "a", {"a": 1})
-        with pytest.raises(penstock.CheckpointExistsError, match="already"):
+        with pytest.raises(CheckpointExistsError, match="already"):
             penstock.convert(tmp_path / "a", tmp_path / "b")
         dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "d", no_dist=True)
-        with pytest.raises(penstock.CheckpointExistsError, match="another directory"):
+        with pytest.raises(CheckpointExistsError, match="another directory"):
             penstock.convert(tmp_path / "d", tmp_path / "d")
 
     def test_a_tree_without_anything_to_pickle_is_as_it_was(self):

@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock.checkpoint.layout.boxes import check_tiled
+from penstock.errors import CorruptCheckpointError, StorageError
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -33,7 +34,7 @@ def changed(tmp_path):
 
 
 def assert_damaged(path, match):
-    with pytest.raises(penstock.CorruptCheckpointError, match=match):
+    with pytest.raises(CorruptCheckpointError, match=match):
         penstock.convert(path, path.parent / "out")
     assert not (path.parent / "out").exists()
 
@@ -182,5 +183,5 @@ def test_a_tensor_that_memory_does_not_hold_is_named(changed):
         entry.chunks.append(rest)
 
     path = changed(whole(), how)
-    with pytest.raises(penstock.StorageError, match=r"\(w\): there is no memory for a tensor"):
+    with pytest.raises(StorageError, match=r"\(w\): there is no memory for a tensor"):
         penstock.convert(path, path.parent / "out")

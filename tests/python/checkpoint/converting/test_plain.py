@@ -17,6 +17,7 @@ import penstock
 from archives import members, packed, saved
 from compare import assert_same
 from conftest import REPOSITORY
+from penstock.errors import CorruptCheckpointError, StorageError, UnsupportedStateError
 
 torch = pytest.importorskip("torch")
 
@@ -125,7 +126,7 @@ def test_what_is_not_plain_is_refused_by_all_of_its_names(tmp_path, protocol, is
         pickle_protocol=protocol,
         _use_new_zipfile_serialization=is_zip,
     )
-    with pytest.raises(penstock.UnsupportedStateError, match=r"trust=True \(--trust\)") as caught:
+    with pytest.raises(UnsupportedStateError, match=r"trust=True \(--trust\)") as caught:
         penstock.convert(path, tmp_path / "a")
     for name in ("argparse.Namespace", "collections.UserDict"):
         assert name in str(caught.value)
@@ -162,7 +163,7 @@ def called(module, name, argument):
 def test_nothing_but_plain_names_is_called(tmp_path, monkeypatch, program, protocol):
     monkeypatch.chdir(tmp_path)
     path = hostile(tmp_path, protocol + program)
-    with pytest.raises(penstock.UnsupportedStateError, match="--trust"):
+    with pytest.raises(UnsupportedStateError, match="--trust"):
         penstock.convert(path, tmp_path / "a")
     assert not os.path.exists("called")
 
@@ -224,19 +225,19 @@ def test_a_pickle_that_is_cut_is_damaged_whether_it_is_trusted(tmp_path, is_zip)
     else:
         os.truncate(path, path.stat().st_size - 20)
     for trust in (True, False):
-        with pytest.raises(penstock.CorruptCheckpointError, match=r"a\.pt is cut"):
+        with pytest.raises(CorruptCheckpointError, match=r"a\.pt is cut"):
             penstock.convert(path, tmp_path / "a", trust=trust)
 
 
 def test_a_pickle_that_torch_save_did_not_write_is_named(tmp_path):
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"a": np.ones(3)}))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"a pickle and not by torch\.save"):
+    with pytest.raises(UnsupportedStateError, match=r"a pickle and not by torch\.save"):
         penstock.convert(tmp_path / "a.pkl", tmp_path / "a")
 
 
 def test_classes_that_fail_are_not_called_damage(tmp_path):
     path = saved(tmp_path / "a.pt", {"a": Failing()})
-    with pytest.raises(penstock.UnsupportedStateError, match="not with this version"):
+    with pytest.raises(UnsupportedStateError, match="not with this version"):
         penstock.convert(path, tmp_path / "a", trust=True)
 
 
@@ -258,7 +259,7 @@ def test_sparse_tensors_are_checked(tmp_path):
         stored = sorted(name for name in content if "/data/" in name)
         wrong = {name: b"\x7f" * len(content[name]) for name in stored[:1]}
         packed(tmp_path / "b.pt", {**content, **wrong})
-        with pytest.raises(penstock.UnsupportedStateError):
+        with pytest.raises(UnsupportedStateError):
             penstock.convert(tmp_path / "b.pt", tmp_path / "b", trust=True)
 
 
@@ -284,7 +285,7 @@ def test_plain_names_in_a_pickle_that_nobody_writes_are_no_matter_of_trust(
 ):
     """Nor may uninitialized memory, left by a call, be stored as values."""
     path = hostile(tmp_path, b"\x80\x02" + program)
-    with pytest.raises(penstock.UnsupportedStateError, match="pass its state to penstock") as found:
+    with pytest.raises(UnsupportedStateError, match="pass its state to penstock") as found:
         penstock.convert(path, tmp_path / "a", trust=trust)
     assert "trust" not in str(found.value)
 
@@ -298,7 +299,7 @@ def test_a_value_that_memory_does_not_hold_is_an_error_with_a_name(tmp_path, tru
         other = b"cargparse\nNamespace\n0"
         programs.append(b"\x80\x02" + other + called("builtins", "bytearray", b"I10000000000000\n"))
     for program in programs:
-        with pytest.raises(penstock.StorageError, match="no memory for a value in its pickle"):
+        with pytest.raises(StorageError, match="no memory for a value in its pickle"):
             penstock.convert(hostile(tmp_path, program), tmp_path / "a", trust=trust)
 
 
@@ -313,7 +314,7 @@ def test_protocols_0_and_1_are_taken_or_refused_by_name(tmp_path, protocol, is_z
         _use_new_zipfile_serialization=is_zip,
     )
     if protocol == 0:
-        with pytest.raises(penstock.UnsupportedStateError, match="pickle_protocol=0"):
+        with pytest.raises(UnsupportedStateError, match="pickle_protocol=0"):
             penstock.convert(path, tmp_path / "a")
         path = saved(path, {"n": 1}, pickle_protocol=0, _use_new_zipfile_serialization=is_zip)
         assert loaded(path, tmp_path / "a")[0] == {"n": 1}
@@ -326,5 +327,5 @@ def test_sparse_tensors_out_of_order_are_refused_by_that(tmp_path):
     rows = torch.sparse_csr_tensor(*indices, torch.ones(2), (2, 2))
     path = saved(tmp_path / "a.pt", {"s": rows})
     for trust in (True, False):
-        with pytest.raises(penstock.UnsupportedStateError, match="not sorted and distinct"):
+        with pytest.raises(UnsupportedStateError, match="not sorted and distinct"):
             penstock.convert(path, tmp_path / "a", trust=trust)

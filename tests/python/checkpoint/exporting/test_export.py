@@ -26,6 +26,14 @@ from compare import assert_same
 from penstock.checkpoint.exporting import placing
 from penstock.checkpoint.exporting.apart import box_of
 from penstock.cli import cli
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 
 GROUPS = {"model": ""}
 
@@ -187,7 +195,7 @@ def test_in_place_puts_copies_back(tmp_path):
     assert_is(path, model)
     os.mkdir(tmp_path / "other")
     plain = saved(tmp_path / "other", model)
-    with pytest.raises(penstock.StateMismatchError, match="no index of its own"):
+    with pytest.raises(StateMismatchError, match="no index of its own"):
         penstock.export(plain)
 
 
@@ -197,13 +205,13 @@ def test_unknown_and_missing_tensors_are_named(tmp_path):
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(tmp_path / "config")
     penstock.save(tmp_path / "c", state, groups=GROUPS, files=tmp_path / "config")
-    with pytest.raises(penstock.StateMismatchError, match=r"has no extra\.weight") as caught:
+    with pytest.raises(StateMismatchError, match=r"has no extra\.weight") as caught:
         penstock.export(tmp_path / "c", tmp_path / "out", hard_link=True)
     assert caught.value.key == "extra.weight"
     penstock.export(tmp_path / "c", tmp_path / "out", check=False)
     del state["model"]["extra.weight"], state["model"]["model.norm.weight"]
     penstock.save(tmp_path / "d", state, files=tmp_path / "config")
-    with pytest.raises(penstock.StateMismatchError, match=r"has model\.norm\.weight, and"):
+    with pytest.raises(StateMismatchError, match=r"has model\.norm\.weight, and"):
         penstock.export(tmp_path / "d", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -216,7 +224,7 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_made(tmp_path):
         ({"key": "nett"}, "no tensors below 'nett'"),
         ({}, "name them with --key; the state has net, optimizer"),
     ]:
-        with pytest.raises(penstock.StateMismatchError, match=match):
+        with pytest.raises(StateMismatchError, match=match):
             penstock.export(path, out, **wrong)
     with pytest.raises(ValueError, match="one of them"):
         penstock.export(path, out, group="policy", key="net")
@@ -225,10 +233,10 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_made(tmp_path):
             penstock.export(path, out, group="policy", **{name: "5GB"})
         with pytest.raises(ValueError, match=f"{name}=0"):
             penstock.export(path, out, group="policy", **{name: 0})
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         penstock.export(tmp_path / "nothing", out)
     penstock.export(path, out, group="policy")
-    with pytest.raises(penstock.CheckpointExistsError, match="not empty"):
+    with pytest.raises(CheckpointExistsError, match="not empty"):
         penstock.export(path, out, group="policy")
     assert sorted(os.listdir(tmp_path)) == ["c", "config", "out"]
 
@@ -240,7 +248,7 @@ def test_a_directory_that_appears_meanwhile_is_left_alone(tmp_path):
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "notes").write_text("mine")
 
-    with pytest.raises(penstock.CheckpointExistsError, match="out is there and not empty"):
+    with pytest.raises(CheckpointExistsError, match="out is there and not empty"):
         penstock.export(path, tmp_path / "out", progress=somebody_else)
     assert sorted(os.listdir(tmp_path)) == ["c", "config", "out"]
     assert (tmp_path / "out" / "notes").read_text() == "mine"
@@ -252,7 +260,7 @@ def test_damage_is_an_error_and_leaves_nothing(tmp_path):
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.export(path, tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["c", "config"]
 
@@ -349,24 +357,24 @@ def test_small_files_are_verified_before_they_are_exported(tmp_path):
     good = kept.read_bytes()
     kept.write_bytes(b"X" + good[1:])
     for out in (None, tmp_path / "out"):
-        with pytest.raises(penstock.CorruptCheckpointError) as caught:
+        with pytest.raises(CorruptCheckpointError) as caught:
             penstock.export(path, out)
         assert caught.value.file == kept.name
     assert (path / "config.json").read_bytes() == good
     os.remove(kept)
     os.symlink("/etc/hostname", kept)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         penstock.export(path)
 
 
 def test_names_and_types_that_files_of_models_cannot_have(tmp_path):
-    with pytest.raises(penstock.UnsupportedStateError, match="__metadata__"):
+    with pytest.raises(UnsupportedStateError, match="__metadata__"):
         penstock.save(tmp_path / "a", {"model": {"__metadata__": torch.ones(2)}}, groups=GROUPS)
     penstock.save(tmp_path / "b", {"model": {"\ud800x": torch.ones(2)}})
     penstock.export(tmp_path / "b", tmp_path / "out")
     assert names_of(tmp_path / "out") == ["\\ud800x"]
     penstock.save(tmp_path / "c", {"model": {"w": torch.ones(2, dtype=torch.complex128)}})
-    with pytest.raises(penstock.StateMismatchError, match="complex128"):
+    with pytest.raises(StateMismatchError, match="complex128"):
         penstock.export(tmp_path / "c", tmp_path / "other")
     with pytest.raises(ValueError, match="in place nothing"):
         penstock.export(tmp_path / "c", dtype="bfloat16")

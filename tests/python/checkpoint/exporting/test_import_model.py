@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import penstock
 from compare import assert_same
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, CorruptCheckpointError
 
 INDEX = "model.safetensors.index.json"
 
@@ -87,32 +88,32 @@ def test_damage_after_the_import_is_found(tmp_path):
         file.seek(200_000)
         file.write(b"\xff\x00\xff")
     assert not penstock.verify(tmp_path / "c").ok
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.load(tmp_path / "c")
 
 
 def test_what_cannot_be_imported_is_named_and_nothing_is_made(tmp_path):
     os.mkdir(tmp_path / "empty")
-    with pytest.raises(penstock.CheckpointNotFoundError, match="no safetensors file"):
+    with pytest.raises(CheckpointNotFoundError, match="no safetensors file"):
         penstock.import_model(tmp_path / "empty", tmp_path / "c")
-    with pytest.raises(penstock.CheckpointNotFoundError, match="no safetensors file"):
+    with pytest.raises(CheckpointNotFoundError, match="no safetensors file"):
         penstock.import_model(tmp_path / "nothing", tmp_path / "c")
     directory_of(tmp_path / "half")
     os.remove(tmp_path / "half" / "model-1.safetensors")
-    with pytest.raises(penstock.CheckpointNotFoundError, match=r"model-1\.safetensors, which is"):
+    with pytest.raises(CheckpointNotFoundError, match=r"model-1\.safetensors, which is"):
         penstock.import_model(tmp_path / "half", tmp_path / "c")
     directory_of(tmp_path / "cut")
     os.truncate(tmp_path / "cut" / "model-0.safetensors", 100_000)
-    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         penstock.import_model(tmp_path / "cut", tmp_path / "c")
     assert caught.value.file == "model-0.safetensors"
     (tmp_path / "cut" / INDEX).write_text("[]")
-    with pytest.raises(penstock.CorruptCheckpointError, match="no index"):
+    with pytest.raises(CorruptCheckpointError, match="no index"):
         penstock.import_model(tmp_path / "cut", tmp_path / "c")
     os.mkdir(tmp_path / "twice")
     for name in "ab":
         save_file(tensors(1), tmp_path / "twice" / f"{name}.safetensors")
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"is in .*a\.safetensors and in"):
+    with pytest.raises(CorruptCheckpointError, match=r"is in .*a\.safetensors and in"):
         penstock.import_model(tmp_path / "twice", tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
@@ -120,7 +121,7 @@ def test_what_cannot_be_imported_is_named_and_nothing_is_made(tmp_path):
 def test_a_checkpoint_that_is_there_stays(tmp_path):
     directory_of(tmp_path / "hf")
     penstock.import_model(tmp_path / "hf", tmp_path / "c", step=1)
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         penstock.import_model(tmp_path / "hf", tmp_path / "c", step=2)
     assert penstock.inspect(tmp_path / "c").step == 1
 
@@ -166,7 +167,7 @@ def test_files_that_no_reader_takes_are_refused(tmp_path, header):
     text = header.encode()
     whole = len(text).to_bytes(8, "little") + text + bytes(8)
     (tmp_path / "hf" / "model.safetensors").write_bytes(whole)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.import_model(tmp_path / "hf", tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
@@ -178,7 +179,7 @@ def test_an_index_of_other_files_and_the_directory_itself_are_refused(tmp_path):
     index = json.loads((tmp_path / "hf" / INDEX).read_text())
     index["weight_map"]["zz"] = "model-0.safetensors"
     (tmp_path / "hf" / INDEX).write_text(json.dumps(index))
-    with pytest.raises(penstock.CorruptCheckpointError, match="do not have zz"):
+    with pytest.raises(CorruptCheckpointError, match="do not have zz"):
         penstock.import_model(tmp_path / "hf", tmp_path / "c")
 
 
@@ -192,5 +193,5 @@ def test_a_file_without_tensors_is_an_empty_model(tmp_path):
 def test_an_index_that_lists_no_file_is_named_and_is_no_damage(tmp_path):
     save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    with pytest.raises(penstock.CheckpointNotFoundError, match="lists no file"):
+    with pytest.raises(CheckpointNotFoundError, match="lists no file"):
         penstock.import_model(tmp_path, tmp_path / "checkpoint")

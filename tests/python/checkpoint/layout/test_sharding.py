@@ -29,6 +29,7 @@ from penstock.checkpoint.ranks.group import Ranks
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.members import Members
 from penstock.checkpoint.saving.sharded import flatten_sharded
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.tensors.memory import of_tensor
 
 pytestmark = pytest.mark.skipif(
@@ -495,7 +496,7 @@ def test_partial_sums_are_refused():
     with as_rank(0):
         mesh = DeviceMesh("cpu", list(range(RANKS)))
         tensor = DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False)
-        with pytest.raises(penstock.UnsupportedStateError, match="partial sums"):
+        with pytest.raises(UnsupportedStateError, match="partial sums"):
             Sharder(0, range(RANKS)).sharded(tensor, "w")
 
 
@@ -504,7 +505,7 @@ def test_a_tensor_of_ranks_that_do_not_save_is_refused():
         tensor = distribute_tensor(
             torch.ones(8), DeviceMesh("cpu", [0, 5]), [Shard(0)], src_data_rank=None
         )
-        with pytest.raises(penstock.UnsupportedStateError, match="rank 5"):
+        with pytest.raises(UnsupportedStateError, match="rank 5"):
             Sharder(0, [0, 1, 2, 3]).sharded(tensor, "w")
 
 
@@ -523,7 +524,7 @@ def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
         own = DTensor(usual.to_local(), own_spec, requires_grad=False)
         sharder = Sharder(1, range(4))
         assert sharder.sharded(usual, "w").boxes == [Box((2,), (2,), (0,))]
-        with pytest.raises(penstock.UnsupportedStateError, match="order of its own"):
+        with pytest.raises(UnsupportedStateError, match="order of its own"):
             sharder.sharded(own, "v")
 
 
@@ -536,7 +537,7 @@ def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_
         once = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)], src_data_rank=None)
         sharder = Sharder(1, range(4))
         assert sharder.sharded(once, "v").boxes == [Box((0, 2), (2, 2), (0, 0))]
-        with pytest.raises(penstock.UnsupportedStateError, match=r"^w: .*'torch>=2\.5'"):
+        with pytest.raises(UnsupportedStateError, match=r"^w: .*'torch>=2\.5'"):
             sharder.sharded(twice, "w")
 
 
@@ -554,7 +555,7 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_filled(tmp_path):
             shape=torch.Size([19, 8]),
             stride=(8, 1),
         )
-        with pytest.raises(penstock.StateMismatchError, match="do not say"):
+        with pytest.raises(StateMismatchError, match="do not say"):
             penstock.load(tmp_path / "ckpt", into={"w": tensor}, rank=4)
     assert not memory.any()
 
@@ -571,7 +572,7 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
             shape=torch.Size([4, 3]),
             stride=(3, 1),
         )
-        with pytest.raises(penstock.UnsupportedStateError, match="do not say"):
+        with pytest.raises(UnsupportedStateError, match="do not say"):
             flatten_sharded({"w": tensor}, Sharder(0, range(2)), lambda hashes: [])
 
 
@@ -583,7 +584,7 @@ def test_a_dtensor_whose_name_is_not_its_own_is_refused():
             DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False) for _ in range(2)
         )
         for state in ({"a.b": one, "a": {"b": other}}, {"a.b": torch.ones(2), "a": {"b": one}}):
-            with pytest.raises(penstock.UnsupportedStateError, match=r"a\.b"):
+            with pytest.raises(UnsupportedStateError, match=r"a\.b"):
                 flatten_sharded(
                     state, Sharder(0, range(2)), lambda hashes: [Members.of([0])] * len(hashes)
                 )

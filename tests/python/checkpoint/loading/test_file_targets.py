@@ -11,6 +11,7 @@ import torch
 import penstock
 from compare import assert_same
 from held_files import Held, Target
+from penstock.errors import CorruptCheckpointError, PenstockWarning, StateMismatchError
 from penstock.tensors.file_tensor import FileTensor
 
 
@@ -142,7 +143,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path, kind):
     state = {**state_of(in_files(tmp_path / "moments")), "other": torch.zeros(1000)}
     spoil(state, held)
     first = state["again"]
-    with pytest.raises(penstock.StateMismatchError, match=message):
+    with pytest.raises(StateMismatchError, match=message):
         penstock.load(tmp_path / "c", into=state)
     assert state["again"] is first
     if kind != "tied":
@@ -156,7 +157,7 @@ def test_damage_leaves_the_old_files_in_place(tmp_path, saved):
     shard.write_bytes(data)
     state = state_of(in_files(tmp_path / "own"))
     first = state["again"]
-    with pytest.raises(penstock.CorruptCheckpointError, match=r"moments\.0|again"):
+    with pytest.raises(CorruptCheckpointError, match=r"moments\.0|again"):
         penstock.load(saved, into=state)
     assert state["again"] is first
     gc.collect()
@@ -173,7 +174,7 @@ def test_a_load_falls_back_past_damage(tmp_path):
     data[4096 + 5000] ^= 1
     shard.write_bytes(data)
     state = state_of(in_files(tmp_path / "own", seed=7))
-    with pytest.warns(penstock.PenstockWarning, match="step 2"):
+    with pytest.warns(PenstockWarning, match="step 2"):
         store.load(into=state, fallback=True)
     assert_same(read_all(state)["moments"], state_of(values(1))["moments"])
 

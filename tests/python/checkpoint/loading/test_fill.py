@@ -17,6 +17,7 @@ import penstock
 from dtensors import STRIDED, distribute, values
 from penstock import _native
 from penstock.checkpoint.loading import matching
+from penstock.errors import StateMismatchError
 
 MIB = 1 << 20
 
@@ -48,7 +49,7 @@ def test_only_what_was_asked_for_is_written(path):
 @pytest.mark.parametrize("item_bytes", [1, 2, 8])
 def test_items_of_another_size_than_the_memorys_are_refused(path, item_bytes):
     """Larger items in the file would write past the end of memory sized for smaller ones."""
-    with pytest.raises(penstock.StateMismatchError, match="items of 4 bytes are stored") as caught:
+    with pytest.raises(StateMismatchError, match="items of 4 bytes are stored") as caught:
         fill(path, (10, 20), item_bytes)
     assert caught.value.key == "w"
 

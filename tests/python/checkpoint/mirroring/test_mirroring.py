@@ -23,6 +23,12 @@ from conftest import run_child
 from damaged import file_of
 from penstock.checkpoint.mirroring import copy_step
 from penstock.common.tracing import recorded, summary
+from penstock.errors import (
+    CorruptCheckpointError,
+    PenstockWarning,
+    StorageError,
+    UnsupportedPathError,
+)
 
 URL = "s3://bucket/run"
 
@@ -112,17 +118,17 @@ def test_a_save_waits_for_its_copy_if_the_mirror_says_so(bucket, stores):
     assert penstock.CheckpointStore(URL).steps() == [1, 2]
     bucket.stop()
     penstock.set_remote(URL, penstock.Remote(patience_seconds=1))
-    with pytest.raises(penstock.StorageError) as caught:
+    with pytest.raises(StorageError) as caught:
         save(store, 3)
     assert "step 3 is saved here" in caught.value.__notes__[0]
     # A background copy cannot raise its error: the next save reports it.
     bucket.start()
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     bucket.stop()
-    with pytest.warns(penstock.PenstockWarning, match="step-0000000003"):
+    with pytest.warns(PenstockWarning, match="step-0000000003"):
         store.save_async(4, state_of(4)).result()
     bucket.start()
-    with pytest.warns(penstock.PenstockWarning, match="are not at s3://bucket/run yet"):
+    with pytest.warns(PenstockWarning, match="are not at s3://bucket/run yet"):
         save(store, 5)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     assert penstock.CheckpointStore(URL).steps() == [1, 2, 3, 4, 5]
@@ -150,7 +156,7 @@ def test_what_is_damaged_here_or_another_there_is_refused_and_holds_up_nothing(b
     assert penstock.CheckpointStore(URL).steps() == [1, 3]
     assert penstock.load(f"{URL}/step-0000000001")["step"] == 1
     # Saved anew, the step is copied.
-    with pytest.warns(penstock.PenstockWarning, match="holds another checkpoint, which stays"):
+    with pytest.warns(PenstockWarning, match="holds another checkpoint, which stays"):
         second.save(2, state_of(2), overwrite=True)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
     assert second.mirror_status().mirrored == (2, 3)
@@ -180,7 +186,7 @@ def test_a_refusal_is_told_once(bucket, stores):
     assert first.wait_for_mirror(FOR_EVER_SECONDS)
     save(penstock.CheckpointStore(second.root), 1, 2)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
-    with pytest.warns(penstock.PenstockWarning, match="holds another checkpoint, which stays"):
+    with pytest.warns(PenstockWarning, match="holds another checkpoint, which stays"):
         save(second, 3)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
     with warnings.catch_warnings():
@@ -225,7 +231,7 @@ def test_saves_go_on_while_the_bucket_cannot_be_reached(bucket, stores):
     assert status.waiting == (1, 2)
     assert status.last_error
     assert not store.wait_for_mirror(0.1)
-    with pytest.warns(penstock.PenstockWarning, match="are not at s3://bucket/run yet"):
+    with pytest.warns(PenstockWarning, match="are not at s3://bucket/run yet"):
         save(store, 3)
     bucket.start()
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
@@ -297,13 +303,13 @@ def test_a_chunk_that_is_damaged_here_is_read_there(bucket, stores):
     data[9] ^= 1
     (bucket.files / "run" / shard).write_bytes(data)
     reports = []
-    with pytest.warns(penstock.PenstockWarning, match="chunk is damaged and was read from s3://"):
+    with pytest.warns(PenstockWarning, match="chunk is damaged and was read from s3://"):
         assert_is(store.load(report=reports.append), 1)
     assert [fallback.kind for fallback in reports[0].fallbacks].count("copy") == 1
     # The step is marked as damaged, so no good step is deleted for it.
     assert penstock.CheckpointStore(store.root).latest() is None
     shutil.rmtree(store.path(1))
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         store.load()
 
 
@@ -317,7 +323,7 @@ def test_the_other_way_round_too(bucket, stores):
     data = bytearray((bucket.files / "run" / shard).read_bytes())
     data[9] ^= 1
     (bucket.files / "run" / shard).write_bytes(data)
-    with pytest.warns(penstock.PenstockWarning, match="chunk is damaged"):
+    with pytest.warns(PenstockWarning, match="chunk is damaged"):
         assert_is(store.load(), 1)
 
 
@@ -340,15 +346,15 @@ def test_a_mirror_that_cannot_be_asked_may_have_newer_steps(bucket, stores):
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     store.close()
     bucket.stop()
-    with pytest.raises(penstock.StorageError) as caught:
+    with pytest.raises(StorageError) as caught:
         store.load()
     assert "fallback=True" in caught.value.__notes__[0]
-    with pytest.warns(penstock.PenstockWarning, match="the mirror cannot be asked"):
+    with pytest.warns(PenstockWarning, match="the mirror cannot be asked"):
         assert_is(store.load(fallback=True), 1)
     assert store.latest() == 1
     # Not "no checkpoint": the caller would start a new run.
-    asked = pytest.warns(penstock.PenstockWarning, match="the mirror cannot be asked")
-    with asked, pytest.raises(penstock.StorageError):
+    asked = pytest.warns(PenstockWarning, match="the mirror cannot be asked")
+    with asked, pytest.raises(StorageError):
         empty.resume(penstock.Training(values=state_of(0)))
 
 
@@ -491,7 +497,7 @@ def test_wrong_arguments_are_refused(tmp_path):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             penstock.Mirror(URL, **arguments)
     for place in (str(tmp_path), "http://host/run"):
-        with pytest.raises(penstock.UnsupportedPathError):
+        with pytest.raises(UnsupportedPathError):
             penstock.Mirror(place)
     assert penstock.Mirror("S3://bucket/run/").url == URL
     with pytest.raises(TypeError, match="must be a penstock"):

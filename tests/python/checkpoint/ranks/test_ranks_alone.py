@@ -14,6 +14,7 @@ import torch
 
 import forks
 import penstock
+from penstock.errors import RankError
 from ranks import Job, free_port
 
 STATE = {"w": np.ones(3)}
@@ -35,7 +36,7 @@ def as_rank(request, monkeypatch):
 
 
 def assert_refused(call, *arguments, says, **settings):
-    with pytest.raises(penstock.RankError) as caught:
+    with pytest.raises(RankError) as caught:
         call(*arguments, **settings)
     message = str(caught.value)
     for remedy in (says, "init_process_group", "destroy_process_group", "no_dist=True"):
@@ -149,7 +150,7 @@ def save_without_its_group(path):
     dist.destroy_process_group()
     try:
         penstock.save(path, STATE, overwrite=True)
-    except penstock.RankError as error:
+    except RankError as error:
         return str(error)
     return None
 

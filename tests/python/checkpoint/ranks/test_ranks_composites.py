@@ -14,6 +14,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 import penstock
 from compare import assert_same
+from penstock.errors import UnsupportedStateError
 
 pytestmark = pytest.mark.slow
 """The ranks import torchao, which takes longer than the tests themselves."""
@@ -97,7 +98,7 @@ def distributed(path: str, placement: Any) -> None:
 def test_one_that_is_the_local_tensor_of_a_dtensor_is_refused_by_name(
     jobs: Any, tmp_path: Any, placement: Any
 ) -> None:
-    with pytest.raises(penstock.UnsupportedStateError, match=r"to_local\(\)") as caught:
+    with pytest.raises(UnsupportedStateError, match=r"to_local\(\)") as caught:
         jobs.of(2).call(distributed, str(tmp_path / "ckpt"), placement)
     assert caught.value.key == "state.exp_avg"
     assert not (tmp_path / "ckpt" / "manifest.json").exists()

@@ -11,6 +11,7 @@ from compare import assert_same
 from dtensors import GRID, LINE, Layout, rank, sharded, values
 from penstock.checkpoint.layout.sharding import Balance, find_mismatch, is_balanced
 from penstock.checkpoint.ranks.members import Copy, Members
+from penstock.errors import RankError
 from ranks import IMPATIENT
 
 LAYOUTS = {
@@ -84,7 +85,7 @@ def test_copies_that_differ_are_told_by_name_and_not_committed(
     root, job = disk_path / "store", jobs.of(4)
     errors = job.call(save_what_differs, root, name, tensor, culprit)
     for (error,) in errors:
-        assert type(error) is penstock.RankError
+        assert type(error) is RankError
         assert f"model.{tensor}" in str(error)
         assert f"is not the same on ranks {leader}" in str(error)
         assert "nothing was committed" in str(error)
@@ -118,7 +119,7 @@ def save_special(path, is_signed):
     one.to_local()[0] = -0.0 if is_signed and rank() == 1 else 0.0
     try:
         penstock.save(path, {"w": one}, options=IMPATIENT)
-    except penstock.RankError as error:
+    except RankError as error:
         return str(error)
     return None
 

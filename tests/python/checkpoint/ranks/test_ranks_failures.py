@@ -18,6 +18,7 @@ from dtensors import GRID, LINE, Layout, plain, rank, sharded, values
 from penstock.checkpoint.ranks.group import Ranks
 from penstock.checkpoint.ranks.round import Round
 from penstock.checkpoint.saving.save import Save
+from penstock.errors import CheckpointExistsError, RankError, UnsupportedStateError
 from ranks import IMPATIENT, TIMEOUT_SECONDS, Job
 
 MIB = 1 << 20
@@ -184,10 +185,10 @@ def test_the_others_are_told_who_failed_and_why_and_do_not_wait(jobs, disk_path,
     job, root = jobs.of(4), disk_path / "store"
     job.call(save, root, 1)
     found = job.call(save_late_what_cannot_be_stored, root, 2, late)
-    assert isinstance(found[2][0], penstock.UnsupportedStateError)
+    assert isinstance(found[2][0], UnsupportedStateError)
     for number in (0, 1, 3):
         error, seconds = found[number]
-        assert isinstance(error, penstock.RankError)
+        assert isinstance(error, RankError)
         assert error.rank == 2
         assert "rank 2" in str(error)
         assert "code" in str(error)
@@ -200,7 +201,7 @@ def test_a_step_that_exists_is_refused_on_every_rank(jobs, disk_path, function):
     job.call(save, root, 1)
     before = files_of(root)
     for error in job.outcomes(function, root, 1):
-        assert isinstance(error, penstock.CheckpointExistsError)
+        assert isinstance(error, CheckpointExistsError)
     assert_goes_on(job, root, before, 2)
 
 
@@ -211,7 +212,7 @@ def test_a_rank_that_left_saves_out_comes_back(jobs, disk_path):
     before = files_of(root)
     for step in (2, 3, 4):
         for error in job.outcomes(save, root, step, ranks=[0, 1, 3]):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
             assert error.rank == 2
     assert_goes_on(job, root, before, 5)
 
@@ -222,7 +223,7 @@ def test_a_rank_that_left_a_save_of_one_path_out_comes_back(jobs, disk_path, abs
     job, path = jobs.of(4), disk_path / "newest"
     job.call(save_over, path, 1)
     for error in job.outcomes(save_over, path, 2, ranks={0, 1, 2, 3} - {absent}):
-        assert isinstance(error, penstock.RankError)
+        assert isinstance(error, RankError)
         assert error.rank == absent
     job.outcomes(save_over, path, 3)
     job.call(save_over, path, 4)
@@ -295,7 +296,7 @@ def test_where_a_rank_dies_the_others_raise_and_nothing_is_committed(
         job.start(save_and_signal, root, 2, victim, moment, signal.SIGKILL)
         others = [number for number in range(4) if number != victim]
         for error in outcomes_of_others(job, others):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
     finally:
         job.is_broken = True
         job.close()
@@ -331,7 +332,7 @@ def test_where_a_rank_dies_in_the_middle_of_its_write_nothing_is_committed(disk_
         job.signal(victim, signal.SIGKILL)
         others = [number for number in range(4) if number != victim]
         for error in outcomes_of_others(job, others):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
     finally:
         job.is_broken = True
         job.close()
@@ -351,12 +352,12 @@ def test_a_rank_that_hangs_is_given_up_and_does_no_harm_when_it_wakes(disk_path,
         job.start(save_and_signal, root, 2, sleeper, moment, signal.SIGSTOP)
         others = [number for number in range(4) if number != sleeper]
         for error in outcomes_of_others(job, others):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
         assert penstock.CheckpointStore(root).steps() == [1]
         assert_same(penstock.CheckpointStore(root).load(keys=["rows", "cells"]), whole(1))
         job.signal(sleeper, signal.SIGCONT)
         (late,) = outcomes_of_others(job, [sleeper])
-        assert isinstance(late, penstock.RankError)
+        assert isinstance(late, RankError)
         assert_goes_on(job, root, before, 2)
     finally:
         job.close()
@@ -369,7 +370,7 @@ def test_a_coordinator_that_hangs_and_wakes_commits_what_all_have_written(disk_p
     try:
         job.start(save_and_signal, root, 1, 0, "count_votes", signal.SIGSTOP)
         for error in outcomes_of_others(job, [1, 2, 3]):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
             assert error.rank == 0
         assert penstock.CheckpointStore(root).steps() == []
         job.signal(0, signal.SIGCONT)

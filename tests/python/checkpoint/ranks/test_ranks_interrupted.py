@@ -18,6 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from dtensors import Layout, rank, sharded, values
 from penstock.checkpoint.ranks.round import Round
+from penstock.errors import RankError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -179,5 +180,5 @@ def load_and_strike_before_it_is_decided(root):
 
 def test_who_has_come_to_a_load_hears_of_a_ctrl_c_on_rank_0(jobs, disk_path):
     found = jobs.of(2).call(load_and_strike_before_it_is_decided, disk_path / "store")
-    assert [kind for kind, _ in found] == [KeyboardInterrupt, penstock.RankError]
+    assert [kind for kind, _ in found] == [KeyboardInterrupt, RankError]
     assert found[1][1] < PATIENCE_SECONDS / 2

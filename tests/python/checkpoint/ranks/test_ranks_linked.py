@@ -13,6 +13,7 @@ import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, STRIDED, Layout, rank, sharded, values
 from held_files import Held, Target
+from penstock.errors import RankError, UnsupportedStateError
 from ranks import IMPATIENT
 
 LAYOUTS = {
@@ -98,7 +99,7 @@ def save_spoiled(root):
     state = held_state(root, spoil="hybrid" if rank() == 3 else None)
     try:
         penstock.save(Path(root) / "c", state, options=IMPATIENT)
-    except penstock.RankError as error:
+    except RankError as error:
         return str(error)
 
 
@@ -179,7 +180,7 @@ def save_pieces(root):
     try:
         state = {"a": {"b": held.tensor("moment", like=parameter)}}
         penstock.save(Path(root) / "c", state, options=IMPATIENT)
-    except (penstock.UnsupportedStateError, penstock.RankError) as error:
+    except (UnsupportedStateError, RankError) as error:
         return str(error)
 
 

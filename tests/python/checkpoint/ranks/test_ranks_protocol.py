@@ -23,6 +23,14 @@ from compare import assert_same, tensor_bytes
 from dtensors import Layout, cleared, local_bytes, rank, sharded, values
 from penstock.checkpoint.ranks.round import Round
 from penstock.checkpoint.saving.save import Save
+from penstock.errors import (
+    PenstockWarning,
+    RankError,
+    SaveCancelledError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
+from penstock.reports import SaveReport
 from ranks import IMPATIENT, Job
 
 LATE_SECONDS = 2
@@ -291,7 +299,7 @@ def test_one_process_gets_the_values_of_the_first_rank_and_a_warning(jobs, disk_
     """Each rank's own tensors are small beside a weight that all ranks hold."""
     path = disk_path / "ckpt"
     jobs.of(4).call(save_mostly_same, path)
-    with pytest.warns(penstock.PenstockWarning, match="own values of 6 tensors.*rank="):
+    with pytest.warns(PenstockWarning, match="own values of 6 tensors.*rank="):
         assert_same(penstock.load(path), mostly_same(0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -402,7 +410,7 @@ def test_a_job_that_begins_again_hears_nothing_of_the_one_before(disk_path):
         job.call(make_store, disk_path)
         # Leaves keys that no rank removes before the job ends: a rank is missing in round one.
         for error in job.outcomes(save_plainly, disk_path, 5, ranks=[0]):
-            assert isinstance(error, penstock.RankError)
+            assert isinstance(error, RankError)
         job.call(new_group_and_save, disk_path, 4)
         for again, prefix in enumerate(["", "", "other", "another", ""]):
             job.call(start_again, prefix)
@@ -541,9 +549,9 @@ def test_ranks_go_on_in_step_after_saves_that_one_could_not_do(
     for number, outcomes in enumerate(found):
         for error, _ in outcomes:
             if number == culprit:
-                assert type(error) is penstock.UnsupportedStateError
+                assert type(error) is UnsupportedStateError
             else:
-                assert type(error) is penstock.RankError
+                assert type(error) is RankError
                 assert error.rank == culprit
                 assert "code" in str(error)
     assert penstock.CheckpointStore(root).steps() == [12, 13]
@@ -567,7 +575,7 @@ def save_after_own_failure(root, culprit, name):
 
 def broken_at_the_end(*arguments):
     ordinary_run(*arguments)
-    raise penstock.StateMismatchError("broken on purpose", path="nowhere")
+    raise StateMismatchError("broken on purpose", path="nowhere")
 
 
 ordinary_run = Save.run
@@ -580,10 +588,10 @@ def test_what_failed_on_one_rank_alone_is_told_by_its_next_save(jobs, disk_path,
     found = job.call(save_after_own_failure, root, culprit, name)
     for number, (error, _) in enumerate(found):
         if number == culprit:
-            assert type(error) is penstock.StateMismatchError
+            assert type(error) is StateMismatchError
             assert "on purpose" in str(error)
         else:
-            assert type(error) is penstock.RankError
+            assert type(error) is RankError
             assert error.rank == culprit
             # It was notified: it did not wait for a timeout.
             assert "on purpose" in str(error)
@@ -605,11 +613,11 @@ def test_ranks_are_in_step_again_after_one_has_left_a_save_out(jobs, disk_path, 
     root, job = disk_path / "store", jobs.of(4)
     found = job.call(save_after_a_call_that_is_refused, root, culprit)
     for number, outcomes in enumerate(found):
-        refused = penstock.UnsupportedStateError if number == culprit else penstock.RankError
+        refused = UnsupportedStateError if number == culprit else RankError
         assert type(outcomes[0].found) is refused
     for outcomes in found:
         for outcome in outcomes[-2:]:
-            assert isinstance(outcome.found, penstock.SaveReport), outcome
+            assert isinstance(outcome.found, SaveReport), outcome
     for step in (4, 5):
         assert_holds(root, step, step, 4)
 
@@ -656,7 +664,7 @@ def test_a_rank_that_waits_for_others_can_be_interrupted(
         if number == victim:
             assert type(error) is KeyboardInterrupt
         else:
-            assert type(error) is penstock.RankError
+            assert type(error) is RankError
             assert error.rank == victim
             assert f"rank {victim} failed" in str(error)
     job.call(save_step, root, 3)
@@ -719,9 +727,9 @@ def test_what_one_rank_cancels_is_done_by_none(jobs, disk_path, victim, culprit)
     found = job.call(cancel_one, root, 2, victim, culprit, False)
     for number, outcome in enumerate(found):
         if number == victim:
-            assert type(outcome.found) is penstock.SaveCancelledError
+            assert type(outcome.found) is SaveCancelledError
         else:
-            assert type(outcome.found) is penstock.RankError, outcome
+            assert type(outcome.found) is RankError, outcome
             assert outcome.found.rank == victim
     job.call(save_step, root, 3)
     assert penstock.CheckpointStore(root).steps() == [1, 3]
@@ -755,7 +763,7 @@ def test_a_commit_that_has_begun_is_not_cancelled(jobs, disk_path, victim):
     for step in (1, 2):
         assert_holds(root, step, step, 4)
     for outcome in found:
-        assert isinstance(outcome.found, penstock.SaveReport)
+        assert isinstance(outcome.found, SaveReport)
 
 
 # Loads.
@@ -768,7 +776,7 @@ def load_what_fits_not_all(root, culprit):
     began = time.monotonic()
     with warnings.catch_warnings():
         # Ignores the warning about the skipped step.
-        warnings.simplefilter("ignore", penstock.PenstockWarning)
+        warnings.simplefilter("ignore", PenstockWarning)
         store = store_of(root, options=PATIENT)
         error, ended = outcome_of(store.load, into=into, fallback=True)
         again = store.load(into=cleared(state(1)), fallback=True)
@@ -791,9 +799,9 @@ def test_a_fallback_that_fails_on_one_rank_is_told_to_all(jobs, disk_path, culpr
     found = job.call(load_what_fits_not_all, root, culprit)
     for number, (error, seconds) in enumerate(found):
         if number == culprit:
-            assert type(error) is penstock.StateMismatchError
+            assert type(error) is StateMismatchError
         else:
-            assert type(error) is penstock.RankError
+            assert type(error) is RankError
             assert error.rank == culprit
         assert seconds < PATIENT.rank_timeout_seconds / 2
     assert_holds(root, 3, 3, 4)
@@ -819,7 +827,7 @@ def test_what_is_committed_stands_where_the_store_dies_before_all_know(disk_path
         job.start(save_and_lose_the_store, disk_path)
         for error, seconds in job.finish(ranks=[1, 2, 3]):
             # No rank answers any more.
-            assert type(error) is penstock.RankError
+            assert type(error) is RankError
             assert seconds < PATIENT.rank_timeout_seconds / 2
     finally:
         job.is_broken = True

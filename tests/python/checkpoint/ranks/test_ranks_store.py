@@ -13,6 +13,12 @@ import forks
 import penstock
 from compare import assert_same
 from dtensors import LINE, Layout, as_loaded, cleared, local_bytes, plain, rank, sharded, values
+from penstock.errors import (
+    CheckpointExistsError,
+    CorruptCheckpointError,
+    SaveInProgressError,
+    StateMismatchError,
+)
 
 ROWS = Layout(LINE, [Shard(0)], (50, 30))
 
@@ -71,7 +77,7 @@ def save_while_busy(root, if_busy):
     pending = store.save_async(2, state(2))
     try:
         other = store.save_async(3, state(3), if_busy=if_busy)
-    except penstock.SaveInProgressError:
+    except SaveInProgressError:
         other = "busy"
     pending.result()
     store.save(4, state(4))
@@ -93,7 +99,7 @@ def save_again_unseen(root):
     store.save_async(1, state(1))
     try:
         store.save_async(2, state(2))
-    except penstock.CheckpointExistsError:
+    except CheckpointExistsError:
         store.save_async(3, state(3)).result()
         return "told"
     return "not told"
@@ -162,7 +168,7 @@ def test_pipeline_stages_get_their_own_back_and_others_see_all_layers(jobs, disk
         path = disk_path / "again"
     for number in range(4):
         assert_same(penstock.load(path, rank=number), stage_state(number // 2))
-    with pytest.raises(penstock.StateMismatchError, match="rank="):
+    with pytest.raises(StateMismatchError, match="rank="):
         penstock.load(path)
     # In the order of the first rank, then of the others.
     shapes = {"layer0": (4, 3), "layer1": (4, 3), "embedding": (6, 2)}
@@ -264,7 +270,7 @@ def test_damage_in_the_shard_of_one_rank_is_named(jobs, disk_path):
     code, text = run_cli("verify", path)
     assert code == 1
     assert "shard-00002" in text
-    with pytest.raises(penstock.CorruptCheckpointError, match=shard.name):
+    with pytest.raises(CorruptCheckpointError, match=shard.name):
         penstock.load(path)
     # A load that needs none of the damaged data succeeds.
     assert penstock.load(path, keys=["step", "rank"]) == {"step": 1, "rank": 0}
@@ -283,7 +289,7 @@ def test_a_lost_file_of_one_rank_is_named(jobs, disk_path, kind):
     (info,) = penstock.CheckpointStore(root).scan()
     assert info.state == "damaged"
     assert lost.name in info.reason
-    with pytest.raises(penstock.CorruptCheckpointError, match=lost.name):
+    with pytest.raises(CorruptCheckpointError, match=lost.name):
         penstock.load(path)
 
 

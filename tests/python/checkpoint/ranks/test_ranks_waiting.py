@@ -19,6 +19,7 @@ from penstock.checkpoint.ranks import exchange, mailbox, node_ranks
 from penstock.checkpoint.ranks.exchange import Exchange
 from penstock.checkpoint.saving.save import Save
 from penstock.common.process import placement
+from penstock.errors import RankError
 
 WRITE_SECONDS = 1
 """Duration of the slow rank's write, longer than the others' time until a reminder."""
@@ -155,7 +156,7 @@ def test_who_waits_for_ranks_that_do_not_come_says_so_once(
     assert "if rank == 0:" in message
     assert "no_dist=True" in message
     for number, (_, error) in enumerate(found):
-        assert (type(error) is penstock.RankError) == (number in comes)
+        assert (type(error) is RankError) == (number in comes)
 
 
 def test_the_warning_points_to_the_call(jobs, disk_path):
@@ -251,7 +252,7 @@ def test_ranks_that_write_hear_of_a_failure_before_they_have_written(jobs, disk_
         if number == culprit:
             assert type(error) is KeyboardInterrupt
         else:
-            assert type(error) is penstock.RankError
+            assert type(error) is RankError
             assert error.rank == culprit
     assert penstock.CheckpointStore(disk_path / "store").steps() == []
 

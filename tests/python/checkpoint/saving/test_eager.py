@@ -17,6 +17,7 @@ from background import held, in_the_way
 from compare import assert_same
 from conftest import run_child, tell
 from opened import assert_settles_at, settled
+from penstock.errors import SaveInProgressError
 from threads import on_threads
 from ticker import Ticker
 
@@ -204,7 +205,7 @@ def test_of_a_busy_store_a_save_is_skipped_or_refused_or_waits(disk_path):
     with held(store, 1) as release:
         first = store.save_async(1, {"w": torch.ones(100)})
         assert store.save_async(2, {"w": 2}, if_busy="skip") is None
-        with pytest.raises(penstock.SaveInProgressError) as caught:
+        with pytest.raises(SaveInProgressError) as caught:
             store.save_async(2, {"w": 2}, if_busy="error")
         assert caught.value.path == first.path
         threading.Timer(0.1, release).start()

@@ -58,7 +58,7 @@ FAIL = """
     elif how == "wait":
         try:
             store.wait()
-        except penstock.StorageError:
+        except penstock.errors.StorageError:
             pass
     elif how == "cancel":
         pending.cancel()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 import penstock
 from compare import assert_same
 from penstock.checkpoint.saving.wrappers import final_names
+from penstock.errors import StorageError, UnsupportedStateError
 
 INDEX = "model.safetensors.index.json"
 GROUPS = {"model": ""}
@@ -296,7 +297,7 @@ def test_groups_that_make_no_sense_are_refused(tmp_path, groups, match):
 
 def test_what_is_in_no_group_is_refused(tmp_path):
     state = {"model": {"w": torch.ones(3)}}
-    with pytest.raises(penstock.UnsupportedStateError, match="no tensor below 'modle'"):
+    with pytest.raises(UnsupportedStateError, match="no tensor below 'modle'"):
         penstock.save(tmp_path / "c", state, groups={"modle": ""})
     with pytest.raises(TypeError, match="groups"):
         penstock.save(tmp_path / "c", state, groups=["model"])
@@ -337,11 +338,11 @@ def test_a_directory_in_the_way_of_a_copy_is_named_before_anything_is_written(
     (path / name).mkdir(parents=True)
     before = sorted(os.listdir(path))
     given = {"groups": GROUPS, "files": {"config.json": b"{}"}, "overwrite": overwrite}
-    with pytest.raises(penstock.StorageError, match=r"is a directory.*nothing was written") as one:
+    with pytest.raises(StorageError, match=r"is a directory.*nothing was written") as one:
         penstock.save(path, state, **given)
     assert one.value.errno == errno.EISDIR
     assert one.value.path == str(path / name)
-    with pytest.raises(penstock.StorageError, match="is a directory"):
+    with pytest.raises(StorageError, match="is a directory"):
         store.save_async(1, state, **given).result()
     assert sorted(os.listdir(path)) == before
     os.rename(path / name, tmp_path / "elsewhere")

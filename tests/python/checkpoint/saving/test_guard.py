@@ -12,6 +12,7 @@ import torch
 import penstock
 from background import held
 from compare import assert_same
+from penstock.errors import StateMismatchError
 
 pytestmark = pytest.mark.quick
 
@@ -56,7 +57,7 @@ def test_an_optimizer_without_a_guard_fails_the_save(disk_path, kind):
         with held(store, step):
             pending = store.save_async(step, state, lazy=True)
             step_once(optimizer)
-        assert isinstance(pending.exception(), penstock.StateMismatchError)
+        assert isinstance(pending.exception(), StateMismatchError)
     assert store.steps() == []
 
 
@@ -114,7 +115,7 @@ def test_a_guard_that_is_removed_guards_no_more(disk_path, kind):
             pending = store.save_async(step, model.state_dict(), lazy=True)
             step_once(optimizer)
         error = pending.exception()
-        assert isinstance(error, penstock.StateMismatchError if step else type(None))
+        assert isinstance(error, StateMismatchError if step else type(None))
 
 
 def test_a_guard_waits_for_the_saves_of_every_store(disk_path):

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import penstock
 from background import held
 from compare import assert_same
+from penstock.errors import StateMismatchError
 
 MIB = 1 << 20
 
@@ -69,7 +70,7 @@ def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_p
     with held(store, 1):
         pending = store.save_async(1, state, lazy=True)
         state[name].add_(1)
-    with pytest.raises(penstock.StateMismatchError, match=r'"w" changed .*guard') as caught:
+    with pytest.raises(StateMismatchError, match=r'"w" changed .*guard') as caught:
         pending.result()
     assert caught.value.path == pending.path
     assert pending.wait_staged(0)
@@ -150,7 +151,7 @@ def test_of_more_small_tensors_than_are_copied_at_once_none_is_torn(disk_path):
     with held(store, 2):
         pending = store.save_async(2, state, lazy=True)
         state[-1].add_(1)
-    assert isinstance(pending.exception(), penstock.StateMismatchError)
+    assert isinstance(pending.exception(), StateMismatchError)
 
 
 def test_tensors_of_inference_mode_are_saved(disk_path):
@@ -227,7 +228,7 @@ def test_a_tensor_that_is_replaced_keeps_its_memory_until_it_is_copied(disk_path
     if pending.exception() is None:
         assert_same(store.load(1), {"w": torch.zeros(3 * MIB)})
     else:
-        assert isinstance(pending.exception(), penstock.StateMismatchError)
+        assert isinstance(pending.exception(), StateMismatchError)
     assert len(others) == 4
 
 
@@ -255,7 +256,7 @@ def test_what_shares_memory_with_a_tensor_does_not_change_it_unnoticed(disk_path
         target = state[changed] if isinstance(changed, str) else changed
         target += 1
     if expected is None:
-        with pytest.raises(penstock.StateMismatchError, match="changed"):
+        with pytest.raises(StateMismatchError, match="changed"):
             pending.result()
     else:
         pending.result()
@@ -314,7 +315,7 @@ def test_a_change_of_a_dtensor_fails_a_lazy_save(disk_path, lone_job, is_local):
         pending = store.save_async(1, {"w": tensor}, lazy=True)
         (tensor.to_local() if is_local else tensor).add_(1)
         release()
-    with pytest.raises(penstock.StateMismatchError, match="changed"):
+    with pytest.raises(StateMismatchError, match="changed"):
         pending.result()
     assert store.steps() == []
 

@@ -19,6 +19,7 @@ import torn
 from background import held
 from compare import assert_same
 from conftest import run_child, tell, watch_refusal
+from penstock.errors import StateMismatchError
 
 MIB = 1 << 20
 
@@ -73,7 +74,7 @@ def test_a_change_that_is_under_way_when_all_is_copied_fails_the_save(disk_path,
     error = pending.exception()
     go_on.set()
     thread.join()
-    assert isinstance(error, penstock.StateMismatchError)
+    assert isinstance(error, StateMismatchError)
     assert (error.key, error.path) == ("w", pending.path)
     assert "pending.stage()" in str(error)
     assert "lazy=False" in str(error)
@@ -92,7 +93,7 @@ def test_a_single_byte_does_not_tear_a_save(disk_path, place):
         pending = store.save_async(1, [w], lazy=True)
         ctypes.memset(w.data_ptr() + place, 1, 1)
     if place == 5000:
-        assert isinstance(pending.exception(), penstock.StateMismatchError)
+        assert isinstance(pending.exception(), StateMismatchError)
     else:
         pending.result()
         assert not store.load(1)[0].any()
@@ -129,7 +130,7 @@ def test_no_optimizer_without_a_guard_tears_a_save(disk_path, kind):
     with held(store, 1):
         pending = store.save_async(1, scene.state, lazy=True)
         scene.change()
-    assert isinstance(pending.exception(), penstock.StateMismatchError)
+    assert isinstance(pending.exception(), StateMismatchError)
 
 
 def test_what_calls_nobody_before_it_steps_cannot_be_guarded():
@@ -254,7 +255,7 @@ def test_a_fork_neither_ends_the_watch_nor_is_watched(disk_path):
             os._exit(0)
         os.waitpid(child, 0)
         w[9 * MIB] = 1
-    assert isinstance(pending.exception(), penstock.StateMismatchError)
+    assert isinstance(pending.exception(), StateMismatchError)
 
 
 def test_another_writer_of_a_mapped_file_does_not_tear_a_save(disk_path):

@@ -14,6 +14,7 @@ import penstock
 from compare import assert_same
 from format_reader import Checkpoint
 from held_files import Held
+from penstock.errors import CorruptCheckpointError, UnsupportedStateError
 
 
 def values():
@@ -169,7 +170,7 @@ def test_a_file_that_is_not_what_it_was_is_refused(tmp_path):
     state, _ = state_of(held)
     with open(held.path, "ab") as file:
         file.write(b"more")
-    with pytest.raises(penstock.CorruptCheckpointError, match="moments"):
+    with pytest.raises(CorruptCheckpointError, match="moments"):
         penstock.save(tmp_path / "c", state)
     assert not (tmp_path / "c").exists()
 
@@ -186,7 +187,7 @@ def test_a_file_elsewhere_is_copied(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(penstock.CorruptCheckpointError, match=path.name):
+    with pytest.raises(CorruptCheckpointError, match=path.name):
         penstock.save(tmp_path / "d", {"moment": elsewhere.tensor("first")})
     assert not (tmp_path / "d").exists()
 
@@ -194,10 +195,10 @@ def test_a_file_elsewhere_is_copied(tmp_path):
 def test_what_cannot_be_stored_is_named(tmp_path):
     held = make(tmp_path)
     tensor = held.tensor("first")
-    with pytest.raises(penstock.UnsupportedStateError, match="a set of tensors"):
+    with pytest.raises(UnsupportedStateError, match="a set of tensors"):
         penstock.save(tmp_path / "c", {"s": {tensor}})
     tensor.dtype = torch.quint8
-    with pytest.raises(penstock.UnsupportedStateError, match=r"x: .*quint8"):
+    with pytest.raises(UnsupportedStateError, match=r"x: .*quint8"):
         penstock.save(tmp_path / "c", {"x": tensor})
 
 

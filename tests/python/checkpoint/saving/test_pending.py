@@ -18,6 +18,13 @@ import torch
 import penstock
 from background import SLOWLY, held, in_the_way
 from conftest import mounted
+from penstock.errors import (
+    CheckpointExistsError,
+    PenstockWarning,
+    SaveCancelledError,
+    StorageError,
+    UnsupportedStateError,
+)
 
 MIB = 1 << 20
 
@@ -34,10 +41,10 @@ def test_a_failure_is_the_results_every_time_and_nobody_elses(disk_path):
     in_the_way(store, 1)
     pending = store.save_async(1, {"w": torch.ones(MIB)})
     for _ in range(2):
-        with pytest.raises(penstock.StorageError) as caught:
+        with pytest.raises(StorageError) as caught:
             pending.result()
         assert caught.value.path == pending.path
-    assert isinstance(pending.exception(), penstock.StorageError)
+    assert isinstance(pending.exception(), StorageError)
     assert pending.done()
     assert pending.wait_staged(0)
     pending.stage()
@@ -72,14 +79,14 @@ def test_a_failure_that_nobody_asked_for_comes_up_once(disk_path, how, lazy):
         else:
             getattr(store, how)()
 
-    with pytest.raises(penstock.StorageError) as caught:
+    with pytest.raises(StorageError) as caught:
         act()
     assert caught.value.path == pending.path
     assert store.steps() == []
     act()
     store.save(3, {"w": 3})
     assert store.steps()[-1] == 3
-    assert isinstance(pending.exception(), penstock.StorageError)
+    assert isinstance(pending.exception(), StorageError)
 
 
 def test_a_disk_that_is_full_fails_the_save_and_nothing_stays_behind(tmp_path, need_root):
@@ -88,7 +95,7 @@ def test_a_disk_that_is_full_fails_the_save_and_nothing_stays_behind(tmp_path, n
         store.save(0, {"w": 0})
         for lazy in (False, True):
             pending = store.save_async(1, {"w": torch.ones(8 * MIB)}, lazy=lazy)
-            with pytest.raises(penstock.StorageError) as caught:
+            with pytest.raises(StorageError) as caught:
                 pending.result()
             assert caught.value.errno == errno.ENOSPC
             assert caught.value.needed_bytes > 32 * MIB > caught.value.free_bytes
@@ -115,9 +122,9 @@ def test_what_can_be_refused_at_the_call_is_refused_there(disk_path):
     store.save(1, {"w": 1})
     before = tree(disk_path)
     for lazy in (False, True):
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             store.save_async(1, {"w": 2}, lazy=lazy)
-        with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0"):
+        with pytest.raises(UnsupportedStateError, match=r"a\.0"):
             store.save_async(2, {"a": [object()]}, lazy=lazy)
         with pytest.raises(ValueError, match="if_busy"):
             store.save_async(2, {}, if_busy="later", lazy=lazy)
@@ -138,7 +145,7 @@ def test_a_step_that_is_being_saved_exists_by_the_time_it_counts(disk_path):
     with held(store, 1) as release:
         pending = store.save_async(1, {"w": 1})
         threading.Timer(0.05, release).start()
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             store.save_async(1, {"w": 2})
     pending.result()
     assert store.load(1) == {"w": 1}
@@ -153,11 +160,11 @@ def test_a_save_by_somebody_else_is_not_replaced(disk_path):
         os.rename(store.path(1), disk_path / "aside")
         try:
             penstock.save(store.path(1), {"w": "other"}, step=1)
-        except penstock.CheckpointExistsError as error:
+        except CheckpointExistsError as error:
             other = error
     own = pending.exception()
     assert (own is None) != (other is None)
-    assert own is None or isinstance(own, penstock.CheckpointExistsError)
+    assert own is None or isinstance(own, CheckpointExistsError)
     assert store.load(1) == {"w": 1 if own is None else "other"}
 
 
@@ -170,7 +177,7 @@ def test_an_error_does_not_keep_the_state(disk_path, lazy):
         state = {"t": torch.ones(MIB), "a": np.ones(MIB)}
         pending = store.save_async(1, state, lazy=lazy)
         leaves = [weakref.ref(leaf) for leaf in state.values()]
-        with pytest.raises(penstock.StorageError):
+        with pytest.raises(StorageError):
             pending.result()
         return pending, leaves
 
@@ -182,7 +189,7 @@ def test_an_error_does_not_keep_the_state(disk_path, lazy):
         # The traceback held the frame that caught the error.
         gc.collect()
         assert [leaf() for leaf in leaves] == [None, None]
-        assert isinstance(kept, penstock.StorageError)
+        assert isinstance(kept, StorageError)
 
 
 def test_failures_that_were_heard_of_do_not_pile_up(disk_path):
@@ -195,7 +202,7 @@ def test_failures_that_were_heard_of_do_not_pile_up(disk_path):
         if how == "result":
             assert pending.exception() is not None
         elif how == "wait":
-            with pytest.raises(penstock.StorageError):
+            with pytest.raises(StorageError):
                 store.wait()
         else:
             pending.cancel()
@@ -270,7 +277,7 @@ def test_a_save_that_is_cancelled_leaves_nothing_and_nobody_else_hears_of_it(dis
                 assert not pending.done()
         pending.cancel()
         release()
-        with pytest.raises(penstock.SaveCancelledError):
+        with pytest.raises(SaveCancelledError):
             pending.result()
         assert pending.wait_staged(0)
     assert tree(store.root) in (
@@ -337,7 +344,7 @@ def test_a_function_keep_that_raises_fails_no_save(disk_path):
     store.save_async(0, {"w": 0}).result()
     with held(store, 1) as release:
         pending = store.save_async(1, {"w": 1})
-        with pytest.warns(penstock.PenstockWarning, match="what do I know"):
+        with pytest.warns(PenstockWarning, match="what do I know"):
             settle(pending, release)
     assert store.steps() == [0, 1]
 

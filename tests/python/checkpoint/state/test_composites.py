@@ -16,6 +16,7 @@ import penstock
 from compare import assert_same, tensors_in
 from forge import Forgery
 from penstock.cli import cli
+from penstock.errors import CorruptCheckpointError, MissingDependencyError, StateMismatchError
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 CONFIGS = {
@@ -145,7 +146,7 @@ def test_a_target_of_another_kind_is_refused_and_not_changed(path, saved, target
     penstock.save(path, {"x": saved()})
     state = {"x": target()}
     before = {"x": target()}
-    with pytest.raises(penstock.StateMismatchError, match="x"):
+    with pytest.raises(StateMismatchError, match="x"):
         penstock.load(path, into=state)
     assert_same(state, before)
 
@@ -237,7 +238,7 @@ def test_numbers_that_reach_outside_are_refused(path, node):
         number = names.index("ivp"[index])
         node = node.replace(f":{word}", f':{{"$":"tensor","i":{number}}}')
     Forgery(path).write_tree(f'{{"x":{node}}}')
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         penstock.load(path)
 
 
@@ -248,7 +249,7 @@ def test_a_class_that_is_not_known_is_named_and_is_no_damage(path, name):
         f'{{"$":"subclass","type":"{name}","dtype":"float32","shape":[3],"strides":[1],'
         '"context":null,"v":{"w":{"$":"tensor","i":0}}}'
     )
-    with pytest.raises(penstock.MissingDependencyError, match="register_type"):
+    with pytest.raises(MissingDependencyError, match="register_type"):
         penstock.load(path)
     assert penstock.load(path, plain=True)["w"].tolist() == [1.0, 1.0, 1.0]
     assert penstock.verify(path).ok

@@ -18,6 +18,7 @@ import penstock
 from choices import choices
 from compare import assert_same, tensor_bytes, tensors_in
 from penstock.checkpoint.state.names import EMPTY, labels, matcher
+from penstock.errors import PenstockWarning, StateMismatchError
 from states import states
 
 # `make test-slow` draws more of them.
@@ -89,7 +90,7 @@ def test_no_choice_keeps_a_verdict_from_the_digests(disk_path, saving, chosen, d
     info = data.draw(st.sampled_from(penstock.inspect(store.path(2)).tensors))
     flip(Path(store.path(2), info.file), data.draw(st.integers(info.begin, info.end - 1)))
     with chosen.made() as options, warnings.catch_warnings():
-        warnings.simplefilter("ignore", penstock.PenstockWarning)
+        warnings.simplefilter("ignore", PenstockWarning)
         store = penstock.CheckpointStore(root, keep_last=1, options=options)
         told = {step.step: step.state for step in store.scrub().steps}
         assert told == {1: "verified", 2: "damaged"}
@@ -258,7 +259,7 @@ def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
         scramble(target)
         try:
             filled = penstock.load(path, into=target, options=options)
-        except penstock.StateMismatchError as error:
+        except StateMismatchError as error:
             # Overlapping tensors that are no windows of a stored one are stored one by one.
             assume("shares memory with" not in str(error))
             raise

@@ -18,6 +18,7 @@ import penstock
 from penstock import features, offload
 from penstock.checkpoint.state.names import escaped, is_wild, matcher, unescaped
 from penstock.cli import cli
+from penstock.errors import PartialCheckpointError, StateMismatchError
 
 FAMILY = settings(
     max_examples=60,
@@ -153,7 +154,7 @@ def test_simple_names_are_what_they_were(tmp_path):
 
 def test_a_key_as_it_is_in_the_state_is_told_its_name(tmp_path):
     penstock.save(tmp_path / "ckpt", {"a\\b": np.ones((2, 2)), "c": 1})
-    with pytest.raises(penstock.StateMismatchError, match=r"did you mean 'a\\\\b'\?"):
+    with pytest.raises(StateMismatchError, match=r"did you mean 'a\\\\b'\?"):
         penstock.load(tmp_path / "ckpt", keys="a\\b")
     penstock.save(tmp_path / "odd", {"w[0]": np.ones((2, 2)), "c": 1})
     assert list(penstock.load(tmp_path / "odd", keys="w[0]")) == ["w[0]"]
@@ -234,5 +235,5 @@ def test_damage_is_shown_under_the_names_that_inspect_shows(tmp_path):
     assert [one.name for one in penstock.inspect(tmp_path / "salvaged").missing] == names
     again = penstock.explain(tmp_path / "salvaged")
     assert again.ok, again
-    with pytest.raises(penstock.PartialCheckpointError, match=r"w\\\\\[0\]"):
+    with pytest.raises(PartialCheckpointError, match=r"w\\\\\[0\]"):
         penstock.load(tmp_path / "salvaged")

@@ -9,6 +9,7 @@ import torch
 
 import penstock
 from penstock import features
+from penstock.errors import StateMismatchError
 
 
 @dataclasses.dataclass
@@ -33,7 +34,7 @@ def path(tmp_path):
     ("name", "owner"), [("s.values", "s"), ("s.ind*", "s"), ("m.pair.first", "m.pair")]
 )
 def test_a_load_that_is_asked_for_a_part_names_the_whole_and_the_way_to_the_part(path, name, owner):
-    with pytest.raises(penstock.StateMismatchError, match="plain=True") as caught:
+    with pytest.raises(StateMismatchError, match="plain=True") as caught:
         penstock.load(path, keys=[name])
     assert f"part of '{owner}'" in str(caught.value)
     assert penstock.load(path, keys=[owner])
@@ -42,13 +43,13 @@ def test_a_load_that_is_asked_for_a_part_names_the_whole_and_the_way_to_the_part
 
 def test_the_same_of_a_state_that_is_one_tensor(tmp_path):
     penstock.save(tmp_path / "a", torch.eye(3).to_sparse())
-    with pytest.raises(penstock.StateMismatchError, match="part of 'value'"):
+    with pytest.raises(StateMismatchError, match="part of 'value'"):
         penstock.load(tmp_path / "a", keys=["values"])
     assert penstock.load(tmp_path / "a", keys=["value"]).is_sparse
 
 
 def test_a_name_that_is_nowhere_is_none_of_a_part(path):
-    with pytest.raises(penstock.StateMismatchError, match=r"penstock\.inspect|did you mean"):
+    with pytest.raises(StateMismatchError, match=r"penstock\.inspect|did you mean"):
         penstock.load(path, keys=["s.nothing"])
 
 
@@ -65,6 +66,6 @@ def test_a_table_is_chosen_as_if_there_were_no_parts(path):
 
 @pytest.mark.parametrize(("name", "parts"), [("s", "'s.indices', 's.values'"), ("m", "m.pair")])
 def test_a_name_with_tensors_inside_says_which(path, name, parts):
-    with pytest.raises(penstock.StateMismatchError, match="name one that is in it") as caught:
+    with pytest.raises(StateMismatchError, match="name one that is in it") as caught:
         features.open(path, name)
     assert parts in str(caught.value)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.errors import UnsupportedStateError
 
 
 class Colour(enum.Enum):
@@ -258,7 +259,7 @@ ALL = {**TENSORS, **OTHERS}
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PendingDeprecationWarning")
 def test_a_leaf_that_cannot_be_stored_is_named_and_nothing_is_written(tmp_path, kind):
     state = {"model": {"good": torch.ones(3), "layers": [0, ALL[kind]()]}, "step": 1}
-    with pytest.raises(penstock.UnsupportedStateError) as raised:
+    with pytest.raises(UnsupportedStateError) as raised:
         penstock.save(tmp_path / "ckpt", state)
     error = raised.value
     assert error.key == "model.layers.1" or error.key.startswith("model.layers.1.")
@@ -270,7 +271,7 @@ def test_a_leaf_that_cannot_be_stored_is_named_and_nothing_is_written(tmp_path, 
 @pytest.mark.parametrize("kind", list(ALL))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PendingDeprecationWarning")
 def test_the_message_of_a_refusal_says_what_can_be_done(tmp_path, kind):
-    with pytest.raises(penstock.UnsupportedStateError, match=r": .{8}") as raised:
+    with pytest.raises(UnsupportedStateError, match=r": .{8}") as raised:
         penstock.save(tmp_path / "ckpt", {"x": ALL[kind]()})
     assert not str(raised.value).endswith(".")
 
@@ -279,7 +280,7 @@ def test_the_message_of_a_refusal_says_what_can_be_done(tmp_path, kind):
 def test_a_refusal_leaves_the_checkpoint_that_is_there(tmp_path, kind):
     penstock.save(tmp_path / "ckpt", {"x": 1})
     before = sorted(os.listdir(tmp_path / "ckpt"))
-    with pytest.raises(penstock.UnsupportedStateError):
+    with pytest.raises(UnsupportedStateError):
         penstock.save(tmp_path / "ckpt", {"x": ALL[kind]()}, overwrite=True)
     assert sorted(os.listdir(tmp_path / "ckpt")) == before
     assert penstock.load(tmp_path / "ckpt") == {"x": 1}
@@ -295,7 +296,7 @@ def test_a_cycle_is_refused(tmp_path, make):
     else:
         inner.append(outer)
         key = "a.0.0"
-    with pytest.raises(penstock.UnsupportedStateError, match="contains itself") as raised:
+    with pytest.raises(UnsupportedStateError, match="contains itself") as raised:
         penstock.save(tmp_path / "ckpt", outer)
     assert raised.value.key == key
     assert not os.listdir(tmp_path)
@@ -312,7 +313,7 @@ def test_129_levels_are_refused(tmp_path, make):
     state = 0
     for _ in range(129):
         state = make(state)
-    with pytest.raises(penstock.UnsupportedStateError, match="128 levels"):
+    with pytest.raises(UnsupportedStateError, match="128 levels"):
         penstock.save(tmp_path / "ckpt", state)
     assert not os.listdir(tmp_path)
 
@@ -321,7 +322,7 @@ def test_a_million_levels_are_refused(tmp_path):
     state = []
     for _ in range(1_000_000):
         state = [state]
-    with pytest.raises(penstock.UnsupportedStateError, match="128 levels"):
+    with pytest.raises(UnsupportedStateError, match="128 levels"):
         penstock.save(tmp_path / "ckpt", state)
     while state:
         state = state.pop()
@@ -331,14 +332,14 @@ def test_a_key_of_a_thousand_nested_tuples_is_refused(tmp_path):
     key = ()
     for _ in range(1000):
         key = (key,)
-    with pytest.raises(penstock.UnsupportedStateError):
+    with pytest.raises(UnsupportedStateError):
         penstock.save(tmp_path / "ckpt", {key: 1})
     assert not os.listdir(tmp_path)
 
 
 def test_metadata_that_is_no_json_is_refused(tmp_path):
     for metadata in ({"a": object()}, {"a": (1,)}, {1: 2}, {"a": float("nan")}, {"a": 2**70}):
-        with pytest.raises(penstock.UnsupportedStateError) as raised:
+        with pytest.raises(UnsupportedStateError) as raised:
             penstock.save(tmp_path / "ckpt", {}, metadata=metadata)
         assert raised.value.key == "metadata"
     assert not os.listdir(tmp_path)

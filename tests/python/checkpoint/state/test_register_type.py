@@ -18,6 +18,7 @@ import penstock
 from compare import assert_same
 from penstock.checkpoint.state import registered
 from penstock.cli import cli
+from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
 
 
 class Colour(enum.Enum):
@@ -124,7 +125,7 @@ def test_register_type_is_a_decorator():
     "value", [Colour.RED, Settings(1.0, Colour.RED), Point(1, torch.ones(1)), Tokenizer([])]
 )
 def test_what_is_not_registered_is_refused_and_register_type_is_named(path, value):
-    with pytest.raises(penstock.UnsupportedStateError, match="register_type") as raised:
+    with pytest.raises(UnsupportedStateError, match="register_type") as raised:
         penstock.save(path, {"run": {"value": value}})
     assert raised.value.key == "run.value"
 
@@ -135,7 +136,7 @@ def test_a_load_that_does_not_know_the_class_names_it_and_what_to_do(path, monke
     settings = Settings(0.5, Colour.RED, [torch.ones(2)])
     penstock.save(path, {"settings": settings, "step": 3})
     monkeypatch.setattr(registered, "_by_name", {})
-    with pytest.raises(penstock.MissingDependencyError, match="register_type") as raised:
+    with pytest.raises(MissingDependencyError, match="register_type") as raised:
         penstock.load(path)
     assert "test_register_type.Settings" in str(raised.value)
     # The other leaves can be loaded, and all of the state as plain data.
@@ -155,7 +156,7 @@ def test_a_store_passes_over_no_step_whose_class_is_not_registered(tmp_path, mon
     store.save(2, {"x": Frozen(2)})
     monkeypatch.setattr(registered, "_by_name", {})
     for call in (store.load, lambda: store.load(fallback=True)):
-        with pytest.raises(penstock.MissingDependencyError, match="Frozen"):
+        with pytest.raises(MissingDependencyError, match="Frozen"):
             call()
     assert store.load(plain=True)["x"]["weight"] == 2
     assert store.marks()[2].is_good
@@ -168,7 +169,7 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(path, tmp_path):
     program = (
         "import penstock, sys\n"
         "try: penstock.load(sys.argv[1])\n"
-        "except penstock.MissingDependencyError: print('evil' in sys.modules)\n"
+        "except penstock.errors.MissingDependencyError: print('evil' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)],
@@ -244,7 +245,7 @@ def test_attributes_beside_the_fields_are_refused_by_name(path):
     penstock.register_type(Colour)
     settings = Settings(1.0, Colour.RED)
     settings.note = "lost otherwise"
-    with pytest.raises(penstock.UnsupportedStateError, match="note") as raised:
+    with pytest.raises(UnsupportedStateError, match="note") as raised:
         penstock.save(path, {"settings": settings})
     assert raised.value.key == "settings"
 
@@ -273,7 +274,7 @@ def test_slots_of_a_base_that_are_no_fields_are_refused_once_they_are_set(path, 
     assert penstock.load(path)["one"].y == 1
     value = OverSlots(1)
     fill(value)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"no fields: (x|_Slotted__hidden)"):
+    with pytest.raises(UnsupportedStateError, match=r"no fields: (x|_Slotted__hidden)"):
         penstock.save(path, {"one": value}, overwrite=True)
 
 
@@ -288,11 +289,11 @@ def test_functions_that_fail_name_the_class_and_the_leaf(path):
         raise RuntimeError("broken")
 
     penstock.register_type(Tokenizer, fail, Tokenizer)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"run.*Tokenizer.*broken"):
+    with pytest.raises(UnsupportedStateError, match=r"run.*Tokenizer.*broken"):
         penstock.save(path, {"run": Tokenizer([])})
     penstock.register_type(Tokenizer, lambda one: list(one.index), fail)
     penstock.save(path, {"run": Tokenizer([])})
-    with pytest.raises(penstock.StateMismatchError, match=r"Tokenizer.*broken"):
+    with pytest.raises(StateMismatchError, match=r"Tokenizer.*broken"):
         penstock.load(path)
 
 
@@ -301,7 +302,7 @@ def test_a_dataclass_with_other_fields_than_were_stored_is_refused(path):
     penstock.save(path, Frozen(1))
     registered._by_name.clear()
     penstock.register_type(Settings, name="Class")
-    with pytest.raises(penstock.StateMismatchError, match="weight"):
+    with pytest.raises(StateMismatchError, match="weight"):
         penstock.load(path)
 
 
@@ -310,7 +311,7 @@ def test_a_value_that_holds_itself_is_refused(path):
     inner = []
     value = Frozen(inner)
     inner.append(value)
-    with pytest.raises(penstock.UnsupportedStateError, match="contains itself"):
+    with pytest.raises(UnsupportedStateError, match="contains itself"):
         penstock.save(path, {"a": value})
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.checkpoint.state.flatten import flatten
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.tensors.dtypes import ITEM_BYTES, torch_dtypes
 
 
@@ -191,7 +192,7 @@ def test_levels_are_bounded(roundtrip):
 
     deepest = nested(128)
     assert identical(deepest, roundtrip(deepest))
-    with pytest.raises(penstock.UnsupportedStateError, match="deeper than 128 levels"):
+    with pytest.raises(UnsupportedStateError, match="deeper than 128 levels"):
         flatten(nested(129))
 
 
@@ -357,7 +358,7 @@ def test_empty_tensors_are_tied_by_identity_alone(roundtrip):
 def test_a_freed_storage_is_never_read():
     parameter = torch.ones(1000)
     parameter.untyped_storage().resize_(8)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"^w: .*freed or resized"):
+    with pytest.raises(UnsupportedStateError, match=r"^w: .*freed or resized"):
         flatten({"w": parameter})
 
 
@@ -446,7 +447,7 @@ def test_only_what_was_asked_for_is_read(tmp_path):
     [("model", r"model\.\*"), ("model.v", "did you mean 'model.w'"), ("???", "inspect")],
 )
 def test_a_key_that_matches_nothing_says_what_would(saved, keys, remedy):
-    with pytest.raises(penstock.StateMismatchError, match=remedy) as caught:
+    with pytest.raises(StateMismatchError, match=remedy) as caught:
         penstock.load(saved[0], keys=["step", keys])
     assert caught.value.key == keys
 
@@ -556,7 +557,7 @@ def test_into_that_does_not_fit_changes_nothing(saved, change, key, words):
         "step": 0,
     }
     change(target)
-    with pytest.raises(penstock.StateMismatchError, match=words) as caught:
+    with pytest.raises(StateMismatchError, match=words) as caught:
         penstock.load(path, into=target)
     assert caught.value.key == key
     assert key in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 import penstock
 from conftest import REPOSITORY
 from forge import Forgery
+from penstock.errors import CorruptCheckpointError
 
 FUZZ = REPOSITORY / "fuzz"
 SEEDS = sorted((FUZZ / "seeds" / "tree").iterdir())
@@ -38,7 +39,7 @@ def test_names_longer_than_any_writer_makes_them_are_damage(tmp_path):
     penstock.save(tmp_path / "ckpt", {"a": 1})
     forgery = Forgery(tmp_path / "ckpt")
     forgery.write_tree('{"' + "k" * 100_000 + '":[' + "0," * 300 + "0]}")
-    with pytest.raises(penstock.CorruptCheckpointError, match="characters"):
+    with pytest.raises(CorruptCheckpointError, match="characters"):
         penstock.inspect(tmp_path / "ckpt").values()
     assert len(penstock.load(tmp_path / "ckpt", keys="k*.7")) == 1
 

@@ -14,6 +14,14 @@ import penstock
 from conftest import mounted
 from penstock.checkpoint.loading.dcp_files import MARK, METADATA, drop_mark
 from penstock.checkpoint.saving.rank_save import RankAttempt
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockWarning,
+    ProtectedCheckpointError,
+    StorageError,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -57,7 +65,7 @@ def test_a_function_that_raises_deletes_nothing_and_the_save_stands(tmp_path):
         return False
 
     store = penstock.CheckpointStore(tmp_path, keep_last=1, keep=keep)
-    with pytest.warns(penstock.PenstockWarning, match=r"nothing was deleted.*KeyError") as caught:
+    with pytest.warns(PenstockWarning, match=r"nothing was deleted.*KeyError") as caught:
         store.save(4, {"step": 4})
     assert caught[0].filename == __file__
     assert store.steps() == [1, 2, 3, 4]
@@ -71,7 +79,7 @@ def test_an_answer_that_is_no_bool_deletes_nothing(tmp_path, answer):
     """A function without a return would delete everything."""
     saved(tmp_path, [1, 2])
     store = penstock.CheckpointStore(tmp_path, keep_last=1, keep=lambda *_: answer)
-    with pytest.warns(penstock.PenstockWarning, match="must be True or False"):
+    with pytest.warns(PenstockWarning, match="must be True or False"):
         store.save(3, {"step": 3})
     assert store.steps() == [1, 2, 3]
 
@@ -146,7 +154,7 @@ def test_a_protected_step_stays_until_it_is_unprotected(tmp_path):
 def test_deleting_a_protected_step_needs_force(tmp_path):
     store = saved(tmp_path, [1, 2])
     store.protect(1)
-    with pytest.raises(penstock.ProtectedCheckpointError, match="force=True") as raised:
+    with pytest.raises(ProtectedCheckpointError, match="force=True") as raised:
         store.delete(1)
     assert raised.value.path == store.path(1)
     assert store.load(1) == {"step": 1}
@@ -157,12 +165,12 @@ def test_deleting_a_protected_step_needs_force(tmp_path):
 def test_what_is_not_there_cannot_be_protected(tmp_path):
     store = saved(tmp_path, [1])
     for call in (store.protect, store.unprotect):
-        with pytest.raises(penstock.CheckpointNotFoundError):
+        with pytest.raises(CheckpointNotFoundError):
             call(2)
         with pytest.raises(TypeError):
             call("1")
     os.mkdir(store.path(3))
-    with pytest.raises(penstock.IncompleteCheckpointError):
+    with pytest.raises(IncompleteCheckpointError):
         store.protect(3)
 
 
@@ -189,7 +197,7 @@ def test_steps_found_damaged_do_not_push_out_those_that_load(tmp_path):
         store.save(step, {"w": np.arange(1000.0)})
         damage_data(store, step)
     assert not store.verify(3).ok
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         store.load()
     report = penstock.CheckpointStore(tmp_path, keep_last=2).retain(dry_run=True)
     assert report.deleted == ()
@@ -219,13 +227,13 @@ def test_marks_of_two_processes_are_all_there(tmp_path):
 
 def test_a_full_disk_says_how_much_is_missing(tmp_path, need_root):
     with mounted("tmpfs", tmp_path / "small", 8 << 20) as directory:
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             penstock.save(directory / "ckpt", {"w": np.zeros(4 << 20)})
         error = raised.value
         assert 32 << 20 <= error.needed_bytes < 33 << 20
         assert 7 << 20 <= error.free_bytes <= 8 << 20
         assert str(error.needed_bytes) in str(error)
-        with pytest.raises(penstock.StorageError) as raised:
+        with pytest.raises(StorageError) as raised:
             penstock.save("/proc/none", {"x": 1})
         assert (raised.value.needed_bytes, raised.value.free_bytes) == (None, None)
 

@@ -19,6 +19,7 @@ import torch
 import penstock
 from compare import assert_same
 from damaged import damage, file_of
+from penstock.errors import CorruptCheckpointError, PenstockWarning, StateMismatchError
 
 
 def state_of(step):
@@ -157,7 +158,7 @@ def test_fallback_loads_the_newest_good_step_and_says_what_it_passed_over(store)
     os.unlink(file_of(store, 40, "shard"))
     os.unlink(file_of(store, 30, "manifest"))
     reports = []
-    with pytest.warns(penstock.PenstockWarning, match="passed over") as caught:
+    with pytest.warns(PenstockWarning, match="passed over") as caught:
         state = store.load(fallback=True, report=reports.append)
     assert_same(state, state_of(20))
     assert [step for step, _ in reports[0].skipped] == [50, 40, 30]
@@ -180,21 +181,21 @@ def test_fallback_of_a_good_store_is_an_ordinary_load(store):
 
 def test_without_fallback_damage_is_an_error_that_names_it(store):
     damage(store, 50)
-    with pytest.raises(penstock.CorruptCheckpointError, match="fallback=True"):
+    with pytest.raises(CorruptCheckpointError, match="fallback=True"):
         store.load()
 
 
 def test_fallback_fills_targets_whole(store):
     damage(store, 50)
     target = {"w": torch.zeros(5000), "b": torch.zeros(70), "step": 0}
-    with pytest.warns(penstock.PenstockWarning):
+    with pytest.warns(PenstockWarning):
         assert store.load(into=target, fallback=True) is target
     assert_same(target, state_of(40))
 
 
 def test_fallback_asks_every_step_for_keys_that_come_once(store):
     damage(store, 50, "b")
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         state = store.load(keys=(key for key in ["b"]), fallback=True)
     assert_same(state, {"b": state_of(40)["b"]})
 
@@ -206,13 +207,13 @@ def test_fallback_with_keys_looks_at_those_only(store):
         # One MiB of a shard is one chunk: the damaged byte is known to be outside.
         state = store.load(keys="step", fallback=True)
     assert state == {"step": 50}
-    with pytest.warns(penstock.PenstockWarning):
+    with pytest.warns(PenstockWarning):
         assert_same(store.load(keys="b", fallback=True), {"b": state_of(40)["b"]})
 
 
 def test_fallback_from_a_step_goes_down_only(store):
     damage(store, 30)
-    with pytest.warns(penstock.PenstockWarning):
+    with pytest.warns(PenstockWarning):
         assert store.load(30, fallback=True)["step"] == 20
 
 
@@ -220,9 +221,9 @@ def test_fallback_without_a_good_step_says_why(store):
     for step in store.steps():
         damage(store, step)
     with (
-        pytest.warns(penstock.PenstockWarning),
+        pytest.warns(PenstockWarning),
         # A caller may start a new run on "not found", so it must not be that error.
-        pytest.raises(penstock.CorruptCheckpointError, match=r"no step of .* is good") as error,
+        pytest.raises(CorruptCheckpointError, match=r"no step of .* is good") as error,
     ):
         store.load(fallback=True)
     assert "50" in str(error.value)
@@ -231,14 +232,14 @@ def test_fallback_without_a_good_step_says_why(store):
 
 def test_fallback_from_a_step_that_is_not_there_says_so(store):
     reports = []
-    with pytest.warns(penstock.PenstockWarning, match="45"):
+    with pytest.warns(PenstockWarning, match="45"):
         store.load(45, fallback=True, report=reports.append)
     assert reports[0].skipped == ((45, "there is no such step"),)
 
 
 def test_a_directory_that_was_renamed_is_not_that_step(store):
     os.rename(store.path(50), store.path(60))
-    with pytest.raises(penstock.CorruptCheckpointError, match="belongs to step 50"):
+    with pytest.raises(CorruptCheckpointError, match="belongs to step 50"):
         store.load(60)
     result = store.verify(60)
     assert not result.ok
@@ -246,13 +247,13 @@ def test_a_directory_that_was_renamed_is_not_that_step(store):
 
 
 def test_a_mismatch_is_no_reason_to_go_back(store):
-    with pytest.raises(penstock.StateMismatchError):
+    with pytest.raises(StateMismatchError):
         store.load(into={"other": torch.zeros(1)}, fallback=True)
 
 
 def test_what_a_load_found_damaged_is_remembered(store):
     damage(store, 50)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         store.load()
     report = penstock.CheckpointStore(store.root, keep_last=1).retain(dry_run=True)
     assert report.kept == {40: "among the newest", 50: "damaged"}

@@ -15,6 +15,14 @@ import penstock
 from penstock.checkpoint.loading import load as loading
 from penstock.checkpoint.saving.destination import Destination
 from penstock.cli.ls import ls
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    PenstockWarning,
+    StorageError,
+)
 
 
 def state_of(step):
@@ -69,7 +77,7 @@ def quiet():
 def test_a_run_that_fell_back_comes_past_the_damaged_step(store, how, saves):
     damage(store, 30, how)
     before = sorted(os.listdir(store.path(30)))
-    with pytest.warns(penstock.PenstockWarning, match="passed over.*set aside as") as caught:
+    with pytest.warns(PenstockWarning, match="passed over.*set aside as") as caught:
         assert store.load(fallback=True)["step"] == 20
     assert len(caught) == 1
     ((step, path),) = store.aside()
@@ -94,11 +102,11 @@ def test_a_save_takes_the_place_of_what_is_damaged(store, how, saves):
     damage(store, 30, how)
     if how == "data":
         # Until a read finds the damage, the step counts as good.
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             store.save(30, state_of(31))
         assert not store.verify(30).ok
     save = store.save if saves == "save" else lambda *both: store.save_async(*both).result()
-    with pytest.warns(penstock.PenstockWarning, match="makes way for a new save.*set aside as"):
+    with pytest.warns(PenstockWarning, match="makes way for a new save.*set aside as"):
         save(30, state_of(31))
     assert store.load()["step"] == 31
     assert [step for step, _ in store.aside()] == [30]
@@ -118,7 +126,7 @@ def test_what_is_damaged_outlives_a_loop_that_always_overwrites(store, how, save
         else:
             store.save_async(30, state, overwrite=True, lazy=saves == "lazy").result()
 
-    with pytest.warns(penstock.PenstockWarning, match="makes way for a new save.*set aside as"):
+    with pytest.warns(PenstockWarning, match="makes way for a new save.*set aside as"):
         save(31)
     ((step, path),) = store.aside()
     assert (step, sorted(os.listdir(path))) == (30, before)
@@ -133,7 +141,7 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
 
     class Refusing:
         def make_way(self, step):
-            raise penstock.StorageError("busy", path=store.path(step), errno=errno.EBUSY)
+            raise StorageError("busy", path=store.path(step), errno=errno.EBUSY)
 
     targets = [
         Destination(
@@ -145,9 +153,9 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
         )
         for overwrite in (True, False)
     ]
-    with pytest.warns(penstock.PenstockWarning, match="is replaced.*not be set aside: busy"):
+    with pytest.warns(PenstockWarning, match="is replaced.*not be set aside: busy"):
         targets[0].make_way()
-    with pytest.raises(penstock.StorageError, match="busy"):
+    with pytest.raises(StorageError, match="busy"):
         targets[1].make_way()
 
 
@@ -163,24 +171,24 @@ def test_a_warning_that_is_an_error_fails_no_save(store, saves, capsys):
 
 def test_a_single_checkpoint_is_never_set_aside(store):
     damage(store, 30, "manifest")
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         penstock.save(store.path(30), {"x": 1}, step=30)
     assert store.aside() == []
 
 
 def test_a_good_step_gives_way_to_nobody(store):
     store.verify(30)
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(30, state_of(31))
     with pytest.raises(penstock.PenstockError, match="not known to be damaged"):
         store.set_aside(30)
-    with pytest.raises(penstock.CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError):
         store.set_aside(31)
     # A step replaced since it was found damaged is no longer damaged.
     flip(store, 30)
     store.verify(30)
     store.save(30, state_of(32), overwrite=True)
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(30, state_of(33))
     assert store.load()["step"] == 32
 
@@ -191,7 +199,7 @@ def test_a_good_step_gives_way_to_nobody(store):
 def test_until_then_each_load_is_the_same_error(store):
     flip(store, 30)
     for _ in range(3):
-        with pytest.raises(penstock.CorruptCheckpointError, match="fallback=True"):
+        with pytest.raises(CorruptCheckpointError, match="fallback=True"):
             store.load()
     assert (store.latest(), store.steps()) == (20, [10, 20, 30])
     assert store.aside() == []
@@ -215,7 +223,7 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
 
     def read_or_fail(path, *arguments):
         if path == store.path(30) and failures:
-            raise penstock.StorageError("bad sector", path=path, errno=failures.pop())
+            raise StorageError("bad sector", path=path, errno=failures.pop())
         return read(path, *arguments)
 
     monkeypatch.setattr(loading, "read", read_or_fail)
@@ -223,7 +231,7 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
         warnings.simplefilter("error")
         assert store.load(fallback=True)["step"] == 30
     failures += [errno.EIO, errno.EIO]
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
     # Another host may read it, or this one once the storage is mounted again.
     assert (store.aside(), store.latest()) == ([], 30)
@@ -232,15 +240,15 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
 
 def test_a_host_that_can_read_nothing_takes_nothing_away(store, monkeypatch):
     def fail(path, *arguments):
-        raise penstock.StorageError("evicted", path=path, errno=errno.EIO)
+        raise StorageError("evicted", path=path, errno=errno.EIO)
 
     with monkeypatch.context() as evicted, warnings.catch_warnings(action="ignore"):
         evicted.setattr(loading, "read", fail)
-        with pytest.raises(penstock.StorageError, match="evicted"):
+        with pytest.raises(StorageError, match="evicted"):
             store.load(fallback=True)
     assert (store.aside(), store.latest()) == ([], 30)
     assert all(mark.is_good for mark in store.marks().values())
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(30, state_of(31))
 
 
@@ -250,11 +258,11 @@ def test_what_may_not_be_read_stays(store, monkeypatch, number):
 
     def read_or_fail(path, *arguments):
         if path == store.path(30):
-            raise penstock.StorageError("no", path=path, errno=number)
+            raise StorageError("no", path=path, errno=number)
         return read(path, *arguments)
 
     monkeypatch.setattr(loading, "read", read_or_fail)
-    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+    with pytest.warns(PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
     assert (store.aside(), store.steps()) == ([], [10, 20, 30])
 
@@ -262,14 +270,14 @@ def test_what_may_not_be_read_stays(store, monkeypatch, number):
 def test_what_takes_a_newer_version_or_is_of_another_step_stays(store, quiet):
     newer = '{"format":"penstock-checkpoint","version":99}'
     Path(file_of(store, 30, "manifest")).write_text(newer)
-    with pytest.raises(penstock.FormatVersionError):
+    with pytest.raises(FormatVersionError):
         store.load(fallback=True)
     os.rename(store.path(20), store.path(40))
     assert store.load(10, fallback=True)["step"] == 10
     shutil.rmtree(store.path(30))
     assert store.load(fallback=True)["step"] == 10
     assert (store.aside(), os.path.exists(store.path(40))) == ([], True)
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(CheckpointExistsError):
         store.save(40, state_of(40))
 
 
@@ -311,7 +319,7 @@ def test_a_store_that_cannot_be_written_says_so_and_loads(store, need_root):
     if os.system(f"chattr +i '{store.root}' 2>/dev/null") != 0:
         pytest.skip("chattr +i does not work on this file system")
     try:
-        with pytest.warns(penstock.PenstockWarning, match="could not be set aside"):
+        with pytest.warns(PenstockWarning, match="could not be set aside"):
             assert store.load(fallback=True)["step"] == 20
     finally:
         os.system(f"chattr -i '{store.root}'")

@@ -15,6 +15,7 @@ import pytest
 import penstock
 from conftest import run_child
 from penstock.cli.ls import describe
+from penstock.errors import CheckpointNotFoundError, PenstockWarning, StorageError
 
 
 def state_of(step):
@@ -67,12 +68,12 @@ def test_an_old_one_is_in_nobodys_way(store):
 def test_the_newest_is_an_error_that_names_the_way_back(store):
     lose(store, 30)
     for _ in range(2):
-        with pytest.raises(penstock.StorageError, match=r"store\.load\(step=20\)") as raised:
+        with pytest.raises(StorageError, match=r"store\.load\(step=20\)") as raised:
             store.load()
         assert raised.value.errno == errno.ELOOP
     assert store.latest() == 20
     reports = []
-    with pytest.warns(penstock.PenstockWarning, match="step 30 is passed over") as caught:
+    with pytest.warns(PenstockWarning, match="step 30 is passed over") as caught:
         assert store.load(fallback=True, report=reports.append)["step"] == 20
     assert len(caught) == 1
     assert [step for step, _ in reports[0].skipped] == [30]
@@ -84,7 +85,7 @@ def test_where_none_can_be_read_a_fallback_says_why(store):
         lose(store, step)
     with warnings.catch_warnings(action="ignore"), pytest.raises(penstock.PenstockError) as raised:
         store.load(fallback=True)
-    assert not isinstance(raised.value, penstock.CheckpointNotFoundError)
+    assert not isinstance(raised.value, CheckpointNotFoundError)
 
 
 def test_the_list_tells_of_it(store):
@@ -112,7 +113,7 @@ AS_NOBODY = """
         warnings.simplefilter("always")
         try:
             found["load"] = store.load()["step"]
-        except penstock.StorageError as error:
+        except penstock.errors.StorageError as error:
             found["load"] = [error.errno, "store.load(step=" in str(error)]
         found["fallback"] = store.load(fallback=True)["step"]
         store.save(40, {"step": 40})
@@ -253,7 +254,7 @@ numbers = []
 for call in (lambda: store.load(), lambda: penstock.load(directory)):
     try:
         call()
-    except penstock.StorageError as error:
+    except penstock.errors.StorageError as error:
         numbers.append(error.errno)
 states = {info.step: info.state for info in store.scan()}
 swept = store.sweep()

@@ -13,6 +13,7 @@ import torch
 import penstock
 from held_files import Held, Target
 from penstock.checkpoint.loading.target import is_sharded
+from penstock.errors import PenstockWarning
 from penstock.tensors.file_tensor import FileTensor
 
 _NUMBERS = count()
@@ -117,7 +118,7 @@ def test_a_damaged_step_is_passed_over(tmp_path):
     data[-1] ^= 1
     shard.write_bytes(data)
     fresh, other = make(tmp_path, steps=0)
-    with pytest.warns(penstock.PenstockWarning, match="step 2"):
+    with pytest.warns(PenstockWarning, match="step 2"):
         assert store.resume(penstock.Training(model=fresh, optimizer=other)) == 1
     for found, moment in zip(other.moments(), expected, strict=True):
         assert torch.equal(found, moment)

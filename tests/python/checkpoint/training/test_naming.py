@@ -11,6 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import penstock
 from compare import assert_same
+from penstock.errors import UnsupportedStateError
 
 torch.set_num_threads(1)
 
@@ -94,14 +95,14 @@ def test_what_a_wrapper_adds_is_left_out_wherever_it_is(tmp_path, wrap, is_inner
 def test_a_tensor_of_the_wrapper_itself_is_refused_by_name():
     model = nn.DataParallel(nn.Linear(3, 3))
     model.register_buffer("seen", torch.zeros(1))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"model: DataParallel has 'seen'"):
+    with pytest.raises(UnsupportedStateError, match=r"model: DataParallel has 'seen'"):
         penstock.Training(model=model)
 
 
 def test_two_parameters_of_one_name_are_refused_by_name():
     model = nn.Sequential(nn.DataParallel(nn.Linear(3, 3)))
     model[0].weight = nn.Parameter(torch.zeros(2))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"two are called '0\.weight'"):
+    with pytest.raises(UnsupportedStateError, match=r"two are called '0\.weight'"):
         penstock.Training(model=model).state_dict()
 
 
@@ -114,5 +115,5 @@ def test_models_with_keys_of_one_text_are_told_apart():
         assert training.state_dict()["optimizer"]["param_groups"][0]["params"] == ["weight", "bias"]
     both = [parameter for one in models.values() for parameter in one.parameters()]
     training = penstock.Training(models=models, optimizer=torch.optim.SGD(both))
-    with pytest.raises(penstock.UnsupportedStateError, match=r"two are called 'models\.1\.weight'"):
+    with pytest.raises(UnsupportedStateError, match=r"two are called 'models\.1\.weight'"):
         training.state_dict()

@@ -9,6 +9,7 @@ import torch
 
 import penstock
 from penstock.checkpoint.state.check import check_storable
+from penstock.errors import UnsupportedStateError
 
 
 class Odd:
@@ -55,7 +56,7 @@ def model_with_further_state():
     ],
 )
 def test_a_part_that_cannot_be_saved_is_named_when_the_training_is_made(parts, key):
-    with pytest.raises(penstock.UnsupportedStateError) as raised:
+    with pytest.raises(UnsupportedStateError) as raised:
         penstock.Training(**parts())
     assert raised.value.key == key
     assert key in str(raised.value)
@@ -63,7 +64,7 @@ def test_a_part_that_cannot_be_saved_is_named_when_the_training_is_made(parts, k
 
 def test_a_part_that_is_set_later_is_looked_at_then():
     training = penstock.Training(optimizer=optimizer_with())
-    with pytest.raises(penstock.UnsupportedStateError, match=r"optimizer\.param_groups\.0\.hook"):
+    with pytest.raises(UnsupportedStateError, match=r"optimizer\.param_groups\.0\.hook"):
         training.optimizer = optimizer_with(hook=print)
 
 
@@ -94,7 +95,7 @@ def test_a_loader_is_not_asked_for_its_state():
     ],
 )
 def test_plug_ins_can_ask_of_any_state(state, key):
-    with pytest.raises(penstock.UnsupportedStateError) as raised:
+    with pytest.raises(UnsupportedStateError) as raised:
         check_storable(state)
     assert raised.value.key == key
 

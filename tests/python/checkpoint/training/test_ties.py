@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import penstock
+from penstock.errors import StateMismatchError
 
 torch.set_num_threads(1)
 
@@ -44,11 +45,11 @@ def test_two_tensors_do_not_come_into_the_memory_of_one(tmp_path, tie):
     tied = Speaker(tie)
     before = {name: value.clone() for name, value in tied.state_dict().items()}
     match = "model: embed.weight: shares memory with head.weight in the training"
-    with pytest.raises(penstock.StateMismatchError, match=match):
+    with pytest.raises(StateMismatchError, match=match):
         penstock.load(path, into=penstock.Training(rng=False, model=tied))
     store = penstock.CheckpointStore(tmp_path / "store")
     store.save(1, penstock.Training(rng=False, model=Speaker("apart")))
-    with pytest.raises(penstock.StateMismatchError, match=match):
+    with pytest.raises(StateMismatchError, match=match):
         store.resume(penstock.Training(rng=False, model=tied))
     assert_equal(tied.state_dict(), before)
 
@@ -71,7 +72,7 @@ def test_a_window_gets_its_part_and_no_other(tmp_path):
     other = Speaker("rows")
     other.head.weight = nn.Parameter(other.head.weight.detach() + 1)
     path = saved(tmp_path / "other", model=other)
-    with pytest.raises(penstock.StateMismatchError, match=r"embed.weight: shares memory with head"):
+    with pytest.raises(StateMismatchError, match=r"embed.weight: shares memory with head"):
         penstock.load(path, into=penstock.Training(rng=False, model=fresh))
 
 
@@ -99,7 +100,7 @@ def test_parts_that_share_a_tensor_are_compared_with_each_other(tmp_path, kind):
         return {"tables": {"first": [first], "second": [second]}}
 
     path = saved(tmp_path, **parts(False))
-    with pytest.raises(penstock.StateMismatchError, match="shares memory with"):
+    with pytest.raises(StateMismatchError, match="shares memory with"):
         penstock.load(path, into=penstock.Training(rng=False, **parts(True)))
     path = saved(tmp_path / "tied", **parts(True))
     penstock.load(path, into=penstock.Training(rng=False, **parts(True)))

@@ -16,6 +16,13 @@ import penstock
 from compare import assert_same
 from conftest import run_child
 from penstock.checkpoint.loading import load as loading
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PenstockWarning,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 
 torch.set_num_threads(1)
 
@@ -219,7 +226,7 @@ def test_only_a_model_can_be_restored_in_part(tmp_path):
     assert torch.equal(fresh.model[0].weight, run.model[0].weight)
     assert torch.equal(fresh.model[0].bias, bias)
     assert_same(fresh.optimizer.state_dict(), moments)
-    with pytest.raises(penstock.StateMismatchError, match="only some of 'optimizer'"):
+    with pytest.raises(StateMismatchError, match="only some of 'optimizer'"):
         penstock.load(tmp_path / "ckpt", into=fresh.training, keys="optimizer.state.*.exp_avg")
 
 
@@ -449,7 +456,7 @@ def test_it_falls_back_past_what_is_damaged_and_says_so(store):
     manifest.write_text("{}")
     other = Run(seed=3)
     reports = []
-    with pytest.warns(penstock.PenstockWarning) as told:
+    with pytest.warns(PenstockWarning) as told:
         assert store.resume(other.training, report=reports.append) == 2
     found = [str(one.message).partition(" for an older one")[0] for one in told]
     assert found == ["step 4 is passed over", "step 3 is passed over"]
@@ -466,11 +473,11 @@ def test_a_step_that_is_gone_when_it_is_read_is_told(store, monkeypatch):
 
     def lagging(path, *arguments):
         if path == store.path(2):
-            raise penstock.CheckpointNotFoundError("no checkpoint there", path=path)
+            raise CheckpointNotFoundError("no checkpoint there", path=path)
         return read(path, *arguments)
 
     monkeypatch.setattr(loading, "read", lagging)
-    with pytest.warns(penstock.PenstockWarning, match="step 2 is passed over.*not to be seen"):
+    with pytest.warns(PenstockWarning, match="step 2 is passed over.*not to be seen"):
         assert store.resume(Run(seed=3).training) == 1
 
 
@@ -481,8 +488,8 @@ def test_no_good_step_is_an_error_and_leaves_the_training_alone(store):
     other = Run(seed=3)
     before = other.state()
     with (
-        pytest.warns(penstock.PenstockWarning, match="passed over"),
-        pytest.raises(penstock.CorruptCheckpointError, match="no step of"),
+        pytest.warns(PenstockWarning, match="passed over"),
+        pytest.raises(CorruptCheckpointError, match="no step of"),
     ):
         store.resume(other.training)
     assert_same(other.state(), before)
@@ -493,7 +500,7 @@ def test_a_step_that_was_set_aside_is_no_reason_to_begin_anew(store):
     damage(store, 5)
     store.verify(5)
     path = store.set_aside(5)
-    with pytest.raises(penstock.CorruptCheckpointError, match="set aside as damaged") as caught:
+    with pytest.raises(CorruptCheckpointError, match="set aside as damaged") as caught:
         store.resume(Run(seed=3).training)
     assert path in str(caught.value)
 
@@ -505,7 +512,7 @@ def test_a_part_that_one_side_lacks_is_named(store):
     parts = {"model": fresh.model, "optimizer": fresh.optimizer, "ema": nn.Linear(1, 1)}
     training = penstock.Training(**parts)
     before = fresh.state()
-    with pytest.raises(penstock.StateMismatchError) as caught:
+    with pytest.raises(StateMismatchError) as caught:
         store.resume(training)
     for text in ("'ema' is in the training, not", "'scheduler' is in the checkpoint", "strict="):
         assert text in str(caught.value)
@@ -513,7 +520,7 @@ def test_a_part_that_one_side_lacks_is_named(store):
     assert_same(fresh.state(), before)
     assert store.resume(training, strict=False) == 1
     assert_same(fresh.model.state_dict(), run.model.state_dict())
-    with pytest.raises(penstock.StateMismatchError, match="'scheduler' is in the checkpoint"):
+    with pytest.raises(StateMismatchError, match="'scheduler' is in the checkpoint"):
         store.load(into=training)
 
 
@@ -534,7 +541,7 @@ def test_another_model_is_refused_before_anything_changes(store, change, text):
     change(model)
     training = penstock.Training(model=model, optimizer=optimizer)
     before = copy.deepcopy(training.state_dict())
-    with pytest.raises(penstock.StateMismatchError, match=text):
+    with pytest.raises(StateMismatchError, match=text):
         store.resume(training, strict=False)
     assert_same(training.state_dict(), before)
 
@@ -558,7 +565,7 @@ def test_another_optimizer_is_refused_before_anything_changes(store):
         model = make_model()
         training = penstock.Training(model=model, optimizer=make(model), rng=False)
         before = copy.deepcopy(training.state_dict())
-        with pytest.raises(penstock.StateMismatchError, match=text):
+        with pytest.raises(StateMismatchError, match=text):
             store.resume(training, strict=False)
         assert_same(training.state_dict(), before)
 
@@ -573,7 +580,7 @@ def test_a_part_that_refuses_its_state_is_named_with_what_was_restored(store):
     fresh = Run(seed=3)
     fresh.training.loader = Fussy()
     with pytest.raises(
-        penstock.StateMismatchError,
+        StateMismatchError,
         match="'loader' has refused its state, after model, optimizer, scheduler: KeyError",
     ):
         store.resume(fresh.training)
@@ -596,7 +603,7 @@ def test_a_state_that_was_kept_in_memory_brings_it_back():
 def test_a_generator_of_another_kind_is_refused(store):
     store.save(1, penstock.Training(own=np.random.Generator(np.random.PCG64(1))))
     training = penstock.Training(own=np.random.Generator(np.random.Philox(1)))
-    with pytest.raises(penstock.StateMismatchError, match="PCG64 in the checkpoint, Philox in the"):
+    with pytest.raises(StateMismatchError, match="PCG64 in the checkpoint, Philox in the"):
         store.resume(training)
 
 
@@ -608,13 +615,13 @@ def test_a_value_may_be_called_self():
 
 def test_what_cannot_be_saved_is_refused_when_it_is_given():
     loader = torch.utils.data.DataLoader([1, 2, 3], shuffle=True)
-    with pytest.raises(penstock.UnsupportedStateError, match="does not know its place"):
+    with pytest.raises(UnsupportedStateError, match="does not know its place"):
         penstock.Training(loader=loader)
-    with pytest.raises(penstock.UnsupportedStateError, match="callback"):
+    with pytest.raises(UnsupportedStateError, match="callback"):
         penstock.Training(callback=print)
-    with pytest.raises(penstock.UnsupportedStateError, match="model: "):
+    with pytest.raises(UnsupportedStateError, match="model: "):
         penstock.Training(model=nn.Linear)
-    with pytest.raises(penstock.UnsupportedStateError, match=r"own: .*SystemRandom"):
+    with pytest.raises(UnsupportedStateError, match=r"own: .*SystemRandom"):
         penstock.Training(own=random.SystemRandom())
     with pytest.raises(TypeError, match="has none"):
         penstock.Training(parts=[nn.Linear(1, 1), 3])
@@ -663,7 +670,7 @@ def test_random_states_of_devices_that_are_not_here_are_told(store, monkeypatch)
         devices.states = [torch.zeros(16, dtype=torch.uint8) for _ in devices.states]
     for devices, count in ((fewer, 1), (more, 3)):
         monkeypatch.setattr(torch, "cuda", devices)
-        with pytest.warns(penstock.PenstockWarning, match=f"of 2 cuda devices, and .* {count} "):
+        with pytest.warns(PenstockWarning, match=f"of 2 cuda devices, and .* {count} "):
             assert store.resume(penstock.Training()) == 1
     monkeypatch.setattr(torch, "cuda", same)
     with warnings.catch_warnings():
@@ -744,7 +751,7 @@ def test_an_optimizer_of_another_class_is_refused_before_anything_changes(store,
     model, optimizer = stepped(kind)
     training = penstock.Training(model=model, optimizer=optimizer)
     before = copy.deepcopy(training.state_dict())
-    with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.*another class"):
+    with pytest.raises(StateMismatchError, match=r"nothing was changed.*another class"):
         store.resume(training)
     assert_same(training.state_dict(), before)
     optimizer.step()
@@ -759,7 +766,7 @@ def test_so_it_is_where_parameters_go_by_their_order(store, kind, saved, has_par
     store.save(1, penstock.Training(optimizer=made(saved)))
     training = penstock.Training(optimizer=made(kind))
     before = copy.deepcopy(training.state_dict())
-    with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.*another class"):
+    with pytest.raises(StateMismatchError, match=r"nothing was changed.*another class"):
         store.resume(training)
     assert_same(training.state_dict(), before)
     training.optimizer.step()
@@ -783,7 +790,7 @@ def test_moments_of_other_shapes_are_refused_without_a_model_too(store):
     store.save(1, penstock.Training(optimizer=stepped("adam", 8)[1]))
     training = penstock.Training(optimizer=stepped("adam", 4)[1])
     before = copy.deepcopy(training.state_dict())
-    with pytest.raises(penstock.StateMismatchError, match=r"exp_avg of 0 has shape \[8, 8\]"):
+    with pytest.raises(StateMismatchError, match=r"exp_avg of 0 has shape \[8, 8\]"):
         store.resume(training)
     assert_same(training.state_dict(), before)
 
@@ -815,7 +822,7 @@ def test_what_cannot_be_filled_is_refused_before_anything_changes(store, mask, t
     store.save(1, penstock.Training(model=Masked(torch.arange(3.0)), epoch=4))
     training = penstock.Training(model=Masked(mask()), epoch=0)
     before = training.model.first.weight.clone()
-    with pytest.raises(penstock.StateMismatchError, match=f"nothing was changed: model: {text}"):
+    with pytest.raises(StateMismatchError, match=f"nothing was changed: model: {text}"):
         store.resume(training)
     assert training.epoch == 0
     assert torch.equal(training.model.first.weight, before)
@@ -848,7 +855,7 @@ def test_of_a_checkpoint_without_random_states_the_way_out_is_named_and_works(tm
         return training.epoch
 
     whole = penstock.Training(w=np.zeros(3), epoch=0)
-    with pytest.raises(penstock.StateMismatchError, match=r"Training\(rng=False, …\)") as raised:
+    with pytest.raises(StateMismatchError, match=r"Training\(rng=False, …\)") as raised:
         restored(whole)
     assert "strict=False" in str(raised.value)
     assert (raised.value.key, whole.epoch) == ("rng", 0)

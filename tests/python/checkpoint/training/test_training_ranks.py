@@ -20,6 +20,13 @@ from penstock.checkpoint.loading import copying, load_plan, matching
 from penstock.checkpoint.loading import load as loading
 from penstock.checkpoint.steps.fallback import FallbackSearch
 from penstock.checkpoint.training import filling
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    PenstockWarning,
+    RankError,
+    StateMismatchError,
+)
 from penstock.tensors import memory
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
@@ -110,11 +117,11 @@ def resume(root, kind, optimizer="adamw", further=3):
     run = Run(kind, seed=50, optimizer=optimizer)
     average = run.average
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", penstock.PenstockWarning)
+        warnings.simplefilter("always", PenstockWarning)
         step = penstock.CheckpointStore(root).resume(run.training)
     assert run.training.average.value is average
     whole = run.whole()
-    texts = [str(one.message) for one in told if one.category is penstock.PenstockWarning]
+    texts = [str(one.message) for one in told if one.category is PenstockWarning]
     return step, texts, whole, run.steps(further).own()
 
 
@@ -184,9 +191,9 @@ def resume_of_one(root, kind, broken_rank):
 
 def test_all_ranks_restore_or_all_raise(jobs, disk_path):
     other, own = jobs.of(2).outcomes(resume_of_one, disk_path, "plain", 1)
-    assert isinstance(own, penstock.StateMismatchError)
+    assert isinstance(own, StateMismatchError)
     assert "'loader' has refused its state, after model" in str(own)
-    assert isinstance(other, penstock.RankError)
+    assert isinstance(other, RankError)
     assert "another rank could not restore" in str(other)
 
 
@@ -237,7 +244,7 @@ def resume_as_other(root):
     store = penstock.CheckpointStore(root)
     store.save(1, run.training)
     fresh = Run("fsdp", seed=3, optimizer="sgd")
-    with pytest.raises(penstock.StateMismatchError, match="has another shape than its parameter"):
+    with pytest.raises(StateMismatchError, match="has another shape than its parameter"):
         store.resume(fresh.training)
     fresh = Run("fsdp", seed=3, optimizer="sgd").steps(1)
     for parameter, state in fresh.optimizer.state.items():
@@ -277,7 +284,7 @@ def written_by_a_refused_resume(root):
         for module in (copying, filling, load_plan):
             patch.setattr(module, "copy_elements", lambda value, _: written.append(value.device))
         patch.setattr(DTensor, "is_meta", False)
-        with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.* groups in"):
+        with pytest.raises(StateMismatchError, match=r"nothing was changed.* groups in"):
             store.resume(training, strict=False)
     return written
 
@@ -317,7 +324,7 @@ def resume_with_a_step_out_of_sight(root):
     store.save(5, Run("ddp").training)
 
     def read(path, *_):
-        raise penstock.CheckpointNotFoundError(f"{path} is not there", path=path)
+        raise CheckpointNotFoundError(f"{path} is not there", path=path)
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,7 +335,7 @@ def resume_with_a_step_out_of_sight(root):
 
 def test_no_rank_begins_anew_where_another_finds_a_step(jobs, disk_path):
     found = jobs.of(2).outcomes(resume_with_a_step_out_of_sight, disk_path)
-    assert [type(one) for one in found] == [penstock.CorruptCheckpointError] * 2
+    assert [type(one) for one in found] == [CorruptCheckpointError] * 2
 
 
 def fail_between_the_rounds(root, is_resumed):
@@ -357,7 +364,7 @@ def fail_between_the_rounds(root, is_resumed):
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_who_fails_after_a_step_is_found_is_not_waited_for(jobs, disk_path, is_resumed):
     found = jobs.of(2).call(fail_between_the_rounds, disk_path, is_resumed)
-    assert found == [KeyboardInterrupt, penstock.RankError]
+    assert found == [KeyboardInterrupt, RankError]
 
 
 def save_random_states(path):

@@ -16,6 +16,7 @@ import pytest
 import penstock
 from penstock.common import tracing
 from penstock.common.tracing import recorded, summary
+from penstock.errors import CheckpointExistsError, StorageError
 from threads import on_threads
 
 MIB = 1 << 20
@@ -165,7 +166,7 @@ def test_a_failed_save_is_in_the_trace(tmp_path):
     penstock.save(tmp_path / "ckpt", state(1))
 
     def work():
-        with pytest.raises(penstock.CheckpointExistsError):
+        with pytest.raises(CheckpointExistsError):
             penstock.save(tmp_path / "ckpt", state(1))
 
     trace, _ = traced(tmp_path / "trace.json", work)
@@ -197,7 +198,7 @@ def test_what_the_block_raises_is_raised(tmp_path):
     with pytest.raises(KeyError) as raised:
         work()
     assert "trace" in "".join(raised.value.__notes__)
-    with pytest.raises(penstock.StorageError, match="/dev/full"), penstock.trace("/dev/full"):
+    with pytest.raises(StorageError, match="/dev/full"), penstock.trace("/dev/full"):
         penstock.load(tmp_path / "ckpt")
     traced(tmp_path / "trace.json", lambda: penstock.load(tmp_path / "ckpt"))
 
@@ -214,7 +215,7 @@ def test_threads_that_trace_at_once_are_refused_and_no_trace_is_lost(tmp_path):
                     with tracing.span("mine", str(path)):
                         pass
                 made.append(path)
-            except penstock.StorageError as error:
+            except StorageError as error:
                 unexpected.append(error)
             except penstock.PenstockError:
                 pass
@@ -286,7 +287,7 @@ def test_one_trace_at_a_time(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
-    with pytest.raises(penstock.StorageError, match="trace"), penstock.trace(tmp_path / "no/dir"):
+    with pytest.raises(StorageError, match="trace"), penstock.trace(tmp_path / "no/dir"):
         pytest.fail("the block ran")
 
 
@@ -462,7 +463,7 @@ def test_merging_leaves_what_it_reads_alone(tmp_path):
 def test_a_pipe_is_refused(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(penstock.StorageError), penstock.trace(pipe):
+    with pytest.raises(StorageError), penstock.trace(pipe):
         pytest.fail("the block ran")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import penstock
 from offload.optim.training_of import (
     MEMORY_BYTES,
     SMALL,
@@ -18,6 +17,7 @@ from offload.optim.training_of import (
     set_gradients,
 )
 from penstock import offload
+from penstock.errors import StateMismatchError, StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +134,7 @@ def test_a_state_that_cannot_be_taken_is_named_and_nothing_changes(
     kept = dict(one.state[ours[1]])
     one.state[ours[1]].update(given)
     set_gradients(1, theirs, ours)
-    with pytest.raises(penstock.StateMismatchError, match=message):
+    with pytest.raises(StateMismatchError, match=message):
         one.step()
     one.state[ours[1]] = kept
     other.step()
@@ -148,12 +148,12 @@ def test_moments_without_a_count_are_refused_as_by_pytorch(tmp_path: Path) -> No
     _, ours, _, one = pair(tmp_path, "AdamW")
     one.state[ours[0]]["exp_avg"] = moment(ours[0], 0)
     set_gradients(0, ours)
-    with pytest.raises(penstock.StateMismatchError, match="moments and no 'step'"):
+    with pytest.raises(StateMismatchError, match="moments and no 'step'"):
         one.step()
     one.state[ours[0]] = {"step": torch.tensor(1.0), "exp_avg": moment(ours[0], 0)}
-    with pytest.raises(penstock.StateMismatchError, match="'step' and no 'exp_avg_sq'"):
+    with pytest.raises(StateMismatchError, match="'step' and no 'exp_avg_sq'"):
         one.step()
-    with pytest.raises(penstock.StateMismatchError, match="'step' and no 'exp_avg_sq'"):
+    with pytest.raises(StateMismatchError, match="'step' and no 'exp_avg_sq'"):
         one.state_dict()
     one.close()
 
@@ -177,9 +177,7 @@ def test_a_parameter_that_was_swapped_is_an_error_that_names_its_shape(tmp_path:
     one.param_groups[0]["params"][1] = torch.nn.Parameter(torch.zeros(17))
     one.param_groups[0]["params"][1].grad = torch.zeros(17)
     for call in (one.step, one.state_dict):
-        with pytest.raises(
-            penstock.StateMismatchError, match=r"shape \[17\] was put into"
-        ) as found:
+        with pytest.raises(StateMismatchError, match=r"shape \[17\] was put into") as found:
             call()
         assert len(str(found.value)) < 200
     one.param_groups[0]["params"][1] = ours[1]
@@ -198,7 +196,7 @@ def test_a_parameter_that_is_there_twice_is_an_error_and_changes_nothing(
     before = [tensor.clone() for tensor in ours]
     one.param_groups[0]["params"].append(ours[1])
     for call in (one.step, one.state_dict):
-        with pytest.raises(penstock.StateMismatchError, match="parameter 1 is in the groups twice"):
+        with pytest.raises(StateMismatchError, match="parameter 1 is in the groups twice"):
             call()
     assert_equal(ours, before)
     one.param_groups[0]["params"].pop()
@@ -262,7 +260,7 @@ def test_a_directory_that_was_moved_is_named_and_can_be_moved_back(tmp_path: Pat
         one.step()
     (tmp_path / "state").rename(tmp_path / "away")
     set_gradients(2, theirs, ours)
-    with pytest.raises(penstock.StorageError, match="was moved or removed since the optimizer"):
+    with pytest.raises(StorageError, match="was moved or removed since the optimizer"):
         one.step()
     (tmp_path / "away").rename(tmp_path / "state")
     other.step()

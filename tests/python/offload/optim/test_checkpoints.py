@@ -22,6 +22,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
+from penstock.errors import PenstockWarning, StateMismatchError
 
 
 def as_pytorch(steps: int) -> tuple[list[Any], Any]:
@@ -138,7 +139,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         },
     }
     penstock.save(tmp_path / "checkpoint", {"optimizer": wrong})
-    with pytest.raises(penstock.StateMismatchError, match=r"exp_avg"):
+    with pytest.raises(StateMismatchError, match=r"exp_avg"):
         penstock.load(tmp_path / "checkpoint", into=state)
     _, other = as_pytorch(2)
     assert_equal_states(other.state_dict(), optimizer.state_dict())
@@ -195,7 +196,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         with shard.open("r+b") as file:
             file.seek(9_000)
             file.write(b"damage")
-        with pytest.warns(penstock.PenstockWarning, match="passed over"):
+        with pytest.warns(PenstockWarning, match="passed over"):
             assert store.resume(training) == 2
     theirs, other = as_pytorch(2)
     assert_equal(theirs, ours)
@@ -221,11 +222,11 @@ def test_a_generation_is_a_checkpoint_and_comes_back(tmp_path: Path) -> None:
     assert_equal(theirs, again)
     second.close()
     third = offload.SGD(again, directory=tmp_path, memory_bytes=MEMORY_BYTES)
-    with pytest.raises(penstock.StateMismatchError, match="is of AdamW, not of SGD"):
+    with pytest.raises(StateMismatchError, match="is of AdamW, not of SGD"):
         third.recover()
     third.close()
     fourth = offload.AdamW(again[:1], directory=tmp_path, memory_bytes=MEMORY_BYTES)
-    with pytest.raises(penstock.StateMismatchError, match="has parameter 1, the optimizer 1"):
+    with pytest.raises(StateMismatchError, match="has parameter 1, the optimizer 1"):
         fourth.recover()
     fourth.close()
     fifth = offload.AdamW(again, directory=tmp_path / "empty", memory_bytes=MEMORY_BYTES)

@@ -23,6 +23,7 @@ from offload.optim.training_of import (
     set_gradients,
 )
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, StorageError
 
 SHAPES = ((1024, 1024), (17,), (300, 1000))
 
@@ -48,7 +49,7 @@ def test_a_full_disk_is_an_error_before_anything_changes(
         _fill(disk / "ballast")
         set_gradients(1, theirs, ours)
         for _ in range(2):
-            with pytest.raises(penstock.StorageError, match="free some, and try again") as raised:
+            with pytest.raises(StorageError, match="free some, and try again") as raised:
                 optimizer.step()
             assert raised.value.errno == errno.ENOSPC
             assert_equal(before, ours)
@@ -90,10 +91,10 @@ def test_a_damaged_file_is_named_and_nothing_changes(tmp_path: Path, moment: str
         file.seek(at)
         file.write(bytes([content[at] ^ 1]))
     set_gradients(1, theirs, ours)
-    with pytest.raises(penstock.CorruptCheckpointError, match=f"0.{moment}") as raised:
+    with pytest.raises(CorruptCheckpointError, match=f"0.{moment}") as raised:
         optimizer.step()
     assert raised.value.tensor == f"0.{moment}"
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         held.read()
     # The first window: no parameter has changed, so a retry works once the file is repaired.
     assert_equal(before, ours)
@@ -121,7 +122,7 @@ def test_a_step_that_failed_in_its_middle_is_not_gone_on_from(tmp_path: Path) ->
         file.seek(len(content) - 10)
         file.write(bytes([content[-10] ^ 1]))
     set_gradients(1, ours)
-    with pytest.raises(penstock.CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         optimizer.step()
     assert not torch.equal(before, ours[0])
     for call in (optimizer.step, optimizer.state_dict):
@@ -149,7 +150,7 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     optimizer.step()
     held = optimizer.state_dict()["state"][0]["exp_avg"]
     os.unlink(held.file.path)
-    with pytest.raises(penstock.StorageError):
+    with pytest.raises(StorageError):
         optimizer.step()
     optimizer.close()
 
@@ -159,7 +160,7 @@ def test_a_directory_that_is_gone_is_not_a_full_disk(tmp_path: Path) -> None:
     set_gradients(0, theirs, ours)
     shutil.rmtree(tmp_path / "state")
     before = [one.detach().clone() for one in ours]
-    with pytest.raises(penstock.StorageError, match="was moved or removed") as raised:
+    with pytest.raises(StorageError, match="was moved or removed") as raised:
         optimizer.step()
     assert "free some" not in str(raised.value)
     assert_equal(before, ours)

@@ -20,6 +20,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
+from penstock.errors import CorruptCheckpointError, StateMismatchError
 from penstock.io.digested_file import DigestedFile
 from penstock.offload.optim import adopt_links, files, generation, optimizer
 
@@ -109,7 +110,7 @@ def test_damage_is_found(tmp_path: Path, place: int) -> None:
     data[place] ^= 1
     shard.write_bytes(data)
     _, one = begun(tmp_path, ours)
-    with pytest.raises(penstock.CorruptCheckpointError) as raised:
+    with pytest.raises(CorruptCheckpointError) as raised:
         one.recover()
     assert raised.value.file == shard.name
     assert one.state_dict()["state"] == {}
@@ -123,7 +124,7 @@ def test_another_number_of_ranks_is_refused(
     ours, _ = ended(tmp_path)
     monkeypatch.undo()
     _, one = begun(tmp_path, ours)
-    with pytest.raises(penstock.StateMismatchError, match="one of 2 ranks, and this is one of 1"):
+    with pytest.raises(StateMismatchError, match="one of 2 ranks, and this is one of 1"):
         one.recover()
     assert one.state_dict()["state"] == {}
     monkeypatch.setattr(generation, "own_size", lambda: 2)
@@ -134,7 +135,7 @@ def test_another_number_of_ranks_is_refused(
 def test_a_generation_with_more_moments_is_refused(tmp_path: Path) -> None:
     ours, _ = ended(tmp_path, amsgrad=True)
     _, one = begun(tmp_path, ours)
-    with pytest.raises(penstock.StateMismatchError, match="max_exp_avg_sq"):
+    with pytest.raises(StateMismatchError, match="max_exp_avg_sq"):
         one.recover()
     one.close()
     _, one = begun(tmp_path, ours, amsgrad=True)
@@ -176,7 +177,7 @@ def test_a_state_with_other_moments_is_refused_when_it_is_loaded(tmp_path: Path,
     _, given = stepped(tmp_path / "given", amsgrad=not has)
     ours, one = stepped(tmp_path / "own", amsgrad=has)
     before = one.state_dict()
-    with pytest.raises(penstock.StateMismatchError, match=r"max_exp_avg_sq.*\(amsgrad\)"):
+    with pytest.raises(StateMismatchError, match=r"max_exp_avg_sq.*\(amsgrad\)"):
         one.load_state_dict(given.state_dict())
     assert one.param_groups[0]["amsgrad"] is has
     assert_equal_states(before, one.state_dict())
@@ -190,7 +191,7 @@ def test_a_state_without_momentum_is_refused(tmp_path: Path) -> None:
     ours = parameters(shapes=SMALL)
     one = offload.SGD(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
     given = torch.optim.SGD(ours, momentum=0).state_dict()
-    with pytest.raises(penstock.StateMismatchError, match="group 0 of the state: momentum=0"):
+    with pytest.raises(StateMismatchError, match="group 0 of the state: momentum=0"):
         one.load_state_dict(given)
     set_gradients(0, ours)
     one.step()

@@ -26,6 +26,7 @@ from offload.optim.training_of import (
     stepped,
 )
 from penstock import offload
+from penstock.errors import StateMismatchError, StorageError, UnsupportedStateError
 from penstock.tensors.file_tensor import FileTensor
 
 
@@ -142,12 +143,12 @@ def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     before = optimizer.state_dict()
     whole = before["state"][0]
     less = {key: value for key, value in whole.items() if key != "exp_avg_sq"}
-    with pytest.raises(penstock.StateMismatchError, match="has no 'exp_avg_sq'"):
+    with pytest.raises(StateMismatchError, match="has no 'exp_avg_sq'"):
         optimizer.load_state_dict({**before, "state": {0: less}})
     other = {**whole, "exp_avg": torch.zeros(3)}
-    with pytest.raises(penstock.StateMismatchError, match=r"has shape \[3\]"):
+    with pytest.raises(StateMismatchError, match=r"has shape \[3\]"):
         optimizer.load_state_dict({**before, "state": {0: other}})
-    with pytest.raises(penstock.StateMismatchError, match="has parameter 7, the optimizer 3"):
+    with pytest.raises(StateMismatchError, match="has parameter 7, the optimizer 3"):
         optimizer.load_state_dict({**before, "state": {7: whole}})
     assert_equal_states(before, optimizer.state_dict())
     optimizer.close()
@@ -168,13 +169,13 @@ def test_masters_are_made_where_a_state_has_none(tmp_path: Path) -> None:
 
 def test_one_directory_is_of_one_optimizer(tmp_path: Path) -> None:
     ours, optimizer = stepped(tmp_path)
-    with pytest.raises(penstock.StorageError, match="another optimizer of this process"):
+    with pytest.raises(StorageError, match="another optimizer of this process"):
         offload.AdamW(ours, directory=tmp_path)
     if not (child := os.fork()):
         code = 1
         try:
             offload.AdamW(ours, directory=tmp_path)
-        except penstock.StorageError as error:
+        except StorageError as error:
             code = 0 if "in use by" in str(error) else 2
         finally:
             os._exit(code)
@@ -186,9 +187,9 @@ def test_one_directory_is_of_one_optimizer(tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
-    with pytest.raises(penstock.UnsupportedStateError, match="not contiguous"):
+    with pytest.raises(UnsupportedStateError, match="not contiguous"):
         offload.AdamW([torch.nn.Parameter(torch.zeros(3, 4).t())], directory=tmp_path)
-    with pytest.raises(penstock.UnsupportedStateError, match="on meta"):
+    with pytest.raises(UnsupportedStateError, match="on meta"):
         offload.AdamW([torch.nn.Parameter(torch.zeros(3, device="meta"))], directory=tmp_path)
     with pytest.raises(ValueError, match=r"use torch\.optim\.SGD"):
         offload.SGD([torch.nn.Parameter(torch.zeros(3))], momentum=0, directory=tmp_path)
@@ -202,12 +203,12 @@ def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
         offload.AdamW([torch.nn.Parameter(torch.zeros(3))], directory=tmp_path, memory_bytes=-1)
     ours, optimizer = stepped(tmp_path)
     for copying in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(penstock.UnsupportedStateError, match="not copied"):
+        with pytest.raises(UnsupportedStateError, match="not copied"):
             copying(optimizer)
     ours[0].data = ours[0].data.to(torch.bfloat16)
     ours[0].grad = None
     set_gradients(2, ours)
-    with pytest.raises(penstock.StateMismatchError, match="parameter 0 or its group has changed"):
+    with pytest.raises(StateMismatchError, match="parameter 0 or its group has changed"):
         optimizer.step()
     optimizer.close()
 
@@ -275,7 +276,7 @@ def test_a_state_that_is_refused_leaves_counts_and_options(tmp_path: Path) -> No
         {**before, "param_groups": before["param_groups"] * 2},
     ):
         given["param_groups"][0]["lr"] = 0.5
-        with pytest.raises((penstock.StateMismatchError, ValueError)):
+        with pytest.raises((StateMismatchError, ValueError)):
             optimizer.load_state_dict(given)
         assert optimizer.param_groups[0]["lr"] == 1e-3
         assert_equal_states(before, optimizer.state_dict())
@@ -299,7 +300,7 @@ def test_the_process_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_links_have_to_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Like a file system without link counts.
     monkeypatch.setattr(os, "link", shutil.copyfile)
-    with pytest.raises(penstock.StorageError, match="does not tell how many hard links"):
+    with pytest.raises(StorageError, match="does not tell how many hard links"):
         stepped(tmp_path)
     monkeypatch.undo()
     _, optimizer = stepped(tmp_path)

@@ -21,11 +21,11 @@ def _run_next() -> None:
 
 def _install() -> None:
     try:
-        from penstock.integrations.deepspeed.patches import install_from_environment
+        from penstock.integrations.deepspeed.patches import enable_from_environment
     except ImportError:
         # Another environment, in which Penstock is not installed.
         return
-    install_from_environment()
+    enable_from_environment()
 
 
 try:

@@ -1,4 +1,4 @@
-"""`penstock.integrations.dcp.install`: DCP on Penstock with nothing but a ``checkpoint_id``."""
+"""`penstock.integrations.dcp.enable`: DCP on Penstock with nothing but a ``checkpoint_id``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,25 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 
-import dcp_install_worker
+import dcp_enable_worker
 import forks
 import penstock
 from conftest import tell
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+)
 from penstock.integrations import versions
 from penstock.integrations.dcp import (
     StorageReader,
     StorageWriter,
     defaults,
     directory,
-    install,
+    disable,
+    enable,
     patches,
-    uninstall,
 )
 from ranks import Job, environments_of
 
@@ -69,7 +75,7 @@ SECONDS_MAX = 120
 @pytest.fixture(autouse=True)
 def _taken_back():
     yield
-    uninstall()
+    disable()
 
 
 def state_of(step):
@@ -91,14 +97,14 @@ def together(ranks, *commands):
     with closing(Job(ranks)) as job:
         for command in commands:
             name, *arguments = command.split(":")
-            job.call(getattr(dcp_install_worker, name), *arguments, timeout_seconds=SECONDS_MAX)
+            job.call(getattr(dcp_enable_worker, name), *arguments, timeout_seconds=SECONDS_MAX)
 
 
 def launch(ranks, *commands):
     """Runs commands on ranks in new interpreters: frameworks start processes and groups."""
     processes = [
         forks.RankPopen(
-            [dcp_install_worker.__file__, *commands],
+            [dcp_enable_worker.__file__, *commands],
             env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -133,12 +139,12 @@ class TestInstalling:
 
     def test_everything_is_as_before_when_it_is_taken_back(self):
         before = self.known()
-        install(file_system_writer=True)
+        enable(file_system_writer=True)
         assert not any(new is old for new, old in zip(self.known(), before, strict=True))
-        uninstall()
+        disable()
         assert all(new is old for new, old in zip(self.known(), before, strict=True))
-        uninstall()
-        with install():
+        disable()
+        with enable():
             assert dcp.FileSystemWriter is filesystem.FileSystemWriter
         assert all(new is old for new, old in zip(self.known(), before, strict=True))
 
@@ -146,15 +152,15 @@ class TestInstalling:
         theirs = _storage_utils._storage_setup
         module = types.ModuleType("of_a_framework")
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        with install():
+        with enable():
             module._storage_setup = _storage_utils._storage_setup
             assert module._storage_setup is not theirs
         assert module._storage_setup is theirs
 
     def test_another_call_replaces_what_the_first_has_chosen(self, tmp_path):
         before = self.known()
-        with install(overwrite=False):
-            again = install()
+        with enable(overwrite=False):
+            again = enable()
             save(tmp_path / "a", 1)
             save(tmp_path / "a", 2)
         # The first install's block has ended, after the second one had replaced it.
@@ -167,8 +173,8 @@ class TestInstalling:
     def test_a_version_that_is_too_old_is_refused_and_nothing_changes(self, monkeypatch):
         before = self.known()
         monkeypatch.setattr(versions, "version", lambda _: "2.3.1+cpu")
-        with pytest.raises(penstock.MissingDependencyError, match=r"'torch>=2\.4'") as e:
-            install()
+        with pytest.raises(MissingDependencyError, match=r"'torch>=2\.4'") as e:
+            enable()
         assert e.value.name == "torch"
         assert all(new is old for new, old in zip(self.known(), before, strict=True))
 
@@ -180,8 +186,8 @@ class TestInstalling:
         monkeypatch.setattr(_storage_utils, "_storage_setup", _storage_setup)
         monkeypatch.setattr(state_dict_loader, "load", load)
         monkeypatch.delattr(format_utils, "FileSystemReader")
-        with pytest.raises(penstock.MissingDependencyError) as caught:
-            install()
+        with pytest.raises(MissingDependencyError) as caught:
+            enable()
         for moved in (
             "_storage_setup demands registry",
             "load uses no _storage_setup",
@@ -207,7 +213,7 @@ class TestInstalling:
 
         monkeypatch.setattr(patches, "_try_out", trying)
         with pytest.warns(versions.NewerVersionWarning, match=r"torch .* 99\.0\.0 is newer"):
-            install()
+            enable()
         for step in (1, 2):
             save(tmp_path / "a", step)
         assert tried == [[]]
@@ -221,22 +227,22 @@ class TestInstalling:
         monkeypatch.setattr(versions, "_warned", {"torch"})
         monkeypatch.setattr(versions, "_self_checked", set())
         monkeypatch.setattr(patches, "_try_out", fail)
-        install()
-        with pytest.raises(penstock.MissingDependencyError, match=r"came back as .*newer Penstock"):
+        enable()
+        with pytest.raises(MissingDependencyError, match=r"came back as .*newer Penstock"):
             save(tmp_path / "a", 1)
         assert os.listdir(tmp_path) == []
 
     def test_wrong_options_are_refused_and_nothing_changes(self):
         before = self.known()
         with pytest.raises((TypeError, ValueError)):
-            install(options={"engine": "threads"})
+            enable(options={"engine": "threads"})
         assert all(new is old for new, old in zip(self.known(), before, strict=True))
 
 
 class TestSaving:
     def test_a_checkpoint_id_is_enough(self, tmp_path):
         for path in (str(tmp_path / "a"), tmp_path / "deep" / "b"):
-            with install():
+            with enable():
                 save(path, 1)
                 assert loaded(path) == 1
             assert penstock.load(path)["step"] == 1
@@ -244,7 +250,7 @@ class TestSaving:
             assert path / ".metadata" if path is not str(path) else True
 
     def test_planners_are_those_that_are_given(self, tmp_path):
-        with install():
+        with enable():
             save(tmp_path / "a", 1, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
             state = {"more": torch.ones(2), **state_of(5)}
             planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
@@ -254,7 +260,7 @@ class TestSaving:
         assert penstock.load(tmp_path / "a")["step"] == 1
 
     def test_what_names_a_writer_or_reader_is_as_it_was(self, tmp_path):
-        with install():
+        with enable():
             writer = filesystem.FileSystemWriter(tmp_path / "a")
             dcp.save(state_of(1), storage_writer=writer, no_dist=True)
             assert (tmp_path / "a" / "__0_0.distcp").exists()
@@ -264,7 +270,7 @@ class TestSaving:
             assert not (tmp_path / "b" / ".metadata").exists()
 
     def test_urls_and_what_is_no_path_stay_with_dcp(self):
-        with install():
+        with enable():
             if not hasattr(filesystem, "SerializationFormat"):
                 pytest.skip("DCP before PyTorch 2.8 cannot save to memory://")
             save("memory://bucket/step-1", 1)
@@ -278,7 +284,7 @@ class TestSaving:
                 assert loaded(tmp_path / "a") == 1
                 raise OSError("the disk is on fire")
 
-        with install():
+        with enable():
             save(tmp_path / "a", 1)
             with pytest.raises(dcp.CheckpointException, match="on fire"):
                 save(tmp_path / "a", 2, planner=Failing())
@@ -288,18 +294,18 @@ class TestSaving:
 
     def test_without_overwrite_what_is_complete_is_refused_whoever_wrote_it(self, tmp_path):
         save(tmp_path / "theirs", 1)
-        with install(overwrite=False):
+        with enable(overwrite=False):
             save(tmp_path / "ours", 1)
             for name in ("theirs", "ours"):
                 with pytest.raises(dcp.CheckpointException) as caught:
                     save(tmp_path / name, 2)
                 failure, _ = caught.value.failures[0]
-                assert isinstance(failure, penstock.CheckpointExistsError)
+                assert isinstance(failure, CheckpointExistsError)
                 assert loaded(tmp_path / name) == 1
 
     def test_a_store_is_not_made_one_that_cannot_be_opened(self, tmp_path):
         penstock.CheckpointStore(tmp_path).save(1, state_of(1))
-        with install():
+        with enable():
             for arguments in ({}, {"storage_writer": StorageWriter(tmp_path)}):
                 with pytest.raises(dcp.CheckpointException, match="is a store of checkpoints"):
                     save(tmp_path, 2, **arguments)
@@ -307,7 +313,7 @@ class TestSaving:
 
     def test_stores_and_verify_take_the_mark_for_no_damage(self, tmp_path):
         store = penstock.CheckpointStore(tmp_path)
-        with install():
+        with enable():
             for step in (1, 2):
                 save(store.path(step), step)
         assert store.steps() == [1, 2]
@@ -316,7 +322,7 @@ class TestSaving:
         assert store.steps() == [2]
         # Otherwise torchtitan would mistake the directory for a checkpoint.
         assert not os.path.exists(store.path(1))
-        with install():
+        with enable():
             save(store.path(3), 3)
         assert store.verify(3).ok
         open(os.path.join(store.path(2), "notes"), "w").close()
@@ -328,7 +334,7 @@ class TestSaving:
 class TestStaging:
     def test_saves_that_overlap_hold_what_was_there_when_they_were_asked_for(self, tmp_path):
         weight = torch.zeros(200_000)
-        with install():
+        with enable():
             for number in range(3):
                 pending = []
                 for step in (2 * number, 2 * number + 1):
@@ -385,7 +391,7 @@ class TestStaging:
                 Own.staged += 1
                 return super().stage(state_dict)
 
-        with install():
+        with enable():
             own = Own(staging.StagingOptions(False, False, False, False))
             dcp.async_save(state_of(1), checkpoint_id=tmp_path / "a", async_stager=own).result()
             own.close()
@@ -396,7 +402,7 @@ class TestStaging:
 class TestDcpsOwn:
     def test_its_directories_still_load(self, tmp_path):
         save(tmp_path / "a", 1)
-        with install():
+        with enable():
             assert loaded(tmp_path / "a") == 1
             assert isinstance(dcp.FileSystemReader(tmp_path / "a"), filesystem.FileSystemReader)
 
@@ -412,7 +418,7 @@ class TestDcpsOwn:
             return commit(self, *arguments, **further)
 
         monkeypatch.setattr(penstock.checkpoint.saving.rank_save.RankAttempt, "commit", committing)
-        with install():
+        with enable():
             save(path, 2)
             assert looked == [(1, True)]
             assert loaded(path) == 2
@@ -421,21 +427,21 @@ class TestDcpsOwn:
 
     def test_what_dcp_saves_over_one_of_penstock_is_the_newer_one(self, tmp_path):
         path = tmp_path / "a"
-        with install():
+        with enable():
             save(path, 1)
         save(path, 2)
-        with install():
+        with enable():
             assert loaded(path) == 2
             save(path, 3)
             assert loaded(path) == 3
         save(path, 4)
-        with install():
+        with enable():
             assert loaded(path) == 4
 
     def test_a_kill_between_commit_and_mark_leaves_no_doubt(self, tmp_path, monkeypatch):
         path = tmp_path / "a"
         save(path, 1)
-        with install():
+        with enable():
             monkeypatch.setattr(directory, "mark", lambda _: None)
             save(path, 2)
             monkeypatch.undo()
@@ -451,39 +457,39 @@ class TestDcpsOwn:
         (tmp_path / "unfinished" / ".metadata").unlink()
         (tmp_path / "incomplete" / "__0_0.distcp").unlink()
         os.truncate(tmp_path / "cut" / "__0_0.distcp", 100)
-        with install():
-            with pytest.raises(penstock.IncompleteCheckpointError, match=r"\.metadata") as caught:
+        with enable():
+            with pytest.raises(IncompleteCheckpointError, match=r"\.metadata") as caught:
                 loaded(tmp_path / "unfinished")
             assert caught.value.path == str(tmp_path / "unfinished")
             for name in ("incomplete", "cut"):
                 with pytest.raises(dcp.CheckpointException, match="__0_0") as caught:
                     loaded(tmp_path / name)
                 failure, _ = caught.value.failures[0]
-                assert isinstance(failure, penstock.IncompleteCheckpointError)
+                assert isinstance(failure, IncompleteCheckpointError)
             # An unfinished save does not block the next one.
             save(tmp_path / "unfinished", 2)
             assert loaded(tmp_path / "unfinished") == 2
 
     def test_what_a_store_has_left_of_a_step_is_no_checkpoint(self, tmp_path):
         store = penstock.CheckpointStore(tmp_path)
-        with install():
+        with enable():
             save(store.path(1), 1)
             save(store.path(2), 2)
             store.delete(1)
             with pytest.raises(dcp.CheckpointException, match="no checkpoint at"):
                 loaded(store.path(1))
-        with pytest.raises(penstock.CheckpointNotFoundError):
+        with pytest.raises(CheckpointNotFoundError):
             penstock.convert(store.path(1), tmp_path / "new")
 
     def test_nothing_at_all_is_an_error_of_penstock(self, tmp_path):
-        with install(), pytest.raises(dcp.CheckpointException, match="no checkpoint at"):
+        with enable(), pytest.raises(dcp.CheckpointException, match="no checkpoint at"):
             loaded(tmp_path / "missing")
 
 
 class TestClasses:
     def test_readers_go_by_what_is_there_and_writers_by_choice(self, tmp_path):
         save(tmp_path / "theirs", 1)
-        with install(file_system_writer=True):
+        with enable(file_system_writer=True):
             writer = dcp.FileSystemWriter(tmp_path / "ours", single_file_per_rank=False)
             dcp.save(state_of(2), storage_writer=writer, no_dist=True)
             assert type(writer) is defaults.DefaultWriter
@@ -508,7 +514,7 @@ class TestClasses:
             "reader": filesystem.FileSystemReader(tmp_path / "theirs"),
             "writer": filesystem.FileSystemWriter(tmp_path / "ours", thread_count=3),
         }
-        with install(file_system_writer=True):
+        with enable(file_system_writer=True):
             save(tmp_path / "ours", 1)
             ours = {
                 "reader": dcp.FileSystemReader(tmp_path / "ours"),
@@ -528,7 +534,7 @@ class TestClasses:
 
     def test_they_are_classes_as_dcps_own(self, tmp_path):
         early = filesystem.FileSystemWriter(tmp_path / "a")
-        with install(file_system_writer=True):
+        with enable(file_system_writer=True):
 
             class Further(dcp.FileSystemWriter):
                 pass
@@ -547,7 +553,7 @@ class TestClasses:
         from lightning.fabric.utilities.load import _load_distributed_checkpoint
 
         path = tmp_path / "a"
-        with install():
+        with enable():
             save(path, 1)
             format_utils.dcp_to_torch_save(path, tmp_path / "a.pt")
             torch.save({"epoch": 3}, path / "meta.pt")
@@ -602,14 +608,14 @@ def test_killed_at_any_moment_it_leaves_what_was_complete_last(tmp_path):
             save(path, 0)
             dcp.save({"a": torch.zeros(300_000), "step": 0}, checkpoint_id=path, no_dist=True)
         with forks.RankPopen(
-            [dcp_install_worker.__file__, str(path)], stdout=subprocess.PIPE, text=True
+            [dcp_enable_worker.__file__, str(path)], stdout=subprocess.PIPE, text=True
         ) as process:
             said = int(process.stdout.readline()) if chooser.random() < 0.7 else 0
             time.sleep(chooser.uniform(0, 0.1))
             process.kill()
             said = max([said, *(int(line) for line in process.stdout if line.endswith("\n"))])
         state = {"a": torch.zeros(300_000), "step": -1}
-        with install():
+        with enable():
             dcp.load(state, checkpoint_id=path, no_dist=True)
         assert state["step"] in (said, said + 1) or (said == 0 and state["step"] == last)
         assert torch.equal(state["a"], torch.full((300_000,), float(state["step"])))

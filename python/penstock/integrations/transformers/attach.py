@@ -1,4 +1,4 @@
-"""`enable`: makes an existing trainer save with Penstock."""
+"""`attach`: makes an existing trainer save with Penstock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def enable(
+def attach(
     trainer: T,
     *,
-    asynchronous: bool = False,
+    background: bool = False,
     lazy: bool = False,
     on_error: Literal["raise", "warn"] = "raise",
-    raw: tuple[str, ...] = (),
+    pickled: tuple[str, ...] = (),
     trust: bool = False,
     options: Options | None = None,
 ) -> T:
@@ -29,10 +29,10 @@ def enable(
 
     Args:
         trainer: A `transformers.Trainer`, or an instance of a derived class.
-        asynchronous: See `Settings`, also for the arguments below.
+        background: See `Settings`, also for the arguments below.
         lazy: Whether the state is copied during the next step.
         on_error: ``"raise"`` or ``"warn"``.
-        raw: Parts stored as pickled bytes.
+        pickled: Parts stored as pickled bytes.
         trust: Whether pickled bytes are loaded.
         options: Settings of the I/O.
 
@@ -47,12 +47,12 @@ def enable(
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
-        raise TypeError(f"enable() takes a transformers.Trainer, not a {type(trainer).__name__}")
+        raise TypeError(f"attach() takes a transformers.Trainer, not a {type(trainer).__name__}")
     settings = Settings(
-        asynchronous=asynchronous,
+        background=background,
         lazy=lazy,
         on_error=on_error,
-        raw=tuple(raw),
+        pickled=tuple(pickled),
         trust=trust,
         options=options,
     )

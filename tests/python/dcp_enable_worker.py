@@ -1,4 +1,4 @@
-"""Ranks for the tests of `penstock.integrations.dcp.install`, which call DCP as frameworks do.
+"""Ranks for the tests of `penstock.integrations.dcp.enable`, which call DCP as frameworks do.
 
 Each command saves and loads through code of a framework that passes a ``checkpoint_id`` and nothing
 else, and raises if a promise is broken.
@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import penstock
 from dcp_worker import check, gathered, make_fsdp, make_state
-from penstock.integrations.dcp import install, uninstall
+from penstock.errors import IncompleteCheckpointError
+from penstock.integrations.dcp import disable, enable
 
 
 def own_format(path: str, layout: str, step: str) -> None:
@@ -34,13 +35,13 @@ def own_format(path: str, layout: str, step: str) -> None:
 
 
 def save(path: str, layout: str, step: str) -> None:
-    with install():
+    with enable():
         dcp.save(make_state(layout, int(step)), checkpoint_id=path)
 
 
 def load(path: str, layout: str, step: str) -> None:
     state = make_state(layout, is_blank=True)
-    with install():
+    with enable():
         dcp.load(state, checkpoint_id=path)
     check(state, make_state(layout, int(step)))
 
@@ -49,7 +50,7 @@ def save_async(path: str, kind: str) -> None:
     # PyTorch before 2.7 has threads only.
     types: Any = AsyncCheckpointerType
     how = {} if types is None else {"async_checkpointer_type": types[kind.upper()]}
-    with install():
+    with enable():
         for step in (1, 2):
             state = make_state("rows", step)
             future = dcp.async_save(state, checkpoint_id=path, **how)
@@ -61,13 +62,13 @@ def save_async(path: str, kind: str) -> None:
             load(path, "columns", str(step))
             dist.barrier()
             # `load` has modified it.
-            install()
+            enable()
 
 
 def alone(path: str) -> None:
     """Each rank alone, to a path of its own, despite a process group."""
     own = f"{path}-{dist.get_rank()}"
-    with install():
+    with enable():
         dcp.save({"w": torch.ones(3) * dist.get_rank()}, checkpoint_id=own, no_dist=True)
         state = {"w": torch.zeros(3)}
         dcp.load(state, checkpoint_id=own, no_dist=True)
@@ -76,8 +77,8 @@ def alone(path: str) -> None:
 
 def refuse(path: str, missing: str) -> None:
     """Remains of a save by DCP itself that did not end, or has lost files since."""
-    kinds = (penstock.IncompleteCheckpointError, dcp.CheckpointException)
-    with install(), pytest.raises(kinds, match=missing):
+    kinds = (IncompleteCheckpointError, dcp.CheckpointException)
+    with enable(), pytest.raises(kinds, match=missing):
         dcp.load(make_state("rows", is_blank=True), checkpoint_id=path)
 
 
@@ -87,7 +88,7 @@ def fabric(path: str) -> None:
 
     model, optimizer = make_fsdp(1)
     where = Path(path)
-    with install():
+    with enable():
         state = {"model": model, "optimizer": optimizer, "steps": 5}
         model_parallel._save_checkpoint(where, state, full_state_dict=False, rank=dist.get_rank())
         dist.barrier()
@@ -135,7 +136,7 @@ def lightning(path: str) -> None:
         trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 8)), **arguments)
         return trainer
 
-    with install():
+    with enable():
         trainer = fit(4)
         trainer.save_checkpoint(path)
         other = fit(4, ckpt_path=path)
@@ -154,7 +155,7 @@ def transformers(path: str) -> None:
     model, optimizer = make_fsdp(1)
     _, its_optimizer = other = make_fsdp(2)
     other[0].load_state_dict(model.state_dict())
-    with install():
+    with enable():
         save_optimizer_distributed(model, optimizer, path)
         load_optimizer_distributed(other[0], its_optimizer, path)
     _same(model, optimizer, *other)
@@ -165,7 +166,7 @@ def torchtitan(folder: str, mode: str) -> None:
     """torchtitan's own manager, which ignores steps without DCP's `.metadata`."""
     from torchtitan.components.checkpointer.dcp import CheckpointManager
 
-    install()
+    enable()
     found = [_titan(CheckpointManager, folder, mode, seed) for seed in (1, 2)]
     (manager, model, optimizer), (other, its_model, its_optimizer) = found
     manager.save(1)
@@ -175,7 +176,7 @@ def torchtitan(folder: str, mode: str) -> None:
     dist.barrier()
     assert penstock.verify(f"{folder}/checkpoint/step-2").ok
     assert other.load()
-    uninstall()
+    disable()
     _same(model, optimizer.optimizer, its_model, its_optimizer.optimizer)
     assert other.states["train_state"].at == 7
     for one in (manager, other):
@@ -253,7 +254,7 @@ def accelerate(path: str) -> None:
     )
     model, optimizer = make_fsdp(1)
     other, its_optimizer = make_fsdp(2)
-    with install(file_system_writer=True):
+    with enable(file_system_writer=True):
         fsdp_utils.save_fsdp_model(plugin, ranks, model, path)
         fsdp_utils.save_fsdp_optimizer(plugin, ranks, optimizer, model, path)
         fsdp_utils.load_fsdp_model(plugin, ranks, other, path)
@@ -273,7 +274,7 @@ def _same(model: Any, optimizer: Any, other: Any, its_optimizer: Any) -> None:
 
 def replace(path: str) -> None:
     """Saves over a checkpoint of DCP's own, then over its own, until it is killed; alone."""
-    with install():
+    with enable():
         for step in itertools.count(1):
             state = {"a": torch.full((300_000,), float(step)), "step": step}
             dcp.save(state, checkpoint_id=path, no_dist=True)

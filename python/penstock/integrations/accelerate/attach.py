@@ -1,4 +1,4 @@
-"""`enable`: makes an `Accelerator` save and load its state through Penstock."""
+"""`attach`: makes an `Accelerator` save and load its state through Penstock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ELSEWHERE = {
 }
 
 
-def enable(
+def attach(
     accelerator: _Accelerator,
     *,
     background: bool = False,
@@ -130,7 +130,7 @@ def _check(accelerator: Any) -> None:
 def _choice(error: UnsupportedStateError) -> UnsupportedStateError:
     """The error, with pickling as a remedy."""
     return UnsupportedStateError(
-        f"{error}; or store it as pickle: enable(accelerator, pickled=[{error.key!r}]), for custom "
+        f"{error}; or store it as pickle: attach(accelerator, pickled=[{error.key!r}]), for custom "
         "objects, schedulers and loaders",
         key=error.key,
     )

@@ -1,8 +1,8 @@
 """A DCP program that passes no writer and no reader, with Penstock as its storage.
 
-    torchrun --nproc-per-node 2 examples/dcp_install.py
+    torchrun --nproc-per-node 2 examples/dcp_enable.py
 
-One line is new: ``install()``. It does the same for every caller that passes DCP a
+One line is new: ``enable()``. It does the same for every caller that passes DCP a
 ``checkpoint_id`` alone: Lightning's FSDP2, Fabric, torchtitan, distributed optimizers of
 transformers. Checkpoints that the program saved before it had that line still load.
 """
@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from penstock.integrations.dcp import install
+from penstock.integrations.dcp import enable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -61,7 +61,7 @@ def main() -> None:
     arguments = parse()
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
-    install()
+    enable()
     dist.init_process_group("gloo")
     # DCP communicates in a thread of its own during training, so it needs a process group of its
     # own.
@@ -142,7 +142,7 @@ def tell(text: str) -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--directory", type=Path, default=Path("runs", "dcp-install"))
+    parser.add_argument("--directory", type=Path, default=Path("runs", "dcp-enable"))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="steps between two saves")
     return parser.parse_args()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.integrations import raw
+from penstock.integrations import pickling
 
 
 class Opaque:
@@ -22,7 +22,7 @@ def pickled(state: Any, *patterns: str) -> list[str]:
         items = one.items() if isinstance(one, dict) else []
         return [found for key, inner in items for found in walk(inner, (*path, repr(key)))]
 
-    return walk(raw.packed(state, "", patterns), ())
+    return walk(pickling.packed(state, "", patterns), ())
 
 
 @pytest.mark.parametrize(
