@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -914,3 +915,24 @@ def test_sharded_models_are_saved_by_all_ranks_and_loaded_by_any_number(tmp_path
     assert ranks_of(tmp_path, path.name, 1)["sum"] == said["sum"]
     # A module that is not sharded loads it as well.
     assert torch.equal(Module.load_from_checkpoint(path).net[0].weight, whole)
+
+
+def test_importing_the_plug_in_changes_nothing_in_lightning():
+    code = """if True:
+        import lightning.pytorch.core.saving as saving
+        import lightning.pytorch.trainer.trainer as trainer
+
+        def seen():
+            return saving.pl_load, trainer._CheckpointConnector, trainer._SignalConnector
+
+        before = seen()
+        from penstock.integrations import lightning
+        assert seen() == before
+        lightning.{call}
+        after = seen()
+        assert not set(before) & set(after)
+        lightning.enable()
+        assert seen() == after
+    """
+    for call in ("PenstockIO()", "PenstockModelParallelStrategy()", "enable()"):
+        subprocess.run([sys.executable, "-c", code.replace("{call}", call)], check=True)

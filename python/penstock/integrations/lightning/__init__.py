@@ -1,7 +1,8 @@
 """Lightning (`Trainer` and `Fabric`), with Penstock as its storage.
 
 Pass `PenstockIO` to ``Trainer(plugins=[…])`` or ``Fabric(plugins=[…])``. For models sharded over
-ranks use `PenstockModelParallelStrategy` instead of Lightning's.
+ranks use `PenstockModelParallelStrategy` instead of Lightning's. Importing this package changes
+nothing in Lightning; making one of them does, as does `enable`.
 
 Example:
     >>> import tempfile, torch
@@ -22,17 +23,18 @@ from penstock.integrations.lightning import fitting  # noqa: E402
 
 fitting.check()
 
-from penstock.integrations.lightning import patches  # noqa: E402
+# These register their replacements.
+from penstock.integrations.lightning import cli, loggers, patches  # noqa: E402, F401
 from penstock.integrations.lightning.checkpoint_io import PenstockIO  # noqa: E402
+from penstock.integrations.lightning.enable import enable  # noqa: E402
 from penstock.integrations.lightning.strategies import (  # noqa: E402
     PenstockModelParallelStrategy,
     ShardedCheckpoints,
 )
 
-patches.install()
-
 __all__ = [
     "PenstockIO",
     "PenstockModelParallelStrategy",
     "ShardedCheckpoints",
+    "enable",
 ]

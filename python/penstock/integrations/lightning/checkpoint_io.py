@@ -15,6 +15,7 @@ from penstock import Saver
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations import pickling
 from penstock.integrations.lightning import directories, fitting, loading
+from penstock.integrations.lightning.enable import enable
 from penstock.plugin import check_storable
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class PenstockIO(CheckpointIO):
     ) -> None:
         if on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r}: must be one of 'raise', 'warn'")
+        enable()
         fitting.try_out(PenstockIO)
         self.background = background
         self.pickled = (pickled,) if isinstance(pickled, str) else tuple(pickled)

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from penstock.errors import PenstockWarning
 from penstock.integrations.lightning import checkpoint_io
+from penstock.integrations.lightning.enable import on_enable
 from penstock.plugin import MANIFEST, is_checkpoint
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _scan_files = lightning.pytorch.loggers.utilities._scan_checkpoints
 _upload_files = WandbLogger._scan_and_log_checkpoints
 
 
-def install() -> None:
+@on_enable
+def replace() -> None:
     """Makes Lightning's loggers upload checkpoints that are directories."""
     loggers: Any = lightning.pytorch.loggers
     # MLflow's logger and LitLogger upload directories as they upload files.
@@ -50,7 +52,7 @@ def install() -> None:
             getattr(loggers, name)._scan_checkpoints = _scan
     loggers.WandbLogger._scan_and_log_checkpoints = _upload
     if hasattr(loggers, "neptune"):
-        _install_neptune(loggers.neptune.NeptuneLogger)
+        _replace_neptune(loggers.neptune.NeptuneLogger)
 
 
 def _scan(callback: Checkpoint, logged: dict[str, float]) -> list[_Found]:
@@ -111,7 +113,7 @@ def _upload(logger: WandbLogger, callback: Any) -> None:
         logger._logged_model_time[path] = saved
 
 
-def _install_neptune(kind: Any) -> None:
+def _replace_neptune(kind: Any) -> None:
     upload = kind.after_save_checkpoint
 
     def after_save_checkpoint(logger: Any, callback: Any) -> None:

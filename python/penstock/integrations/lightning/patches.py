@@ -9,8 +9,9 @@ import lightning.pytorch.core.saving
 import lightning.pytorch.trainer.trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from penstock.integrations.lightning import checkpoint_io, cli, loading, loggers
+from penstock.integrations.lightning import checkpoint_io, loading
 from penstock.integrations.lightning.connector import Connector, io_of
+from penstock.integrations.lightning.enable import on_enable
 from penstock.integrations.lightning.requeue import SignalConnector
 
 _saving: Any = lightning.pytorch.core.saving
@@ -20,14 +21,13 @@ _load = _saving.pl_load
 _link_checkpoint = ModelCheckpoint._link_checkpoint
 
 
-def install() -> None:
-    """Installs the replacements; may be called again."""
+@on_enable
+def replace() -> None:
+    """Replaces the functions and classes of Lightning's trainer."""
     _trainer._CheckpointConnector = Connector
     _trainer._SignalConnector = SignalConnector
     _saving.pl_load = _load_for_module
     ModelCheckpoint._link_checkpoint = staticmethod(_link)  # type: ignore[method-assign]
-    cli.install()
-    loggers.install()
 
 
 def _load_for_module(

@@ -23,6 +23,7 @@ import penstock
 from penstock.errors import PenstockWarning, StateMismatchError
 from penstock.integrations.lightning import directories, loading, resume_position
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
+from penstock.integrations.lightning.enable import enable
 from penstock.plugin import NEW, LiveState, branches, is_checkpoint
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class ShardedCheckpoints(ParallelStrategy):
     run can resume with another number of ranks or another layout. Checkpoints that Lightning wrote
     are loaded by Lightning.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before the trainer makes its connectors.
+        enable()
+        super().__init__(*args, **kwargs)
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
