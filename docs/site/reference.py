@@ -16,34 +16,18 @@ if TYPE_CHECKING:
 
 TOPICS = {
     "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "register_type", "guard"],
-    "Stores": ["CheckpointStore", "Mirror", "PendingSave", "SaveProgress"],
+    "Stores": ["CheckpointStore", "Mirror", "PendingSave"],
     "Training": ["Training", "on_signal", "Preemption"],
-    "Models": ["export", "import_model", "ExportReport", "convert", "Conversion"],
+    "Models": ["export", "import_model", "convert"],
     "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
-    "Reports": [
-        "SaveReport",
-        "LoadReport",
-        "VerifyResult",
-        "Problem",
-        "Fallback",
-        "CheckpointInfo",
-        "TensorInfo",
-        "MissingInfo",
-        "Explanation",
-        "TensorFate",
-        "SalvageReport",
-        "ScrubReport",
-        "ScrubbedStep",
-        "RetentionReport",
-        "MirrorReport",
-        "MirrorStatus",
-    ],
+    "Buckets": ["Remote", "set_remote", "Credentials", "Token"],
+    "Errors": ["PenstockError"],
 }
-"""Public names of `penstock` by topic. The others are errors and modules."""
+"""Public names of `penstock` by their purpose. The errors and the modules have their own pages."""
 
 PACKAGE = Path(penstock.__file__).parent
 
-MODULES = ("offload", "features", "metrics", "plugin")
+MODULES = ("reports", "offload", "features", "metrics", "plugin")
 """Public modules, each of which has a page."""
 
 
@@ -51,14 +35,15 @@ def api() -> Iterator[tuple[str, str, str]]:
     """The title, the place and the text of each page of the API."""
     for title, names in TOPICS.items():
         place = title.lower().replace(" ", "-")
-        yield title, f"reference/{place}.md", page(title, [f"penstock.{name}" for name in names])
-    named = {name for names in TOPICS.values() for name in names} | {*MODULES, "__version__"}
-    rest = [name for name in penstock.__all__ if name not in named]
-    # The base class comes first.
-    errors = sorted(filter(is_error, rest), key=lambda name: (name != "PenstockError", name))
-    yield "Errors", "reference/errors.md", page("Errors", [f"penstock.{name}" for name in errors])
-    # Names without a topic have a page too.
-    if further := [f"penstock.{name}" for name in rest if not is_error(name)]:
+        paths = [f"penstock.{name}" for name in names]
+        if title == "Errors":
+            # The one above all others comes first.
+            paths += [f"penstock.errors.{name}" for name in public("errors") if name not in names]
+        yield title, f"reference/{place}.md", page(title, paths)
+    named = {name for names in TOPICS.values() for name in names}
+    # Names without a topic are listed all the same.
+    rest = set(penstock.__all__) - named - {*MODULES, "errors", "__version__"}
+    if further := [f"penstock.{name}" for name in sorted(rest)]:
         yield "Further", "reference/further.md", page("Further", further)
     for name in [*MODULES, *plug_ins()]:
         text = page(f"penstock.{name}", [f"penstock.{name}.{member}" for member in public(name)])
@@ -71,11 +56,6 @@ def plug_ins() -> list[str]:
     modules = {path.parent if path.stem == "__init__" else path.with_suffix("") for path in found}
     names = (".".join(module.relative_to(PACKAGE).parts) for module in modules)
     return sorted(filter(public, names))
-
-
-def is_error(name: str) -> bool:
-    """Returns whether a public name is an error or a warning."""
-    return name.endswith(("Error", "Warning"))
 
 
 def public(module: str) -> list[str]:

@@ -38,8 +38,9 @@ def imported(source, module):
 def test_type_checkers_see_the_names_that_there_are():
     source = inspect.getsource(penstock)
     found = imported(source, "penstock")
-    for home in ("", "errors", "common.native_threads"):
+    for home in ("", "common.native_threads"):
         found.pop(home)
+    assert found.pop("errors") == {"PenstockError"}
     assert found == {home: set(names) for home, names in penstock._HOMES.items()}
 
 
@@ -50,6 +51,17 @@ def test_dir_shows_the_public_names_and_nothing_else():
         assert getattr(penstock, name) is not None
 
 
+def test_the_top_of_the_package_stays_small():
+    assert len(penstock.__all__) <= 40
+
+
+def test_reports_and_errors_have_their_own_modules():
+    for module in (penstock.errors, penstock.reports):
+        assert all(getattr(module, name) is not None for name in module.__all__)
+        assert set(module.__all__) & set(penstock.__all__) <= {"PenstockError"}
+    assert not [name for name in penstock.__all__ if name.endswith("Report")]
+
+
 def test_every_error_is_public():
     errors = penstock.errors
     kinds = {
@@ -58,7 +70,6 @@ def test_every_error_is_public():
         if isinstance(value, type) and issubclass(value, Exception | Warning)
     }
     assert kinds == set(errors.__all__)
-    assert kinds < set(penstock.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
