@@ -136,7 +136,7 @@ impl RowTableForm {
 }
 
 impl RowTableForm {
-    /// What a table's directory says.
+    /// The form that a table's directory states.
     pub(crate) fn of(form: Form) -> RowTableForm {
         RowTableForm {
             rows: form.rows,

@@ -6,7 +6,7 @@
 //! decided by reading the key:
 //!
 //! - The bytes that were put: success, whichever request stored them. They contain an id that
-//! no other process draws.
+//!   no other process draws.
 //! - Other bytes: refused, and a request of ours still on its way will be refused too. If the put
 //!   was to replace an object and a request may have been carried out, ours may have been stored
 //!   and then replaced: the outcome is undecided.

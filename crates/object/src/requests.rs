@@ -62,7 +62,7 @@ impl BucketClient {
         loop {
             match self.head(key).await {
                 Err(request_error) if request_error.is_of_nothing() => {
-                    retry.back_off_for_known(request_error).await?
+                    retry.back_off_for_known(request_error).await?;
                 }
                 found => return found,
             }

@@ -26,7 +26,7 @@ MIB = 1 << 20
 BOUND_SECONDS = 3 * TIMEOUT_SECONDS + 45
 
 PATIENT = penstock.Options(rank_timeout_seconds=60)
-"""Whoever waits for a rank that does not come waits longer than any machine needs."""
+"""Ranks wait for a missing rank longer than any machine needs to start one."""
 
 ROWS = Layout(LINE, [Shard(0)], (40, 6))
 CELLS = Layout(GRID, [Shard(0), Shard(1)], (9, 5))
