@@ -245,7 +245,7 @@ fn an_eager_save_is_staged_when_the_last_copy_is_done_whoever_queued_it() {
     let mut machine = machine();
     let root = in_memory();
     let arena = Arena::new(None);
-    for seed in 0..common::number("PENSTOCK_TORTURE_DEVICE_STAGES", 150) {
+    for seed in 0..common::number("PENSTOCK_TORTURE_DEVICE_STAGES", 50) {
         machine.draw(seed, 200);
         let path = root.path().join("ckpt");
         let mut tensors = machine.tensors(seed, &[24 * MIB + 5]);
@@ -492,7 +492,7 @@ fn child(test: &str, environment: &[(&str, &str)]) -> String {
 /// Steps of an optimizer during saves, each time with delays from another seed.
 #[test]
 fn no_save_is_torn_by_a_training_that_goes_on() {
-    let rounds = common::number("PENSTOCK_TORTURE_DEVICE_SAVES", 1000);
+    let rounds = common::number("PENSTOCK_TORTURE_DEVICE_SAVES", 200);
     let mut machine = machine();
     let root = in_memory();
     let arena = Arena::new(Some(6 * MIB));

@@ -98,7 +98,7 @@ fn no_cut_breaks_a_small_scenario() {
 #[test]
 fn no_cut_of_a_sample_breaks_a_large_scenario() {
     let seed = seed();
-    let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 4);
+    let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 2);
     let mut random = Rng::new(seed);
     for &engine in common::engines() {
         let mut world = World::large(engine, seed, &mut random);
