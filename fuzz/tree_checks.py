@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import tracemalloc
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import PenstockError
+from penstock._native import TensorEntry
 from penstock.checkpoint.loading.load_plan import LoadPlan
 from penstock.checkpoint.state import build, references, select, tree
 from penstock.checkpoint.view.view import View, view
@@ -62,7 +63,7 @@ def check(data: bytes) -> None:
     assert peak - before <= limit, f"{peak - before} bytes for {len(data)}, {limit} allowed"
 
 
-def _rows(dtype: str) -> list[references.Row]:
+def _rows(dtype: str) -> list[TensorEntry]:
     """Tensors as a valid part may list them: shapes and sizes agree, names are arbitrary."""
     entries: list[tuple[str, tuple[int, ...], int]] = [
         ("float32", (2, 3), 24),
@@ -77,13 +78,13 @@ def _rows(dtype: str) -> list[references.Row]:
     rows = []
     begin = 0
     for index, (name, shape, nbytes) in enumerate(entries):
-        rows.append((f"t{index}", name, shape, "shard", begin, begin + nbytes))
+        rows.append(TensorEntry(f"t{index}", name, shape, "shard", begin, begin + nbytes))
         begin = -(-(begin + nbytes) // 16) * 16
     return rows
 
 
-def _places(rows: list[references.Row], memory: bytearray) -> dict[int, references.BytesLocation]:
-    return {index: (memory, row[4]) for index, row in enumerate(rows)}
+def _places(rows: list[TensorEntry], memory: bytearray) -> dict[int, references.BytesLocation]:
+    return {index: (memory, row.begin) for index, row in enumerate(rows)}
 
 
 # Memory that was read, and memory to fill: distinct, and not charged to any input.
@@ -100,25 +101,25 @@ _ALIASES: list[_Alias] = [
 ]
 
 
-def _name(text: str, rows: list[references.Row]) -> None:
+def _name(text: str, rows: list[TensorEntry]) -> None:
     """As `penstock.inspect` does."""
     names = [name for name, _ in tree.named(tree.parse(text), _NAME_CHARS_PER_CHAR * len(text))]
     unique = tree.unique_names(names)
     assert len(set(unique)) == len(unique) == len(names)
 
 
-def _build(text: str, rows: list[references.Row]) -> Any:
+def _build(text: str, rows: list[TensorEntry]) -> Any:
     """As `penstock.load` does."""
     return _built(tree.parse(text), rows)
 
 
-def _built(node: tree.Node, rows: list[references.Row], memory: bytearray = _READ) -> Any:
+def _built(node: tree.Node, rows: list[TensorEntry], memory: bytearray = _READ) -> Any:
     known = _places(rows, memory)
     places = {index: known[index] for index in references.needed(node, rows, _ALIASES)}
     return build.Builder(rows, _ALIASES, places).build(node)
 
 
-def _select(text: str, rows: list[references.Row]) -> None:
+def _select(text: str, rows: list[TensorEntry]) -> None:
     """As `penstock.load(keys=…)` does."""
     node = tree.parse(text)
     for pattern in _PATTERNS:
@@ -126,7 +127,7 @@ def _select(text: str, rows: list[references.Row]) -> None:
             _built(select.select(node, [pattern], _PATH), rows)
 
 
-def _fill(text: str, rows: list[references.Row]) -> None:
+def _fill(text: str, rows: list[TensorEntry]) -> None:
     """As `penstock.load(into=…)` does, with a matching state."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
@@ -135,13 +136,22 @@ def _fill(text: str, rows: list[references.Row]) -> None:
     targets.finish(node, state, targets.builder(_places(rows, _READ)))
 
 
+class _Box(NamedTuple):
+    """A box of a global tensor, as the native module lists it."""
+
+    index: int  # type: ignore[assignment]  # A tuple has a method of that name.
+    tensor: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+
 class _TwoRanks:
     """Input of `penstock.checkpoint.view.view`: two ranks, a tree each, boxes of two tensors."""
 
     world_size = 2
     partial = None
 
-    def __init__(self, trees: tuple[str, str], rows: list[references.Row]) -> None:
+    def __init__(self, trees: tuple[str, str], rows: list[TensorEntry]) -> None:
         self._trees = trees
         self._rows = rows
         self.tree = trees[0]
@@ -149,7 +159,7 @@ class _TwoRanks:
     def rank_tree(self, rank: int) -> str:
         return self._trees[rank]
 
-    def tensors(self) -> list[references.Row]:
+    def tensors(self) -> list[TensorEntry]:
         return [*self._rows, *self._rows]
 
     def aliases(self) -> list[_Alias]:
@@ -158,16 +168,20 @@ class _TwoRanks:
     def offsets(self) -> list[tuple[int, int]]:
         return [(0, 0), (len(self._rows), len(_ALIASES))]
 
-    def boxes(self) -> list[tuple[int, str, tuple[int, ...], tuple[int, ...]]]:
+    def boxes(self) -> list[_Box]:
         other = len(self._rows)
-        return [(0, "t0", (4, 3), (0, 0)), (other, "t0", (4, 3), (2, 0)), (7, "t7", (), ())]
+        return [
+            _Box(0, "t0", (4, 3), (0, 0)),
+            _Box(other, "t0", (4, 3), (2, 0)),
+            _Box(7, "t7", (), ()),
+        ]
 
 
 _BARE = ('{"a":{}}', '{"$":"dict","v":[]}')
 """Trees into which tensors of other ranks can be merged."""
 
 
-def _look(text: str, rows: list[references.Row]) -> None:
+def _look(text: str, rows: list[TensorEntry]) -> None:
     """As `penstock.load` does with a checkpoint of several ranks."""
     checkpoint: Any = _TwoRanks((text, text), rows)
     seen = view(checkpoint, 1)

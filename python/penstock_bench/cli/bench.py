@@ -24,4 +24,4 @@ from penstock.cli.group import LazyGroup
     epilog=example("penstock bench checkpoint /checkpoints --report page.html"),
 )
 def bench() -> None:
-    """Measure storage, and compare what was measured."""
+    """Measure storage, and compare the results."""

@@ -328,7 +328,7 @@ def test_a_table_that_changes_is_an_error(tmp_path: Path) -> None:
 
 def test_a_row_that_no_request_moves_is_refused(tmp_path: Path) -> None:
     source, want = table_of(tmp_path, rows=3, width=300_000)
-    with pytest.raises(UnsupportedStateError, match=r"rows of 1200000 bytes; .*block_b"):
+    with pytest.raises(UnsupportedStateError, match=r"rows of 1200000 bytes; .*extent_b"):
         features.Features(source)
     io = penstock.offload.TensorIO(extent_bytes=2 << 20)
     with features.Features(source, io=io) as table:

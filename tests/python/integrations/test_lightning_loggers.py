@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import types
 import warnings
@@ -111,8 +112,8 @@ def test_neptune_says_that_it_uploads_none(tmp_path):
         def after_save_checkpoint(self, callback):
             raise AssertionError("it takes files only")
 
-    loggers._install_neptune(NeptuneLogger)
-    loggers._install_neptune(NeptuneLogger)
+    loggers._replace_neptune(NeptuneLogger)
+    loggers._replace_neptune(NeptuneLogger)
     path = tmp_path / "last.ckpt"
     penstock.save(path, {"step": 1})
     callback = types.SimpleNamespace(last_model_path=str(path), current_score=None)
@@ -194,6 +195,72 @@ def test_a_command_builds_the_model_that_a_checkpoint_was_saved_of(tmp_path, mon
     cli = commanded(command, f"--ckpt_path={path}", directory=tmp_path)
     assert cli.model.scale == 7
     assert str(cli.config[command].ckpt_path) == str(path)
+
+
+CONFIGURED = """
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.cli import LightningCLI
+
+
+class Scaled(lightning.LightningModule):
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def training_step(self, batch, index):
+        return self.layer(batch).sum()
+
+    def test_step(self, batch, index):
+        print("scale", self.hparams.scale)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(lightning.LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(4, 2))
+
+    test_dataloader = train_dataloader
+
+
+LightningCLI(Scaled, Data, save_config_callback=None)
+"""
+
+PLUGGED = """
+trainer:
+  accelerator: cpu
+  max_epochs: 1
+  logger: false
+  enable_progress_bar: false
+  plugins:
+    - class_path: penstock.integrations.lightning.PenstockIO
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {dirpath: ., filename: one}
+"""
+
+
+def test_a_program_that_names_the_plug_in_in_its_configuration_tests_the_saved_model(tmp_path):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    if not hasattr(LightningCLI, "_parse_ckpt_path"):
+        pytest.skip("this version of Lightning reads no hyper-parameters of a checkpoint")
+    (tmp_path / "train.py").write_text(CONFIGURED)
+    (tmp_path / "plugged.yaml").write_text(PLUGGED)
+
+    def run(*words):
+        command = [sys.executable, "train.py", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    run("fit", "--config=plugged.yaml", "--model.scale=7")
+    assert (tmp_path / "one.ckpt").is_dir()
+    assert "scale 7" in run("test", "--config=plugged.yaml", "--ckpt_path=one.ckpt")
 
 
 def test_a_command_takes_a_checkpoint_without_hyper_parameters(tmp_path, monkeypatch):

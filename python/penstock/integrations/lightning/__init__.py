@@ -1,8 +1,9 @@
 """Lightning (`Trainer` and `Fabric`), with Penstock as its storage.
 
 Pass `PenstockIO` to ``Trainer(plugins=[…])`` or ``Fabric(plugins=[…])``. For models sharded over
-ranks use `PenstockModelParallelStrategy` instead of Lightning's. Importing this package changes
-nothing in Lightning; making one of them does, as does `enable`.
+ranks use `PenstockModelParallelStrategy` instead of Lightning's. Importing this package
+changes nothing in Lightning but how `LightningCLI` reads the hyper-parameters of checkpoints that
+are directories; making one of them does, as does `enable`.
 
 Example:
     >>> import tempfile, torch
@@ -31,6 +32,8 @@ from penstock.integrations.lightning.strategies import (  # noqa: E402
     PenstockModelParallelStrategy,
     ShardedCheckpoints,
 )
+
+cli.replace()
 
 __all__ = [
     "PenstockIO",

@@ -18,7 +18,6 @@ import torch
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.lightning import checkpoint_io, loading
-from penstock.integrations.lightning.enable import on_enable
 from penstock.plugin import is_checkpoint
 
 _PATTERN = "hyper_parameters*"
@@ -28,9 +27,12 @@ _cli: Any = lightning.pytorch.cli.LightningCLI
 _parse: Any = getattr(_cli, "_parse_ckpt_path", None)
 
 
-@on_enable
 def replace() -> None:
-    """Makes `LightningCLI` read directories; before Lightning 2.5.6 it reads no files either."""
+    """Makes `LightningCLI` read directories; before Lightning 2.5.6 it reads no files either.
+
+    Called at import: the CLI reads hyper-parameters when it has imported the classes that its
+    configuration names, and before it makes a `PenstockIO`.
+    """
     if _parse is not None:
         _cli._parse_ckpt_path = _parse_ckpt_path
 

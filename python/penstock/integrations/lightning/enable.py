@@ -1,6 +1,6 @@
 """`enable`: replaces functions of Lightning that no plug-in can reach, once per process.
 
-Importing the plug-in replaces nothing. The modules that have replacements register them with
+Importing the plug-in does not call it. The modules that have replacements register them with
 `on_enable`; `enable` applies them.
 """
 
@@ -25,8 +25,8 @@ def enable() -> None:
     """Makes Lightning load checkpoints that are directories wherever it loads files.
 
     `PenstockIO` and the strategies do this when they are made. Call it in a program that makes none
-    of them before it needs one of these: ``LightningModule.load_from_checkpoint`` of a directory,
-    or a ``LightningCLI`` whose configuration names the plug-in. May be called again.
+    of them before it calls ``LightningModule.load_from_checkpoint`` with a directory. May be
+    called again.
 
     Example:
         >>> from penstock.integrations import lightning
