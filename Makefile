@@ -105,7 +105,7 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 	$(VENV)/bin/penstock demo
 
 .PHONY: test
-test: test-rust test-python ## Run all tests but the slow ones: on two cores in about half an hour.
+test: test-rust test-python ## Run all tests but the slow ones: on two cores in about 17 minutes.
 
 # The engines are tested again without io_uring, and so are basic promises of rows and of the store; their
 # other promises do not depend on the engine. Runs of few tests name all packages too, so that features are
