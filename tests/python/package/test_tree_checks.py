@@ -64,6 +64,14 @@ def test_a_module_with_too_many_lines_is_found(checkout: Path) -> None:
     assert listed(checkout, "check_tree.py") == ["wide/a.py: 6 lines, at most 5"]
 
 
+def test_unit_tests_of_a_rust_module_are_not_counted(checkout: Path) -> None:
+    code, unit_tests = "const A: u8 = 1;\n", "#[cfg(test)]\nmod tests {\n    use super::*;\n}\n"
+    (checkout / "wide/c.rs").write_text(code * 5 + unit_tests)
+    assert listed(checkout, "check_tree.py") == []
+    (checkout / "wide/c.rs").write_text(code * 6 + unit_tests)
+    assert listed(checkout, "check_tree.py") == ["wide/c.rs: 6 lines, at most 5"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
