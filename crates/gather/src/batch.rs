@@ -40,7 +40,7 @@ impl Batch {
         };
         Batch {
             parts: vec![part],
-            process: std::process::id(),
+            process: penstock_io::process::id(),
         }
     }
 
@@ -48,14 +48,15 @@ impl Batch {
     pub(crate) fn of_all(batches: Vec<Batch>) -> Batch {
         Batch {
             parts: batches.into_iter().flat_map(|one| one.parts).collect(),
-            process: std::process::id(),
+            process: penstock_io::process::id(),
         }
     }
 
     /// Whether no read of the batch is in flight. [`wait`](Batch::wait) still has to repeat lost
     /// and damaged reads.
     pub fn is_done(&self) -> bool {
-        self.process == std::process::id() && self.parts.iter().all(|one| one.state.is_ended())
+        self.process == penstock_io::process::id()
+            && self.parts.iter().all(|one| one.state.is_ended())
     }
 
     /// Waits until all rows have arrived; `false` on timeout.
@@ -64,7 +65,7 @@ impl Batch {
     /// [`Error::Io`](crate::Error::Io) if rows cannot be read,
     /// [`Error::Damaged`](crate::Error::Damaged).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        if self.process != std::process::id() {
+        if self.process != penstock_io::process::id() {
             let process = self.process;
             return Err(penstock_io::Error::Forked { process }.into());
         }

@@ -104,7 +104,7 @@ impl DeviceReader {
         self.shared.check_process()?;
         self.shared.check(&ids)?;
         let moment = stream.record().map_err(penstock_io::Error::from)?;
-        let process = std::process::id();
+        let process = penstock_io::process::id();
         let batch = DeviceBatch {
             outcome: Arc::default(),
             process,
@@ -392,7 +392,7 @@ impl DeviceBatch {
     }
 
     fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process == penstock_io::process::id()
     }
 }
 

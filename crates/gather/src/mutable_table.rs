@@ -263,7 +263,7 @@ impl MutableTable {
                 merging,
                 number: Number::of(None),
                 next_batch: AtomicU64::new(0),
-                process: std::process::id(),
+                process: penstock_io::process::id(),
             }),
             logs: HashMap::new(),
             filling: None,
@@ -281,7 +281,7 @@ impl MutableTable {
             cache,
             counts: Arc::default(),
             next_batch: AtomicU64::new(0),
-            process: std::process::id(),
+            process: penstock_io::process::id(),
             lock,
             holder: Mutex::new(None),
             drop_logs: Condvar::new(),
@@ -402,7 +402,7 @@ impl MutableTable {
 
 impl Drop for MutableTable {
     fn drop(&mut self) {
-        if self.core.process == std::process::id() {
+        if self.core.process == penstock_io::process::id() {
             self.writer().rest();
         }
     }

@@ -72,7 +72,7 @@ impl Proxy {
             shared,
             fifo,
             thread: Mutex::new(Some(thread)),
-            process: std::process::id(),
+            process: penstock_io::process::id(),
         })
     }
 
@@ -96,7 +96,7 @@ impl Proxy {
     /// Stops after all launched work: other running kernels receive no more rows.
     pub fn stop(&self) {
         // A forked child does not have the thread.
-        if self.process != std::process::id() {
+        if self.process != penstock_io::process::id() {
             return;
         }
         // A failed device runs no kernels.

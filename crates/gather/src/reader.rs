@@ -61,7 +61,7 @@ impl Reader {
                 merging,
                 counts: Arc::default(),
                 next_batch: AtomicU64::new(0),
-                process: std::process::id(),
+                process: penstock_io::process::id(),
             }),
         }
     }
@@ -124,7 +124,7 @@ impl Reader {
     /// Withdraws an announced batch that will not be gathered.
     pub fn forget(&self, hinted: u64) {
         if let Some(cache) = &self.shared.cache
-            && self.shared.process == std::process::id()
+            && self.shared.process == penstock_io::process::id()
         {
             cache.lock().index.cancel(hinted);
         }
@@ -234,7 +234,7 @@ impl ReaderShared {
 
     pub(crate) fn check_process(&self) -> Result<()> {
         let process = self.process;
-        match process == std::process::id() {
+        match process == penstock_io::process::id() {
             true => Ok(()),
             false => Err(penstock_io::Error::Forked { process }.into()),
         }

@@ -44,7 +44,7 @@ impl Number {
         Arc::new(Number {
             cache: cache.cloned(),
             value: cache.map_or(0, |cache| cache.add_table()),
-            process: std::process::id(),
+            process: penstock_io::process::id(),
         })
     }
 
@@ -56,7 +56,7 @@ impl Number {
 impl Drop for Number {
     fn drop(&mut self) {
         if let Some(cache) = &self.cache
-            && self.process == std::process::id()
+            && self.process == penstock_io::process::id()
         {
             cache.remove_table(self.value);
         }

@@ -145,7 +145,7 @@ impl Executor {
             engine: "given",
             fallback: None,
             block_bytes: block_bytes as u64,
-            process: std::process::id(),
+            process: crate::process::id(),
         })
     }
 
@@ -177,7 +177,7 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
-        if self.process != std::process::id() {
+        if self.process != crate::process::id() {
             // The threads belong to another process, and one of its locks may be held forever here.
             return std::mem::forget(threads);
         }
@@ -239,7 +239,7 @@ impl Share {
     /// Asks up to `threads` threads of the executor to help with a computation of the caller. None
     /// may come: the caller does the remaining work, in a fork all of it.
     pub fn offer(&self, run_part: &Arc<dyn ParallelWork>, threads: usize) {
-        if self.process == std::process::id() {
+        if self.process == crate::process::id() {
             self.shared.offer(run_part, threads);
         }
     }
@@ -271,7 +271,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.process == crate::process::id() {
             self.shared.remove_share(self.id);
         }
     }
@@ -286,7 +286,7 @@ impl fmt::Debug for Share {
 }
 
 fn check_process(process: u32) -> Result<()> {
-    match process == std::process::id() {
+    match process == crate::process::id() {
         true => Ok(()),
         false => Err(Error::Forked { process }),
     }

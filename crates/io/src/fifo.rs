@@ -113,7 +113,7 @@ impl Fifo {
             launches: Mutex::default(),
             has_posts: AtomicBool::new(false),
             server: OnceLock::new(),
-            process: std::process::id(),
+            process: crate::process::id(),
         };
         fifo.describe()?;
         Ok(fifo)
@@ -341,7 +341,7 @@ impl fmt::Debug for Fifo {
 impl Drop for Fifo {
     fn drop(&mut self) {
         self.stop();
-        if self.process != std::process::id() || self.wait().is_ok() {
+        if self.process != crate::process::id() || self.wait().is_ok() {
             // SAFETY: it is dropped once, here, and not used after that. Kernels launched here no
             // longer use it, other kernels must have ended (see `address`), and in a fork there is
             // nothing to free.

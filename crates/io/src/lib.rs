@@ -12,6 +12,7 @@
 //! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller;
 //! - [`fifo`]: requests that kernels of a device make;
 //! - [`priority`]: lower priorities for background threads;
+//! - [`process`]: the number of this process, without a system call;
 //! - [`trace`]: records of where the time goes, in a file for trace viewers.
 //!
 //! The rule that everything here serves: an operation **owns** its buffer from submission to
@@ -34,6 +35,7 @@ pub mod file;
 pub mod file_system;
 mod kernels;
 pub mod priority;
+pub mod process;
 pub mod staging;
 pub mod trace;
 pub mod transfer;

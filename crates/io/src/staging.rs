@@ -153,7 +153,7 @@ impl<C: CopyJob> StagingPipeline<C> {
         Ok(StagingPipeline {
             sender: Mutex::new(Some(sender)),
             thread: Mutex::new(Some(thread)),
-            process: std::process::id(),
+            process: crate::process::id(),
         })
     }
 
@@ -163,7 +163,7 @@ impl<C: CopyJob> StagingPipeline<C> {
     /// [`Error::Forked`], or [`Error::Cancelled`] after `finish`. The copy job is dropped then.
     pub fn submit(&self, work: C) -> Result<()> {
         let process = self.process;
-        if process != std::process::id() {
+        if process != crate::process::id() {
             return Err(Error::Forked { process });
         }
         let sender = lock(&self.sender);
@@ -177,7 +177,7 @@ impl<C: CopyJob> StagingPipeline<C> {
     /// Waits until all submitted copy jobs have ended, and accepts no more. In a fork it does
     /// nothing.
     pub fn finish(&self) {
-        if self.process != std::process::id() {
+        if self.process != crate::process::id() {
             return;
         }
         drop(lock(&self.sender).take());
@@ -190,7 +190,7 @@ impl<C: CopyJob> StagingPipeline<C> {
 
 impl<C: CopyJob> Drop for StagingPipeline<C> {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.process != crate::process::id() {
             // The thread belongs to another process, and a lock of the channel may be held forever
             // here.
             let sender = self

@@ -112,7 +112,7 @@ impl Core {
 
     pub(super) fn check_process(&self) -> Result<()> {
         let process = self.process;
-        match process == std::process::id() {
+        match process == penstock_io::process::id() {
             true => Ok(()),
             false => Err(penstock_io::Error::Forked { process }.into()),
         }

@@ -53,7 +53,7 @@ impl Lock {
             Ok(()) => Ok(Lock {
                 home: home.to_owned(),
                 file,
-                process: std::process::id(),
+                process: penstock_io::process::id(),
             }),
             Err(TryLockError::WouldBlock) => Err(Error::Busy {
                 path: home.to_owned(),
@@ -89,7 +89,7 @@ impl Lock {
 impl Drop for Lock {
     /// A forked child shares the open file and would hold the lock for as long as it lives.
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.process == penstock_io::process::id() {
             drop(self.file.unlock());
         }
     }

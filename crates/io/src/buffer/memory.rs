@@ -192,7 +192,7 @@ impl Memory {
     /// Whether this process has the memory; a fork may not.
     pub(in crate::buffer) fn is_ours(&self) -> bool {
         let only = self.only.get();
-        only.is_none_or(|&process| process == std::process::id())
+        only.is_none_or(|&process| process == crate::process::id())
     }
 
     /// The start of the mapping, for the pool that cuts it up.

@@ -100,7 +100,7 @@ impl Pool {
     fn of(buffer_bytes: usize, budget_bytes: usize, device: &Arc<Device>, is_kept: bool) -> Pool {
         let pinned = Pinned {
             device: Arc::clone(device),
-            process: std::process::id(),
+            process: crate::process::id(),
             is_kept,
         };
         Pool::made(buffer_bytes, budget_bytes, Some(pinned))
@@ -291,7 +291,7 @@ impl PoolShared {
     /// Whether the memory belongs to another process, of which this one is a fork.
     fn is_foreign(&self) -> bool {
         let pinned = self.pinned.as_ref();
-        pinned.is_some_and(|pinned| pinned.process != std::process::id())
+        pinned.is_some_and(|pinned| pinned.process != crate::process::id())
     }
 
     /// No panic leaves the state half changed, so a poisoned lock is used as it is.

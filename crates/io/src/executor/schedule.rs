@@ -160,7 +160,7 @@ mod tests {
             })
         };
         let rests = (0..count).map(|_| read()).collect();
-        let process = std::process::id();
+        let process = crate::process::id();
         (rests, Transfer::new(count, Vec::new(), process))
     }
 

@@ -295,7 +295,7 @@ impl TransferState {
     }
 
     fn check_process(&self) -> Result<()> {
-        match std::process::id() == self.process {
+        match crate::process::id() == self.process {
             true => Ok(()),
             false => Err(Error::Forked {
                 process: self.process,

@@ -205,7 +205,7 @@ impl DeviceCopyJob {
     /// # Errors
     /// Those of [`StagingPipeline::submit`].
     pub fn begin(self, pipeline: &StagingPipeline<DeviceCopyJob>) -> Result<DeviceTransfer> {
-        let process = std::process::id();
+        let process = crate::process::id();
         let transfer = DeviceTransfer {
             shared: Arc::clone(&self.shared),
             process,
@@ -534,6 +534,6 @@ impl DeviceTransfer {
     }
 
     fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process == crate::process::id()
     }
 }
