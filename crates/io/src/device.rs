@@ -36,7 +36,7 @@ const ROTATIONAL: Requests = Requests {
 const MEMORY: Requests = Requests {
     bytes: 1 << 20,
     queue_depth: 4,
-    workers_max: 12,
+    workers_max: 16,
 };
 /// Requests grow to a whole stripe of an array, up to this.
 const STRIPE_BYTES_MAX: usize = 16 << 20;

@@ -2,7 +2,8 @@
 //!
 //! An [`Engine`] takes operations ([`Op`]) and returns completions ([`Completion`]), in the order
 //! in which they finish. Two backends implement it, `uring` over `io_uring` and a thread pool over
-//! `pread` and `pwrite`; [`open`] picks one, and code above never asks which.
+//! `pread` and `pwrite`; [`open`] picks one, and code above never asks which. For files in memory
+//! there is a third, [`open_sync`], which performs operations as they are submitted.
 //!
 //! Invariants, proven by the conformance suite on every backend:
 //! - an accepted operation completes exactly once, with its token and its buffer;
@@ -16,6 +17,7 @@
 mod arrivals;
 mod choice;
 pub mod probe;
+mod sync;
 mod threads;
 #[cfg(feature = "uring")]
 mod uring;
@@ -28,7 +30,7 @@ use crate::Result;
 use crate::buffer::IoBuf;
 use crate::file::File;
 pub use arrivals::Arrivals;
-pub use choice::{EngineChoice, EngineConfig, Opened, open};
+pub use choice::{EngineChoice, EngineConfig, Opened, open, open_sync};
 
 /// The most bytes that one operation moves; the kernel's own bound is just under 2 GiB. A longer
 /// buffer becomes a short transfer, whose rest starts at an offset that is a multiple of any
@@ -173,7 +175,7 @@ impl Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The backend, by its configuration word: "uring" or "threads".
+    /// The backend: "uring", "threads" or "sync".
     pub name: &'static str,
     /// The most operations in flight at a time.
     pub queue_depth_max: usize,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Engine;
+use super::sync::Sync;
 use super::threads::Threads;
 #[cfg(feature = "uring")]
 use super::uring::Uring;
@@ -115,6 +116,15 @@ pub fn open(config: &EngineConfig) -> Result<Opened> {
             }),
             Err(error) => Err(error),
         },
+    }
+}
+
+/// Opens an engine that performs operations as they are submitted, which suits files in memory. It
+/// has no waker.
+pub fn open_sync(queue_depth: usize) -> Opened {
+    Opened {
+        engine: Box::new(Sync::new(queue_depth.clamp(1, QUEUE_DEPTH_MAX))),
+        fallback: None,
     }
 }
 

@@ -13,10 +13,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::{
-    Arrivals, Capabilities, Completion, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
-};
-use crate::file::File;
+use super::sync::perform;
+use super::{Arrivals, Capabilities, Completion, Engine, Op, Rejected, Wake};
 use crate::{Error, Result};
 
 /// More threads than this only contend: enough to fill the queue of one NVMe drive with transfers
@@ -118,38 +116,4 @@ fn work(ops: &Receiver<Op>, completions: &Sender<Completion>) {
         // The receiver lives until this thread was joined.
         drop(completions.send(perform(op)));
     }
-}
-
-fn perform(op: Op) -> Completion {
-    let Op { token, file, kind } = op;
-    match kind {
-        OpKind::Read { offset, mut buf } => {
-            let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let result = rustix::io::pread(file.as_ref(), &mut buf.as_mut_slice()[..len], offset);
-            Completion {
-                token,
-                buf: Some(buf),
-                result: result.map_err(io::Error::from),
-            }
-        }
-        OpKind::Write { offset, buf } => {
-            let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let result = rustix::io::pwrite(file.as_ref(), &buf.as_slice()[..len], offset);
-            Completion {
-                token,
-                buf: Some(buf),
-                result: result.map_err(io::Error::from),
-            }
-        }
-        OpKind::SyncData => Completion {
-            token,
-            buf: None,
-            result: sync(&file),
-        },
-    }
-}
-
-fn sync(file: &File) -> io::Result<usize> {
-    rustix::fs::fdatasync(file)?;
-    Ok(0)
 }
