@@ -6,6 +6,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod damage;
+mod device_copies;
 mod placed;
 pub mod read;
 mod replica;

@@ -9,8 +9,8 @@
 //! transfer can fail although the stored bytes are right. A second mismatch is damage. Bytes that
 //! go through staging reach the caller's memory only after verification.
 //!
-//! Bytes for devices go through staging. The device copies them itself, some extents per call: a
-//! worker continues, and takes the buffers back when it needs some or has nothing else to do.
+//! Bytes for devices go through staging. The device copies them itself, many extents per call: a
+//! worker continues, and takes buffers back when it needs some or has nothing else to do.
 //!
 //! Some storage completes reads during submission (tmpfs, the page cache). A worker that detects
 //! this keeps few operations in flight, so that the bytes are still in the processor's caches when
@@ -21,13 +21,14 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{DeviceFills, HostToDevice, IoBuf, Memory, MemoryHandle};
+use penstock_io::buffer::{DeviceFills, IoBuf, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::trace::{self, Role};
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
+use super::device_copies::DeviceCopies;
 use super::placed::{PlacedItem, untoken};
 use super::replica;
 use super::target::{Region, Rest, Target};
@@ -46,9 +47,6 @@ const TAKEN_BYTES: usize = 4 << 20;
 
 /// Approximate amount of memory populated at a time: two huge pages, a fraction of a millisecond.
 const POPULATED_BYTES: usize = 4 << 20;
-
-/// Approximate amount that a device is asked to copy at a time.
-const TO_DEVICE_BYTES: usize = 4 << 20;
 
 /// A file to read and the digests of its chunks; `None` if its digests are lost.
 pub(crate) struct Source<'a> {
@@ -112,12 +110,14 @@ pub(crate) fn read(
     let workers = settings.io_threads.min(queue.len());
     let queue = Mutex::new(queue);
     let pages = Pages::of(&handles);
+    let device_copies = DeviceCopies::new(settings.pool.budget_bytes());
     let work = |halt: &Halt<'_>| {
         let _row = trace::enter(Role::Reader);
         let _span = trace::span("work");
         let mut run = Run::default();
         let engine = open_engine(settings, &mut run)?;
-        let mut worker = Worker::new(sources, settings, on_damage, halt, &pages, engine);
+        let shared = (&pages, &device_copies);
+        let mut worker = Worker::new(sources, settings, on_damage, halt, shared, engine);
         worker.run(&queue)?;
         Ok((run, worker.tally))
     };
@@ -126,7 +126,6 @@ pub(crate) fn read(
         run.merge(worker_run);
         tally.damage.extend(worker_tally.damage);
         tally.bounced_bytes += worker_tally.bounced_bytes;
-        tally.device_bytes += worker_tally.device_bytes;
         tally.bytes_read += worker_tally.bytes_read;
         tally.mended.extend(worker_tally.mended);
     }
@@ -141,7 +140,8 @@ pub(crate) fn read(
     tally
         .damage
         .sort_by_key(|damage| (damage.file, damage.range.start));
-    drop(queue);
+    let device_bytes = device_copies.bytes();
+    drop((queue, device_copies));
     let reclaim = |handle: MemoryHandle| {
         handle
             .reclaim()
@@ -156,7 +156,7 @@ pub(crate) fn read(
         segments,
         damage: tally.damage,
         bounced_bytes: tally.bounced_bytes,
-        device_bytes: tally.device_bytes,
+        device_bytes,
         bytes_read: tally.bytes_read,
     })
 }
@@ -234,7 +234,6 @@ impl<'a> Pages<'a> {
 struct Tally {
     damage: Vec<Damage>,
     bounced_bytes: u64,
-    device_bytes: u64,
     bytes_read: u64,
     /// File and offset of chunks read from the replica.
     mended: Vec<(usize, u64)>,
@@ -254,10 +253,8 @@ struct Worker<'a> {
     slots: Vec<Option<PlacedItem>>,
     /// Items that were read and are not verified yet.
     arrived: VecDeque<PlacedItem>,
-    /// Staging buffers ready for device copies.
-    leaving: DeviceFills,
-    /// Staging buffers that devices copy from, oldest first.
-    host_to_device: VecDeque<HostToDevice>,
+    /// Copies from staging buffers to devices, of all workers.
+    device_copies: &'a DeviceCopies,
     /// Number of requests that keep the storage busy, up to the queue depth.
     depth: usize,
     /// Operations waiting for room in the queue.
@@ -273,7 +270,7 @@ impl<'a> Worker<'a> {
         settings: &'a Settings,
         on_damage: OnDamage,
         halt: &'a Halt<'a>,
-        pages: &'a Pages<'a>,
+        (pages, device_copies): (&'a Pages<'a>, &'a DeviceCopies),
         engine: WholeTransfers,
     ) -> Worker<'a> {
         Worker {
@@ -287,8 +284,7 @@ impl<'a> Worker<'a> {
             taken: VecDeque::new(),
             slots: Vec::new(),
             arrived: VecDeque::new(),
-            leaving: DeviceFills::default(),
-            host_to_device: VecDeque::new(),
+            device_copies,
             depth: settings.queue_depth,
             waiting: VecDeque::new(),
             lost: None,
@@ -319,15 +315,13 @@ impl<'a> Worker<'a> {
             if (is_asked || is_answered) && self.engine.in_flight() == 0 {
                 continue;
             }
-            self.depart()?;
+            self.device_copies.flush()?;
             if self.engine.in_flight() > 0 {
                 self.depth = (2 * self.depth).min(self.settings.queue_depth);
                 self.collect(1)?;
                 continue;
             }
-            if let Some(host_to_device) = self.host_to_device.pop_front() {
-                let _span = trace::span("wait for device");
-                host_to_device.wait()?;
+            if self.device_copies.wait_oldest()? {
                 continue;
             }
             let is_left = !self.taken.is_empty() || !self.waiting.is_empty();
@@ -336,26 +330,6 @@ impl<'a> Worker<'a> {
                 "every item is read"
             );
             break;
-        }
-        Ok(())
-    }
-
-    /// Queues device copies of all staging buffers that are ready.
-    fn depart(&mut self) -> Result<()> {
-        if !self.leaving.is_empty() {
-            let host_to_device = std::mem::take(&mut self.leaving).begin()?;
-            self.tally.device_bytes += host_to_device.bytes();
-            self.host_to_device.push_back(host_to_device);
-        }
-        Ok(())
-    }
-
-    /// Takes back staging buffers that devices have finished copying from.
-    fn take_back(&mut self) -> Result<()> {
-        while let Some(host_to_device) = self.host_to_device.front()
-            && host_to_device.is_done()?
-        {
-            self.host_to_device.pop_front();
         }
         Ok(())
     }
@@ -387,15 +361,18 @@ impl<'a> Worker<'a> {
     /// Takes a staging buffer; `None` if other workers hold all of them and something in flight
     /// here will return one.
     fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
-        self.take_back()?;
-        if let Some(buf) = self.settings.pool.try_take()? {
+        let pool = &self.settings.pool;
+        if let Some(buf) = pool.try_take()? {
             return Ok(Some(buf));
         }
-        self.depart()?;
-        let has_own = self.engine.in_flight() > 0
-            || !self.arrived.is_empty()
-            || !self.host_to_device.is_empty();
-        take_buffer(&self.settings.pool, has_own)
+        self.device_copies.flush()?;
+        let has_own = self.engine.in_flight() > 0 || !self.arrived.is_empty();
+        while !has_own && self.device_copies.wait_oldest()? {
+            if let Some(buf) = pool.try_take()? {
+                return Ok(Some(buf));
+            }
+        }
+        take_buffer(pool, has_own)
     }
 
     /// The next item. A worker claims several neighbours at a time, so that workers mostly use
@@ -526,10 +503,9 @@ impl<'a> Worker<'a> {
         let bytes = item.range.end - item.range.start;
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {
             let _span = trace::span("copy");
-            self.tally.bounced_bytes += item.unstage(&mut self.leaving);
-            if self.leaving.bytes() >= TO_DEVICE_BYTES {
-                self.depart()?;
-            }
+            let mut fills = DeviceFills::default();
+            self.tally.bounced_bytes += item.unstage(&mut fills);
+            self.device_copies.queue(fills)?;
         }
         self.halt.progress.advance(bytes);
         Ok(())

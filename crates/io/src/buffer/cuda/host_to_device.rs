@@ -54,6 +54,17 @@ impl DeviceFills {
         self.bufs.extend(bufs);
     }
 
+    /// Adds copies and buffers of others behind these.
+    pub fn append(&mut self, others: DeviceFills) {
+        let first = self.bufs.len();
+        self.bytes += others.bytes;
+        self.bufs.extend(others.bufs);
+        self.fills.extend(others.fills.into_iter().map(|fill| Fill {
+            buf: first + fill.buf,
+            ..fill
+        }));
+    }
+
     /// The number of buffers, which is the number of the next one.
     pub fn bufs(&self) -> usize {
         self.bufs.len()
