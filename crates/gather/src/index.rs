@@ -7,7 +7,7 @@
 //! of batches announced in advance, those of the farthest batch first (Belady, 1966). A row that
 //! is needed no sooner than every evictable one is not admitted. Pinned rows stay.
 //!
-//! A slot takes 24 bytes, and 11 to 23 for the lookup of its key; S3-FIFO remembers nine evicted
+//! A slot takes 24 bytes, and 16 for the lookup of its key; S3-FIFO remembers nine evicted
 //! keys for each ten slots, at 27 to 55 bytes each. A key announced in advance takes 12 to 24
 //! bytes for each batch that has it, 8 to 16 more if its row is cached, and 19 to 39 for its
 //! lookup.
@@ -19,12 +19,13 @@ mod queue;
 mod replay;
 mod s3fifo;
 mod sieve;
+mod slot_table;
 mod unsorted;
 mod window;
 
 use std::hash::BuildHasher;
 
-use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
+use hashbrown::{DefaultHashBuilder, HashSet};
 
 pub use place::Slot;
 pub use replay::replay;
@@ -33,6 +34,7 @@ use order::Order;
 use place::{NEVER, Place, REFUSALS_MAX, SlotState};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
+use slot_table::SlotTable;
 use unsorted::Unsorted;
 use window::Window;
 
@@ -57,7 +59,7 @@ pub enum Policy {
 pub struct Index {
     places: Vec<Place>,
     /// Slots by the key of their place.
-    slots: HashTable<Slot>,
+    slots: SlotTable,
     hasher: DefaultHashBuilder,
     /// Slots from here on have never had a row.
     untouched: Slot,
@@ -81,9 +83,7 @@ impl Index {
         let slots = if keeps_rows { slots } else { 0 };
         Index {
             places: vec![Place::default(); slots as usize],
-            // Removed entries leave tombstones, and a fuller table would at some time be rebuilt
-            // under the lock, twice as large.
-            slots: HashTable::with_capacity(2 * slots as usize),
+            slots: SlotTable::new(slots),
             hasher: DefaultHashBuilder::default(),
             untouched: 0,
             free: Vec::new(),
@@ -113,19 +113,12 @@ impl Index {
     /// rows that are being read, whose reads may fail. The processor fetches the entries of all
     /// keys at once, because memory latency is most of the cost.
     pub(crate) fn find_each(&mut self, keys: &[u64]) -> [Option<Slot>; FETCHED] {
-        let mut hashes = [0; FETCHED];
+        let hashes = self.fetch(keys);
         let mut slots = [None; FETCHED];
-        let mut sum = 0;
-        for ((&key, hash), slot) in keys.iter().zip(&mut hashes).zip(&mut slots) {
-            *hash = self.hasher.hash_one(key);
-            *slot = self.slot_of(*hash, key);
-            sum += self.window.next(*hash, key).unwrap_or(0);
-        }
-        // Keeps the compiler from removing loads whose results are unused.
-        std::hint::black_box(sum);
         for ((&key, hash), found) in keys.iter().zip(hashes).zip(&mut slots) {
-            self.used(hash, key, *found);
-            *found = found.filter(|&slot| !self.places[slot as usize].comes);
+            let slot = self.slot_of(hash, key);
+            self.used(hash, key, slot);
+            *found = slot.filter(|&slot| !self.places[slot as usize].comes);
         }
         slots
     }
@@ -141,20 +134,25 @@ impl Index {
         }
     }
 
-    /// Fetches the entries of some keys into the processor's caches, all at once, because memory
-    /// latency is most of a lookup's cost. For the few dozen keys that are looked up right after
-    /// it; nothing else changes.
-    pub fn fetch(&self, keys: &[u64]) {
+    /// Fetches the entries of up to [`FETCHED`] keys into the processor's caches, all at once,
+    /// because memory latency is most of a lookup's cost; nothing else changes. Returns the keys'
+    /// hashes. For keys that are looked up right after it.
+    pub(crate) fn fetch(&self, keys: &[u64]) -> [u64; FETCHED] {
+        let mut hashes = [0; FETCHED];
         let mut sum = 0;
-        for &key in keys {
-            let hash = self.hasher.hash_one(key);
-            if let Some(slot) = self.slot_of(hash, key) {
-                sum += u64::from(self.places[slot as usize].uses);
+        for (&key, hash) in keys.iter().zip(&mut hashes) {
+            *hash = self.hasher.hash_one(key);
+            sum ^= self.slots.fetch(*hash);
+        }
+        for (&key, &hash) in keys.iter().zip(&hashes) {
+            if let Some(slot) = self.slots.guess(hash) {
+                sum ^= u64::from(self.places[slot as usize].uses);
             }
-            sum += self.window.next(hash, key).unwrap_or(0);
+            sum ^= self.window.next(hash, key).unwrap_or(0);
         }
         // Keeps the compiler from removing loads whose results are unused.
         std::hint::black_box(sum);
+        hashes
     }
 
     /// Takes a slot for a row that is not cached, evicting a row that satisfies `may_go`. `None`
@@ -212,14 +210,7 @@ impl Index {
             comes,
             ..Place::of(key)
         };
-        let Index {
-            slots,
-            places,
-            hasher,
-            ..
-        } = self;
-        let hash_of = |&slot: &Slot| hasher.hash_one(places[slot as usize].key);
-        slots.insert_unique(hash, slot, hash_of);
+        self.slots.insert(hash, slot);
         if is_pinned {
             self.places[slot as usize].state = SlotState::Pinned;
         } else {
@@ -401,8 +392,8 @@ impl Index {
     }
 
     fn slot_of(&self, hash: u64, key: u64) -> Option<Slot> {
-        let is_it = |&slot: &Slot| self.places[slot as usize].key == key;
-        self.slots.find(hash, is_it).copied()
+        self.slots
+            .find(hash, |slot| self.places[slot as usize].key == key)
     }
 
     /// Records when a row is needed next.
@@ -463,10 +454,7 @@ impl Index {
     /// Removes the row of a slot from the lookup table.
     fn vacate(&mut self, slot: Slot) {
         let hash = self.hasher.hash_one(self.places[slot as usize].key);
-        match self.slots.find_entry(hash, |&one| one == slot) {
-            Ok(entry) => drop(entry.remove()),
-            Err(_) => unreachable!("a slot with a row is found by its key"),
-        }
+        self.slots.remove(hash, slot);
         self.places[slot as usize] = Place::default();
     }
 }

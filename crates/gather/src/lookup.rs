@@ -180,7 +180,9 @@ pub(crate) fn lend(
             for (known, position) in keys.iter_mut().zip(first..last) {
                 *known = key(position);
             }
-            for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
+            let slots = inner.index.find_each(keys);
+            lent.fetch(slots[..keys.len()].iter().flatten().copied());
+            for (position, slot) in (first..last).zip(slots) {
                 if !slot.is_some_and(|slot| lent.take(&reading, position, slot)) {
                     rest.push(position);
                 }

@@ -220,6 +220,9 @@ impl fmt::Debug for Slots {
     }
 }
 
+/// How many slots are given back together.
+const FETCHED: usize = 64;
+
 /// Slots that kernels of a device read, each for one row of a result; dropping it gives them back.
 #[derive(Debug)]
 pub struct Lent {
@@ -237,6 +240,20 @@ impl Lent {
             places: Vec::new(),
             numbers: Vec::new(),
         }
+    }
+
+    /// Fetches the marks of some slots into the processor's caches, all at once, because memory
+    /// latency is most of the cost of [`take`](Lent::take). Nothing else changes.
+    pub fn fetch(&self, slots: impl Iterator<Item = u32>) {
+        let Some(mapping) = self.slots.mapping() else {
+            return;
+        };
+        let mark = |slot: u32| {
+            let is_claimed = self.slots.claimed[slot as usize].load(Ordering::Relaxed);
+            usize::from(is_claimed) + usize::from(mapping.is_lent(slot))
+        };
+        // Keeps the compiler from removing loads whose results are unused.
+        std::hint::black_box(slots.map(mark).sum::<usize>());
     }
 
     /// Adds a slot for a position after those already added; returns false where the slot has a
@@ -293,8 +310,11 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(mapping) = self.slots.mapping() {
-            for &slot in &self.numbers {
-                mapping.give_back(slot);
+            for slots in self.numbers.chunks(FETCHED) {
+                self.fetch(slots.iter().copied());
+                for &slot in slots {
+                    mapping.give_back(slot);
+                }
             }
         }
     }
