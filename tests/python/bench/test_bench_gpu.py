@@ -104,7 +104,7 @@ def test_a_row_is_judged_by_its_median_and_a_missing_one_has_its_first_reason():
     assert found["staging"]["not_run"] is None
     assert found["stall"]["is_met"] is False
     assert found["load_kvikio"]["not_run"] == "kvikio is not installed"
-    assert found["gather"]["not_run"] == "the run ended before"
+    assert found["gather_4k"]["not_run"] == "the run ended before"
     table = markdown(made)
     assert "| staging out of the GPU, of its link | >= 0.95 | 0.96 [0.9, 0.97] | met |" in table
     assert "| 1.2 | **missed** |" in table

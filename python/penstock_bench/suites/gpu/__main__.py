@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ GROUPS: dict[str, tuple[Callable[[Run], None], float, tuple[str, ...]]] = {
     ),
     "steps": (saving.steps, 15, ("lazy_steps",)),
     "graphs": (promises.graphs, 15, ("graphs",)),
-    "gather": (asking.gather, 25, ("gather", "gather_disk")),
+    "gather": (asking.gather, 25, ("gather_1k", "gather_4k", "gather_disk")),
     "ring": (asking.ring, 15, ("ring_latency", "ring_rate", "ring_reads")),
     "saves": (saving.whole, 50, ("save_memory", "save_disk")),
     "load-disk": (loading.from_disk, 70, ("load_fio", "load_kvikio", "load_cufile")),
@@ -79,6 +80,12 @@ def _groups(_: click.Context, __: click.Parameter, value: str | None) -> tuple[s
 @click.option("--memory", type=click.Path(path_type=Path), default="/dev/shm", help="A tmpfs.")
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=20.0, show_default=True)
 @click.option("--gigabytes", type=click.FloatRange(min=0.01), help="Of the large state. [10]")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Results to continue: begins with groups that they lack, leaves out whole ones, and "
+    "writes them back after each round.",
+)
 def main(
     groups: tuple[str, ...],
     rounds: int | None,
@@ -88,6 +95,7 @@ def main(
     memory: Path,
     minutes: float,
     gigabytes: float | None,
+    resume: Path | None,
 ) -> None:
     """Everything that is promised of GPUs, measured on this one."""
     begun = time.monotonic()
@@ -118,9 +126,17 @@ def main(
                     "room_bytes": room,
                     "room_of": what,
                     "minutes": minutes,
-                    "seconds_of_groups": {},
+                    "seconds": 0.0,
                 }
+                if resume is not None and resume.exists():
+                    _continue(results, resume)
                 where = output_directory(output)
+                files = [where / "gpu.json", *([] if resume is None else [resume])]
+                order = _order(results, groups)
+
+                def save() -> None:
+                    _write(results, files)
+
                 with Steps() as steps:
                     run = Run(
                         device=device,
@@ -132,57 +148,80 @@ def main(
                         deadline=begun + minutes * 60,
                         is_small=is_small,
                         progress=steps.say,
+                        save=save,
                     )
-                    for name in steps.each(GROUPS):
-                        run.end_group(_share(begun + minutes * 60, name, groups))
-                        _measure(run, name, is_chosen=name in groups)
-                        # A run that is broken off leaves the results so far.
+                    for number, name in enumerate(steps.each(order)):
+                        run.end_group(_share(begun + minutes * 60, order[number:]))
+                        _measure(run, name)
                         results.settings["seconds"] = time.monotonic() - begun
-                        _write(results, where)
+                        _write(results, files)
+                for name in set(GROUPS).difference(order):
+                    for row in GROUPS[name][2]:
+                        results.skip(row, "it was left out by --only")
     except NoGpuError as error:
         raise click.UsageError(
             f"there is no GPU to measure on: {error}. `penstock doctor` says more; "
             "PENSTOCK_CUDA_DRIVER with the driver for tests shows that everything runs"
         ) from error
-    click.echo(_write(results, where))
+    click.echo(_write(results, files))
     click.echo(f"{where}: gpu.json, gpu.md")
 
 
-def _share(end: float, name: str, groups: tuple[str, ...]) -> float:
-    """When a group has to be over, so that those after it have time as well."""
+def _continue(results: Results, path: Path) -> None:
+    try:
+        results.continue_from(path)
+    except ValueError as error:
+        raise click.UsageError(f"--resume {error}") from error
+
+
+def _order(results: Results, groups: tuple[str, ...]) -> list[str]:
+    """The groups to measure: those never measured, then those of which rounds are missing."""
+    left = [name for name in GROUPS if name in groups and not results.is_whole(name)]
+    return sorted(left, key=lambda name: name in results.groups)
+
+
+def _share(end: float, names: list[str]) -> float:
+    """When the first of these groups has to be over, so that the others have time as well."""
     now = time.monotonic()
-    names = list(GROUPS)
-    left = sum(GROUPS[one][1] for one in names[names.index(name) :] if one in groups)
-    share = _SLACK * GROUPS[name][1] / left if left else 1.0
+    share = _SLACK * GROUPS[names[0]][1] / sum(GROUPS[name][1] for name in names)
     return now + min(1.0, share) * (end - now)
 
 
-def _write(results: Results, where: Path) -> str:
+def _write(results: Results, files: list[Path]) -> str:
     """All that there is so far; returns the table."""
-    results.write(where / "gpu.json")
     text = markdown(results)
-    (where / "gpu.md").write_text(text)
+    for file in files:
+        results.write(file)
+        file.with_suffix(".md").write_text(text)
     return text
 
 
-def _measure(run: Run, name: str, *, is_chosen: bool) -> None:
+def _measure(run: Run, name: str) -> None:
     """One group; whatever goes wrong is the reason of its rows."""
     measure, _, rows = GROUPS[name]
-    reason = "it was left out by --only"
+    results = run.results
+    results.forget(name, rows)
+    figures = set(results.figures)
+    reason, is_whole = "", False
     begun = time.monotonic()
-    if is_chosen:
-        try:
-            measure(run)
-        except OverError:
-            reason = f"its part of the {run.results.settings['minutes']:g} minutes was over"
-        except Exception as error:
-            reason = f"failed: {type(error).__name__}: {error}"
-            click.echo(f"{name} {reason}", err=True)
-            traceback.print_exc()
-        taken = time.monotonic() - begun
-        run.results.settings["seconds_of_groups"][name] = taken
+    try:
+        measure(run)
+        is_whole = not run.is_over()
+    except OverError:
+        reason = f"its part of the {results.settings['minutes']:g} minutes was over"
+    except Exception as error:
+        reason = f"failed: {type(error).__name__}: {error}"
+        click.echo(f"{name} {reason}", err=True)
+        traceback.print_exc()
     for row in rows:
-        run.results.skip(row, reason)
+        results.skip(row, reason or "the measurement gave no value")
+    results.groups[name] = {
+        "is_whole": is_whole,
+        "seconds": time.monotonic() - begun,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": results.machine["revision"],
+        "figures": sorted(set(results.figures) - figures),
+    }
     gc.collect()
     run.device.release()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock_bench.results.samples import write_json
@@ -59,7 +60,8 @@ ROWS = {
     "conformance": Row("failures of the suite of crates/cuda on this driver", 0, is_ceiling=True),
     "torn": Row("states that a lazy save has torn", 0, is_ceiling=True),
     "leaks": Row("kinds of things that many saves leave", 0, is_ceiling=True),
-    "gather": Row("gather of cached rows into the GPU, of the better of two ways", 0.9),
+    "gather_1k": Row("gather of cached rows of 1 KiB into the GPU, of the better of two ways", 0.9),
+    "gather_4k": Row("gather of cached rows of 4 KiB into the GPU, of the better of two ways", 0.9),
     "gather_disk": Row("gather from the disk into the GPU, of fio's reads", 0.9),
     "ring_latency": Row("a round trip of the GPU's ring", 5, is_ceiling=True, unit="us"),
     "ring_rate": Row("entries of the GPU's ring", 1e6, unit="/s"),
@@ -83,6 +85,7 @@ class Results:
         figures: Everything else that was measured, likewise; their names say the unit.
         reasons: Why a row has no value.
         notes: What is to be known of a row beside its value.
+        groups: Measured groups by name: when, for how long, of which revision, and whether whole.
     """
 
     machine: dict[str, Any]
@@ -93,6 +96,38 @@ class Results:
     figures: dict[str, list[float]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def continue_from(self, path: Path) -> None:
+        """Takes over the groups of an earlier run that measured the same on the same kind of GPU.
+
+        Raises:
+            ValueError: The file has no results.
+        """
+        try:
+            found = json.loads(path.read_text())
+            earlier = Results(**{one.name: found[one.name] for one in fields(Results)})
+        except (TypeError, KeyError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: it has no results of `make gpu`: {error!r}") from error
+        if any(earlier.gpu.get(name) != self.gpu[name] for name in ("name", "is_stand_in")):
+            return
+        if earlier.settings["size_bytes"] != self.settings["size_bytes"]:
+            return
+        self.values, self.figures, self.groups = earlier.values, earlier.figures, earlier.groups
+        self.notes, self.reasons = earlier.notes, earlier.reasons
+
+    def forget(self, group: str, rows: tuple[str, ...]) -> None:
+        """Drops what an earlier run measured of a group, which is measured anew."""
+        for row in rows:
+            self.values.pop(row, None)
+            self.notes.pop(row, None)
+            self.reasons.pop(row, None)
+        for name in self.groups.pop(group, {}).get("figures", ()):
+            self.figures.pop(name, None)
+
+    def is_whole(self, group: str) -> bool:
+        """Whether a run has measured all rounds of a group."""
+        return bool(self.groups.get(group, {}).get("is_whole"))
 
     def add(self, row: str, value: float) -> None:
         """Adds what a round came to.

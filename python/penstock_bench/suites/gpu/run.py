@@ -39,6 +39,7 @@ class Run:
         deadline: When a group of measurements has to be over, on the monotonic clock.
         is_small: Whether only to show that it runs.
         progress: Called with what is measured next.
+        save: Called after each round: a run that is broken off leaves its rounds.
     """
 
     device: Accelerator
@@ -50,6 +51,7 @@ class Run:
     deadline: float
     is_small: bool
     progress: Callable[[str], None]
+    save: Callable[[], None]
 
     def end_group(self, deadline: float) -> None:
         """Says when the measurements that come have to be over."""
@@ -82,6 +84,7 @@ class Run:
             self.left()
             self.progress(f"{what}, round {number + 1}")
             yield number
+            self.save()
 
     def link(self, way: gpus.Way) -> float:
         """GB/s of the GPU's link in a direction, now."""
