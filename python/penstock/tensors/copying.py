@@ -1,9 +1,11 @@
-"""Copies tensor memory without autograd, and bumps version counters to notify it."""
+"""Copies tensor memory without autograd, views it as bytes, and bumps version counters."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,14 @@ def byte_view(value: torch.Tensor) -> torch.Tensor:
     uint8 = sys.modules["torch"].uint8
     # A reshape would keep a stride other than one if there is a single element.
     return value.detach().as_strided((value.numel(),), (1,)).view(uint8)
+
+
+def bytes_of(value: Any) -> np.ndarray[Any, Any]:
+    """Returns the bytes of a contiguous host tensor or array as a view."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value).reshape(-1).view(np.uint8)
+    array: np.ndarray[Any, Any] = byte_view(value).numpy()
+    return array
 
 
 def bump_versions(values: list[Any]) -> None:

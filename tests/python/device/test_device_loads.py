@@ -12,10 +12,9 @@ import torch
 import penstock
 from background import run_to_its_end
 from gpu import DRIVER, DTYPES, VARIABLE, GpuTensor, drawn, layouts, same
-from penstock.checkpoint.loading import device_staging
+from penstock.checkpoint.loading import device_tensors, route
 from penstock.checkpoint.loading import fetch as fetching
 from penstock.checkpoint.loading import load as loading
-from penstock.checkpoint.loading import load_plan as targeting
 from penstock.checkpoint.loading.opened import CHUNK_BYTES
 from penstock.checkpoint.saving.rank_save import RankAttempt
 from penstock.errors import CorruptCheckpointError, DeviceError, PenstockWarning
@@ -236,7 +235,7 @@ def watch_fetches(monkeypatch):
 
     fetch = fetching.fetch
     monkeypatch.setattr(loading, "fetch", watched)
-    monkeypatch.setattr(device_staging, "fetch", watched)
+    monkeypatch.setattr(device_tensors, "fetch", watched)
     return found
 
 
@@ -295,7 +294,7 @@ def test_a_step_that_was_read_whole_is_marked_good(gpu, disk_path, monkeypatch):
     assert [step for step, mark in store.marks().items() if mark.is_good] == [0, 1]
     store.load(2, device="cuda", keys="w")
     # Tensors staged in device memory piece by piece are not read with the other ones.
-    monkeypatch.setattr(device_staging, "DEVICE_STAGING_BYTES", 700)
+    monkeypatch.setattr(device_tensors, "DEVICE_STAGING_BYTES", 700)
     turned = gpu.put(torch.zeros((700, 9), dtype=torch.int8).as_strided((700, 9), (1, 700)))
     again = gpu.put(torch.zeros((700, 9), dtype=torch.int8).as_strided((700, 9), (1, 700)))
     store.save(4, {**host, "again": host["t"].clone()})
@@ -388,7 +387,7 @@ def run_apart(script, path, driver):
 
 def test_what_lies_scattered_goes_through_so_much_memory_of_the_device(gpu, disk_path, monkeypatch):
     gpu.draw(9, 100)
-    monkeypatch.setattr(device_staging, "DEVICE_STAGING_BYTES", 100_000)
+    monkeypatch.setattr(device_tensors, "DEVICE_STAGING_BYTES", 100_000)
     hosts = {f"{index}": drawn((60, 100 + index), torch.float32, index) for index in range(20)}
     hosts["large"] = drawn((300, 500), torch.float64, 30)
     penstock.save(disk_path / "a", hosts)
@@ -418,7 +417,7 @@ def turned(gpu, host):
 
 
 def test_damage_of_a_later_part_is_an_error(gpu, disk_path, monkeypatch):
-    monkeypatch.setattr(device_staging, "DEVICE_STAGING_BYTES", 1 << 20)
+    monkeypatch.setattr(device_tensors, "DEVICE_STAGING_BYTES", 1 << 20)
     hosts = {name: drawn((1000, 3000), torch.float32, 1) for name in "vw"}
     hosts["w"] += 1
     penstock.save(disk_path / "a", hosts)
@@ -436,9 +435,9 @@ def test_views_are_filled_whatever_the_target_has_of_them(gpu, disk_path, monkey
         disk_path / "a",
         {"whole": host, "rows": host[10:20], "turned": host.t(), "other": other, "o": other[3:9]},
     )
-    for limit in (device_staging.DEVICE_STAGING_BYTES, 1000):
-        monkeypatch.setattr(device_staging, "DEVICE_STAGING_BYTES", limit)
-        monkeypatch.setattr(targeting, "DEVICE_STAGING_BYTES", limit)
+    for limit in (device_tensors.DEVICE_STAGING_BYTES, 1000):
+        monkeypatch.setattr(device_tensors, "DEVICE_STAGING_BYTES", limit)
+        monkeypatch.setattr(route, "DEVICE_STAGING_BYTES", limit)
         state = {
             "whole": gpu.put(torch.zeros(300, 40)),
             "rows": gpu.put(torch.zeros(10, 40)),

@@ -16,7 +16,7 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.names import is_wild
 from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import BYTES_TAGS, BytesLocation, needed
+from penstock.checkpoint.state.references import BytesLocation, needed
 from penstock.checkpoint.state.select import select
 from penstock.checkpoint.state.unstaged import hold_devices
 from penstock.checkpoint.view.live import LiveState
@@ -221,7 +221,7 @@ class _Reading:
                 reports.append(fetched.fields)
                 if plan is not None:
                     with source.reading():
-                        reports += plan.pass_on(checkpoint, self._options, update)
+                        reports += plan.copy_through_devices(checkpoint, self._options, update)
         finally:
             # An exception keeps this frame, which must not keep the files from being deleted.
             source.release()
@@ -318,7 +318,7 @@ class _Reading:
     def _make(self, seen: View, plan: LoadPlan | None) -> DeviceTensors:
         """Allocates device tensors, for the state or to fill targets from."""
         if plan is not None:
-            return plan.take()
+            return plan.allocate()
         made = DeviceTensors(seen, CurrentStreams())
         if self._device is not None:
             made.make_all(self._device)
@@ -333,8 +333,7 @@ class _Reading:
             return selected - (seen.wholes.keys() & made.made.keys())
         if self._patterns is None and not seen.is_shared and not plan.has_parts:
             return None
-        beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
-        return {*beside, *plan.beside(), *plan.indices()}
+        return plan.selection()
 
     def _build(
         self,

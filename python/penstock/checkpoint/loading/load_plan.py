@@ -1,10 +1,8 @@
 """`LoadPlan`: the tensors and arrays that ``load(into=…)`` fills from a checkpoint.
 
-Everything is matched before anything is written (`penstock.checkpoint.loading.matching`). The
-native module then fills contiguous host memory, the local parts of `DTensor`s box by box, and
-memory of devices with a driver. For a `DTensor` on another device, its local part is read to host
-memory first. Scattered memory of a device is filled by PyTorch, from contiguous memory of the
-device that is bounded in size. All other tensors are loaded separately as a whole, and copied.
+Everything is matched before anything is written (`penstock.checkpoint.loading.matching`), and each
+target gets its `Route`. The plan then carries the routes out: it names the memory that the native
+module fills, and copies to all other targets afterwards.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.loading.copying import bytes_of, copy_built
-from penstock.checkpoint.loading.device_staging import DEVICE_STAGING_BYTES, DeviceStaging
+from penstock.checkpoint.loading.device_tensors import DeviceStaging
 from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
 from penstock.checkpoint.loading.matching import TargetMatching
-from penstock.checkpoint.loading.target import NEW, Target, local_of, unwrapped
+from penstock.checkpoint.loading.route import Route, choose_routes
+from penstock.checkpoint.loading.target import NEW, local_of, unwrapped
 from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.composites import take_apart
@@ -31,14 +29,16 @@ from penstock.checkpoint.state.references import (
     needed,
 )
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
-from penstock.tensors.copying import bump_versions, copy_elements
+from penstock.tensors.copying import bump_versions, bytes_of, copy_elements
 from penstock.tensors.memory import CPU, Memory, of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock import _native
+    from penstock.checkpoint.layout.boxes import Box
     from penstock.checkpoint.loading.device_tensors import DeviceTensors
+    from penstock.checkpoint.loading.target import Target
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.file_tensor import FileTensor
@@ -74,89 +74,37 @@ class LoadPlan:
         self._found = matching.found
         self._in_files = matching.in_files
         self._filled_files: dict[object, FileTensor] = {}
-        self._new = matching.new
-        self._direct: dict[int, Target] = {}
-        self._filled: dict[tuple[Any, ...], Target] = {}
-        self._staged: dict[tuple[Any, ...], Target] = {}
-        self._hosts: dict[tuple[Any, ...], Memory] = {}
-        for target in self._found:
-            if target.is_direct and target.place is None:
-                self._direct.setdefault(target.index, target)
-            elif target.is_filled:
-                self._filled.setdefault(target.claim, target)
-            elif target.is_staged:
-                # Not by claim: some devices hide addresses.
-                self._staged.setdefault(target.held, target)
         in_bytes = needed(node, seen.tensors, seen.aliases, BYTES_TAGS)
-        devices = self._choose_on_devices(self._new.union(in_bytes))
+        self._on_host = matching.new.union(in_bytes)
+        self._targets, devices = choose_routes(self._found, seen, self._on_host)
         self._staging = DeviceStaging(seen, matching.places, devices)
-        self._beside = self._new | {
-            target.index
-            for target in self._found
-            if self._is_to_copy(target) and target.index not in devices
-        }
-        # Claims of targets that were filled early, through other memory of a device.
-        self._passed: set[tuple[Any, ...]] = set()
+        # Targets that hold the same part of a `DTensor` share one host copy. Not by claim: some
+        # devices hide addresses.
+        self._parts = {target.held: target for target in self._targets[Route.HOST_PART]}
+        self._hosts: dict[tuple[Any, ...], Memory] = {}
 
-    def _choose_on_devices(self, on_host: set[int]) -> dict[int, Any]:
-        """Chooses the device targets that the native module fills.
-
-        Args:
-            on_host: Indices of tensors that are needed in host memory in any case.
-
-        Returns:
-            The device of each tensor that is filled through other memory of the device, by index.
-        """
-        on_device = [one for one in self._found if one.place is not None and not one.is_empty]
-        if not on_device:
-            return {}
-        on_host = on_host | {one.index for one in self._found if isinstance(one.value, np.ndarray)}
-        windows = {one.index for one in self._found if one.window is not None}
-        on_device = [one for one in on_device if one.index not in on_host]
-        for target in on_device:
-            # A tensor from which windows are copied has to be contiguous.
-            is_run = target.memory.strides is None or target.index not in windows
-            if target.is_direct and is_run:
-                self._direct.setdefault(target.index, target)
-        found: dict[int, Any] = {}
-        for target in on_device:
-            if target.boxes is None and self._is_to_copy(target):
-                entry = self._seen.tensors[target.index]
-                # The whole tensor of a window may be very large: then it stays on the host.
-                if target.window is None or entry.end - entry.begin <= DEVICE_STAGING_BYTES:
-                    found[target.index] = target.memory.owner.device
-        return found
-
-    def _is_to_copy(self, target: Target) -> bool:
-        """Whether a target is not filled natively, neither itself nor through a tie."""
-        if target.index in self._direct or target.is_filled:
-            return False
-        return not (target.is_staged or target.is_nothing or target.claim in self._filled)
-
-    def beside(self) -> set[int]:
-        """Returns indices of the tensors to be loaded separately as a whole."""
-        return self._beside
-
-    def indices(self) -> set[int]:
-        """Returns indices of the entries that are read into targets, or on the way there."""
-        return self._direct.keys() | self._staging.entries()
+    def selection(self) -> set[int]:
+        """Returns indices of the tensors to read whole, into targets or into other memory."""
+        copied = {target.index for target in self._targets[Route.HOST_COPY]}
+        in_place = {target.index for target in self._targets[Route.IN_PLACE]}
+        return self._on_host | copied | in_place | self._staging.entries()
 
     @property
     def has_parts(self) -> bool:
         """Whether only parts of some tensors are needed, or some tensors are read later."""
         is_boxed = any(target.boxes is not None for target in self._found)
-        return bool(self._in_files) or self._staging.is_in_parts or is_boxed
+        return bool(self._in_files) or self._staging.is_in_batches or is_boxed
 
-    def take(self) -> DeviceTensors:
+    def allocate(self) -> DeviceTensors:
         """Allocates the intermediate memory; returns that of devices."""
-        for held, target in self._staged.items():
+        for held, target in self._parts.items():
             self._hosts[held] = _host_of(target)
-        return self._staging.take()
+        return self._staging.allocate()
 
     def requests(self) -> list[Fill]:
         """Returns the requests that the native module fills box by box."""
-        memories = [(target, target.memory) for target in self._filled.values()]
-        memories += [(self._staged[held], host) for held, host in self._hosts.items()]
+        memories = [(target, target.memory) for target in self._targets[Route.BOXES]]
+        memories += [(self._parts[held], host) for held, host in self._hosts.items()]
         wholes = self._seen.wholes
         return [
             request
@@ -166,8 +114,8 @@ class LoadPlan:
 
     def native(self) -> dict[int, LoadTarget]:
         """Returns the memory that the native module fills with entries, by index."""
-        direct = {index: target.native() for index, target in self._direct.items()}
-        return direct | self._staging.memory.native()
+        in_place = {target.index: target.native() for target in self._targets[Route.IN_PLACE]}
+        return in_place | self._staging.memory.native()
 
     def builder(self, places: dict[int, BytesLocation]) -> Builder:
         """Returns the builder of the remaining values, from the bytes read and the filled targets.
@@ -176,20 +124,20 @@ class LoadPlan:
             places: The place of each tensor's bytes, except those read into targets.
         """
         made = {}
-        for index, target in self._direct.items():
+        for target in self._targets[Route.IN_PLACE]:
             if target.place is None:
-                places[index] = (bytes_of(target.value), 0)
+                places[target.index] = (bytes_of(target.value), 0)
             else:
-                made[index] = target.value.detach()
+                made[target.index] = target.value.detach()
         return Builder(self._seen.tensors, self._seen.aliases, places, made=made)
 
-    def pass_on(
+    def copy_through_devices(
         self,
         checkpoint: _native.Checkpoint,
         options: dict[str, Any],
         progress: Progress | None,
     ) -> list[dict[str, Any]]:
-        """Fills the targets that are reached through other memory of their devices.
+        """Fills the targets that are copied from new tensors of a device.
 
         Args:
             checkpoint: The open checkpoint.
@@ -201,12 +149,11 @@ class LoadPlan:
         """
 
         def copy(indices: Collection[int], builder: Builder) -> None:
-            for target in self._found:
-                if target.index in indices and self._is_to_copy(target):
-                    copy_built(builder, target)
-                    self._passed.add(target.claim)
+            for target in self._targets[Route.DEVICE_COPY]:
+                if target.index in indices:
+                    _copy_built(builder, target)
 
-        return self._staging.pass_on(checkpoint, copy, options=options, progress=progress)
+        return self._staging.copy_batches(checkpoint, copy, options=options, progress=progress)
 
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]
@@ -229,15 +176,13 @@ class LoadPlan:
         # Steps that can fail come first: nothing is assigned before everything is built.
         assignments: list[tuple[Any, Any, Any]] = []
         state = self._rebuild(node, state, builder, assignments)
-        filled = {target.claim for target in self._direct.values()} | set(self._filled)
-        filled |= self._passed
-        for target in self._found:
-            if target.is_staged:
-                copy_elements(local_of(target.value), self._hosts[target.held].owner)
-            elif target.claim not in filled and not target.is_nothing:
-                copy_built(builder, target)
-        in_place = [*self._direct.values(), *self._filled.values()]
-        bump_versions([target.memory.owner for target in in_place])
+        targets = self._targets
+        for target in targets[Route.HOST_PART]:
+            copy_elements(local_of(target.value), self._hosts[target.held].owner)
+        for target in targets[Route.TARGET_COPY] + targets[Route.HOST_COPY]:
+            _copy_built(builder, target)
+        in_memory = targets[Route.IN_PLACE] + targets[Route.BOXES]
+        bump_versions([target.memory.owner for target in in_memory])
         for container, key, value in assignments:
             container[key] = value
         return state
@@ -292,3 +237,23 @@ def _host_of(target: Target) -> Memory:
     torch = sys.modules["torch"]
     dtype = target.memory.owner.dtype
     return of_tensor(torch.empty(target.memory.shape, dtype=dtype, device=CPU), target.name)
+
+
+def _copy_built(builder: Builder, target: Target) -> None:
+    """Copies the separately loaded value of a target into it."""
+    if isinstance(target.value, np.ndarray):
+        np.copyto(target.value, builder.leaf(target.node, "ndarray"), casting="no")
+        return
+    value, source = target.value, builder.leaf(target.node, "tensor")
+    if target.boxes is not None:
+        _copy_boxes(local_of(value), source, target.boxes)
+    else:
+        copy_elements(value, source)
+
+
+def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
+    """Fills a rank's part of a `DTensor` from the whole tensor."""
+    for box in boxes:
+        wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
+        place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
+        copy_elements(local[place], source[wanted])

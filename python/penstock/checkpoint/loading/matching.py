@@ -186,11 +186,8 @@ class TargetMatching:
         elif _overlaps_itself(memory):
             self._add(name, "the target is expanded: its elements share memory", _COPY)
         else:
-            is_whole = index in self._seen.wholes
             place = self.places.of(memory)
-            self.found.append(
-                Target(name, state, memory, node, index, window, boxes, is_whole, place)
-            )
+            self.found.append(Target(name, state, memory, node, index, window, boxes, place))
 
     def _match_file(self, found: InFile, dtype: str, shape: tuple[int, ...]) -> None:
         name = found.name

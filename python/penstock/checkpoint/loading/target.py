@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout.boxes import Box
-from penstock.tensors.devices import DeviceStream, is_scattered
 from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
@@ -15,6 +14,7 @@ from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
 if TYPE_CHECKING:
     from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
+    from penstock.tensors.devices import DeviceStream
     from penstock.tensors.native_rows import LoadTarget
 
 
@@ -40,7 +40,6 @@ class Target:
         index: The stored tensor of that leaf.
         window: The part of the stored tensor; None for the whole.
         boxes: The boxes that this rank holds of a `DTensor`; None for a plain tensor.
-        is_whole: Whether the stored tensor has to be assembled from boxes.
         place: The device place that the native module fills; None for host memory, or if PyTorch
             has to copy it.
     """
@@ -52,47 +51,7 @@ class Target:
     index: int
     window: Window | None
     boxes: list[Box] | None
-    is_whole: bool
     place: DeviceStream | None
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the native module can fill the target in place with an entry."""
-        is_run = self.memory.strides is None or self.place is not None
-        return is_run and self._is_reachable and not self._is_boxed
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether the native module can fill the target in place, box by box."""
-        return self._is_reachable and self._is_boxed
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether the target is a `DTensor` that is filled from a host copy of its local part."""
-        is_part = self.boxes is not None and self.window is None
-        return is_part and not self._is_reachable and not self.is_nothing
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the target has no elements that another tensor could share."""
-        return self.memory.high <= self.memory.low
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether the target is a `DTensor` of which this rank holds no elements."""
-        return self.boxes is not None and (not self.boxes or 0 in self.memory.shape)
-
-    @property
-    def _is_reachable(self) -> bool:
-        memory = self.memory
-        if self.is_empty or self.window is not None:
-            return False
-        # Scattered device memory is filled by PyTorch, with one kernel.
-        return memory.device == CPU or (self.place is not None and not is_scattered(memory))
-
-    @property
-    def _is_boxed(self) -> bool:
-        return self.boxes is not None or self.is_whole
 
     def native(self) -> LoadTarget:
         """Returns the memory that the native module fills with an entry."""

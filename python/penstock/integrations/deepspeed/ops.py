@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.checkpoint.loading.copying import bytes_of
 from penstock.errors import PenstockError, PenstockWarning, StateMismatchError
 from penstock.integrations.deepspeed import pinned
 from penstock.integrations.deepspeed.variables import is_strict
 from penstock.offload import TensorIO, Transfer
-from penstock.tensors.copying import copy_elements
+from penstock.tensors.copying import bytes_of, copy_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable

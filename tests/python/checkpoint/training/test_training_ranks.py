@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
-from penstock.checkpoint.loading import copying, load_plan, matching
 from penstock.checkpoint.loading import load as loading
+from penstock.checkpoint.loading import load_plan, matching
 from penstock.checkpoint.steps.fallback import FallbackSearch
 from penstock.checkpoint.training import filling
 from penstock.errors import (
@@ -281,7 +281,7 @@ def written_by_a_refused_resume(root):
     with pytest.MonkeyPatch.context() as patch:
         for module in (matching, load_plan):
             patch.setattr(module, "of_tensor", of_tensor)
-        for module in (copying, filling, load_plan):
+        for module in (filling, load_plan):
             patch.setattr(module, "copy_elements", lambda value, _: written.append(value.device))
         patch.setattr(DTensor, "is_meta", False)
         with pytest.raises(StateMismatchError, match=r"nothing was changed.* groups in"):
