@@ -87,7 +87,7 @@ class Target:
         memory = self.memory
         if self.boxes is not None:
             boxes = tuple(self.boxes)
-            return (self.index, memory.device, memory.address, memory.strides, boxes)
+            return (self.index, memory.device, memory.address, memory.strides, boxes, self.window)
         if self.window is None:
             return (self.index, memory.device, memory.address, memory.strides)
         shape, strides, offset = self.window

@@ -155,6 +155,20 @@ def test_a_conjugate_is_filled_itself(tmp_path):
     assert torch.equal(local, (whole + 1j)[2:4].conj().resolve_conj())
 
 
+def test_parts_in_one_memory_get_the_same_elements_or_are_refused(tmp_path):
+    whole = torch.arange(16.0).reshape(4, 4)
+    penstock.save(tmp_path / "ckpt", {"w": whole, "turned": whole.t(), "again": whole.t()})
+    with mesh_of((2,), rank=1) as mesh:
+        local = torch.zeros(2, 4)
+        part = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        with pytest.raises(StateMismatchError, match="shares memory with"):
+            penstock.load(tmp_path / "ckpt", into={"w": part, "turned": part}, keys=["w", "turned"])
+        assert not local.any()
+        into = {"turned": part, "again": part}
+        penstock.load(tmp_path / "ckpt", into=into, keys=list(into))
+    assert torch.equal(local, whole.t()[2:])
+
+
 def assert_nothing_is_read(path, whole):
     with mesh_of((4,), rank=3) as mesh:
         found, expected, report = load_part(path, whole, mesh, [Shard(0)])
