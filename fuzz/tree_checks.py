@@ -133,7 +133,7 @@ def _fill(text: str, rows: list[TensorEntry]) -> None:
     state = _built(node, rows, _FILLED)
     seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
     targets = LoadPlan(node, state, seen, _PATH, is_partial=False)
-    targets.finish(node, state, targets.builder(_places(rows, _READ)))
+    targets.finish(_places(rows, _READ))
 
 
 class _Box(NamedTuple):

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.checkpoint.loading.device_tensors import DeviceTensors
 from penstock.checkpoint.loading.fetch import fetch, merged
-from penstock.checkpoint.loading.load_plan import LoadPlan
+from penstock.checkpoint.loading.load_plan import BuildPlan, LoadPlan
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.names import is_wild
 from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import BytesLocation, needed
 from penstock.checkpoint.state.select import select
-from penstock.checkpoint.state.unstaged import hold_devices
 from penstock.checkpoint.view.live import LiveState
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import View, view
@@ -31,7 +27,6 @@ from penstock.common.tracing import call, span
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.io.arguments import check_device, check_rank, to_native
 from penstock.reports import LoadReport
-from penstock.tensors.devices import CurrentStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,31 +199,27 @@ class _Reading:
         try:
             with span("plan"), source.reading():
                 seen, plan = self._plan_view(checkpoint)
-                made = self._make(seen, plan)
-                selection = self._select(seen, plan, made)
+                made = plan.allocate()
+                is_everything = self._patterns is None and not seen.is_shared
+                selection = plan.selection(is_everything=is_everything)
             opened = time.perf_counter()
             reports: list[dict[str, Any]] = []
             with made, shown(self._request.progress, "loading") as update:
-                if plan is not None:
-                    with span("fill files"), source.reading():
-                        reports += plan.fill_files(checkpoint, self._options)
-                    # A running save may still copy the targets: they are filled after its copies.
-                    hold_devices()
-                into = made if plan is None else plan
+                with source.reading():
+                    reports += plan.fill_files(checkpoint, self._options)
                 fetched = fetch(
-                    checkpoint, seen, selection, into, options=self._options, progress=update
+                    checkpoint, seen, selection, plan, options=self._options, progress=update
                 )
                 reports.append(fetched.fields)
-                if plan is not None:
-                    with source.reading():
-                        reports += plan.copy_through_devices(checkpoint, self._options, update)
+                with source.reading():
+                    reports += plan.copy_through_devices(checkpoint, self._options, update)
         finally:
             # An exception keeps this frame, which must not keep the files from being deleted.
             source.release()
         fields = merged(reports)
         loaded = time.perf_counter()
         with span("build"), source.reading():
-            state = self._build(seen, plan, made, fetched.places)
+            state = plan.finish(fetched.places)
         ended = time.perf_counter()
         phases = {
             "open": opened - began,
@@ -257,8 +248,8 @@ class _Reading:
             return 0, False
         return rank, request.into is None and self._patterns is None
 
-    def _plan_view(self, checkpoint: _native.Checkpoint) -> tuple[View, LoadPlan | None]:
-        """Returns the view to load, and its targets."""
+    def _plan_view(self, checkpoint: _native.Checkpoint) -> tuple[View, BuildPlan | LoadPlan]:
+        """Returns the view to load, and the plan of the load."""
         request = self._request
         training = request.into if isinstance(request.into, LiveState) else None
         into = request.into if training is None else training._requested_names()
@@ -293,7 +284,7 @@ class _Reading:
             )
         seen = seen._replace(node=node)
         if self._into is None or self._into is NEW:
-            return seen, None
+            return seen, BuildPlan(seen, self._device)
         return seen, LoadPlan(node, self._into, seen, self._path, is_partial=is_partial)
 
     def _leave_out(self, seen: View) -> None:
@@ -314,35 +305,3 @@ class _Reading:
             key=names[0],
             path=self._path,
         )
-
-    def _make(self, seen: View, plan: LoadPlan | None) -> DeviceTensors:
-        """Allocates device tensors, for the state or to fill targets from."""
-        if plan is not None:
-            return plan.allocate()
-        made = DeviceTensors(seen, CurrentStreams())
-        if self._device is not None:
-            made.make_all(self._device)
-        return made
-
-    def _select(self, seen: View, plan: LoadPlan | None, made: DeviceTensors) -> set[int] | None:
-        """Returns indices of the tensors to read as stored; None for everything in every file."""
-        if plan is None:
-            if self._patterns is None and not seen.is_shared:
-                return None
-            selected = set(needed(seen.node, seen.tensors, seen.aliases))
-            return selected - (seen.wholes.keys() & made.made.keys())
-        if self._patterns is None and not seen.is_shared and not plan.has_parts:
-            return None
-        return plan.selection()
-
-    def _build(
-        self,
-        seen: View,
-        plan: LoadPlan | None,
-        made: DeviceTensors,
-        places: dict[int, BytesLocation],
-    ) -> Any:
-        if plan is not None:
-            return plan.finish(seen.node, self._into, plan.builder(places))
-        builder = Builder(seen.tensors, seen.aliases, places, self._device, made.made)
-        return builder.build(seen.node)

@@ -1,8 +1,9 @@
-"""`LoadPlan`: the tensors and arrays that ``load(into=…)`` fills from a checkpoint.
+"""The plans of a load: `LoadPlan` fills tensors and arrays of a state, `BuildPlan` makes new ones.
 
-Everything is matched before anything is written (`penstock.checkpoint.loading.matching`), and each
-target gets its `Route`. The plan then carries the routes out: it names the memory that the native
-module fills, and copies to all other targets afterwards.
+A `LoadPlan` belongs to ``load(into=…)``. Everything is matched before anything is written
+(`penstock.checkpoint.loading.matching`), and each target gets its `Route`. The plan then carries
+the routes out: it names the memory that the native module fills, and copies to all other targets
+afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.loading.device_tensors import DeviceStaging
+from penstock.checkpoint.loading.device_tensors import DeviceStaging, DeviceTensors
 from penstock.checkpoint.loading.in_file import Filling, is_in_file, place
 from penstock.checkpoint.loading.matching import TargetMatching
 from penstock.checkpoint.loading.route import Route, choose_routes
@@ -29,7 +30,10 @@ from penstock.checkpoint.state.references import (
     needed,
 )
 from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.checkpoint.state.unstaged import hold_devices
+from penstock.common.tracing import span
 from penstock.tensors.copying import bump_versions, bytes_of, copy_elements
+from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.memory import CPU, Memory, of_tensor
 
 if TYPE_CHECKING:
@@ -37,12 +41,71 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.checkpoint.layout.boxes import Box
-    from penstock.checkpoint.loading.device_tensors import DeviceTensors
     from penstock.checkpoint.loading.target import Target
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.file_tensor import FileTensor
     from penstock.tensors.native_rows import Fill, LoadTarget
+
+
+class BuildPlan:
+    """The tensors of a new state, in new memory of the host or of a device.
+
+    Args:
+        seen: This rank's view of the checkpoint; its tree is built.
+        device: The device of the tensors; None for the host.
+    """
+
+    def __init__(self, seen: View, device: Any) -> None:
+        self._seen = seen
+        self._device = device
+        self._made = DeviceTensors(seen, CurrentStreams())
+
+    def allocate(self) -> DeviceTensors:
+        """Allocates the tensors of the device."""
+        if self._device is not None:
+            self._made.make_all(self._device)
+        return self._made
+
+    def selection(self, *, is_everything: bool) -> set[int] | None:
+        """Returns indices of the tensors to read whole, after `allocate`.
+
+        Args:
+            is_everything: Whether the tree holds every stored tensor.
+
+        Returns:
+            None for everything in every file.
+        """
+        if is_everything:
+            return None
+        selected = set(needed(self._seen.node, self._seen.tensors, self._seen.aliases))
+        return selected - (self._seen.wholes.keys() & self._made.made.keys())
+
+    def requests(self) -> list[Fill]:
+        """Returns the requests that the native module fills box by box."""
+        return self._made.requests()
+
+    def native(self) -> dict[int, LoadTarget]:
+        """Returns the memory that the native module fills with entries, by index."""
+        return self._made.native()
+
+    def fill_files(self, *_: object) -> list[dict[str, Any]]:
+        """Reads nothing: no new tensor is in a file."""
+        return []
+
+    def copy_through_devices(self, *_: object) -> list[dict[str, Any]]:
+        """Reads nothing: new tensors are filled in place."""
+        return []
+
+    def finish(self, places: dict[int, BytesLocation]) -> Any:
+        """Builds the state.
+
+        Args:
+            places: The place of each tensor's bytes, except those read into tensors of a device.
+        """
+        seen = self._seen
+        builder = Builder(seen.tensors, seen.aliases, places, self._device, self._made.made)
+        return builder.build(seen.node)
 
 
 class LoadPlan:
@@ -70,6 +133,8 @@ class LoadPlan:
         is_partial: bool,
     ) -> None:
         matching = TargetMatching(node, state, seen, path, is_partial=is_partial)
+        self._node = node
+        self._state = state
         self._seen = seen
         self._found = matching.found
         self._in_files = matching.in_files
@@ -83,17 +148,20 @@ class LoadPlan:
         self._parts = {target.held: target for target in self._targets[Route.HOST_PART]}
         self._hosts: dict[tuple[Any, ...], Memory] = {}
 
-    def selection(self) -> set[int]:
-        """Returns indices of the tensors to read whole, into targets or into other memory."""
+    def selection(self, *, is_everything: bool) -> set[int] | None:
+        """Returns indices of the tensors to read whole, into targets or into other memory.
+
+        Args:
+            is_everything: Whether the tree holds every stored tensor.
+
+        Returns:
+            None for everything in every file.
+        """
+        if is_everything and not self._has_parts:
+            return None
         copied = {target.index for target in self._targets[Route.HOST_COPY]}
         in_place = {target.index for target in self._targets[Route.IN_PLACE]}
         return self._on_host | copied | in_place | self._staging.entries()
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether only parts of some tensors are needed, or some tensors are read later."""
-        is_boxed = any(target.boxes is not None for target in self._found)
-        return bool(self._in_files) or self._staging.is_in_batches or is_boxed
 
     def allocate(self) -> DeviceTensors:
         """Allocates the intermediate memory; returns that of devices."""
@@ -116,20 +184,6 @@ class LoadPlan:
         """Returns the memory that the native module fills with entries, by index."""
         in_place = {target.index: target.native() for target in self._targets[Route.IN_PLACE]}
         return in_place | self._staging.memory.native()
-
-    def builder(self, places: dict[int, BytesLocation]) -> Builder:
-        """Returns the builder of the remaining values, from the bytes read and the filled targets.
-
-        Args:
-            places: The place of each tensor's bytes, except those read into targets.
-        """
-        made = {}
-        for target in self._targets[Route.IN_PLACE]:
-            if target.place is None:
-                places[target.index] = (bytes_of(target.value), 0)
-            else:
-                made[target.index] = target.value.detach()
-        return Builder(self._seen.tensors, self._seen.aliases, places, made=made)
 
     def copy_through_devices(
         self,
@@ -158,7 +212,7 @@ class LoadPlan:
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Loads tensors into files; changes no memory of the state.
+        """Loads tensors into files, before any memory of the state is changed.
 
         Args:
             checkpoint: The open checkpoint.
@@ -167,15 +221,23 @@ class LoadPlan:
         Returns:
             The report fields of the reads.
         """
-        filling = Filling(checkpoint, self._seen, options)
-        self._filled_files = filling.fill(self._in_files)
+        with span("fill files"):
+            filling = Filling(checkpoint, self._seen, options)
+            self._filled_files = filling.fill(self._in_files)
+        # A running save may still copy the targets: they are filled after its copies.
+        hold_devices()
         return [] if filling.fields is None else [filling.fields]
 
-    def finish(self, node: Node, state: Any, builder: Builder) -> Any:
-        """Fills the remaining targets and the plain leaves; returns the state."""
+    def finish(self, places: dict[int, BytesLocation]) -> Any:
+        """Fills the remaining targets and the plain leaves; returns the state.
+
+        Args:
+            places: The place of each tensor's bytes, except those read into targets.
+        """
+        builder = self._builder(places)
         # Steps that can fail come first: nothing is assigned before everything is built.
         assignments: list[tuple[Any, Any, Any]] = []
-        state = self._rebuild(node, state, builder, assignments)
+        state = self._rebuild(self._node, self._state, builder, assignments)
         targets = self._targets
         for target in targets[Route.HOST_PART]:
             copy_elements(local_of(target.value), self._hosts[target.held].owner)
@@ -186,6 +248,26 @@ class LoadPlan:
         for container, key, value in assignments:
             container[key] = value
         return state
+
+    @property
+    def _has_parts(self) -> bool:
+        """Whether only parts of some tensors are needed, or some tensors are read later."""
+        is_boxed = any(target.boxes is not None for target in self._found)
+        return bool(self._in_files) or self._staging.is_in_batches or is_boxed
+
+    def _builder(self, places: dict[int, BytesLocation]) -> Builder:
+        """Returns the builder of the remaining values, from the bytes read and the filled targets.
+
+        Args:
+            places: The place of each tensor's bytes, except those read into targets.
+        """
+        made = {}
+        for target in self._targets[Route.IN_PLACE]:
+            if target.place is None:
+                places[target.index] = (bytes_of(target.value), 0)
+            else:
+                made[target.index] = target.value.detach()
+        return Builder(self._seen.tensors, self._seen.aliases, places, made=made)
 
     def _rebuild(
         self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]

@@ -1,9 +1,8 @@
 """`Route`: the way of a tensor's bytes to a target of ``load(into=…)``.
 
 `choose_routes` chooses the route of each target once, before anything is read or written.
-`penstock.checkpoint.loading.load_plan` carries the routes out. Two kinds of values have no choice:
-a tensor in a file goes through the reads of its file's owner
-(`penstock.checkpoint.loading.in_file`), and a value that is built anew is a window of new memory.
+`LoadPlan` carries the routes out. Two kinds of values have no choice: a tensor in a file goes
+through the reads of its file's owner (`Filling`), and a value that is built anew gets new memory.
 """
 
 from __future__ import annotations
