@@ -23,8 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import errors
 from penstock.checkpoint.ranks.exchange import Exchange
-from penstock.checkpoint.ranks.holders import NOTHING, classes_of, groups_of, sums_of
-from penstock.checkpoint.ranks.members import Copy, Members
+from penstock.checkpoint.ranks.members import (
+    NOTHING,
+    Copy,
+    Members,
+    classes_of,
+    groups_of,
+    sums_of,
+)
 from penstock.checkpoint.ranks.node_ranks import COUNTS
 from penstock.errors import PenstockError, RankError, SaveCancelledError
 
