@@ -63,6 +63,7 @@ Example:
     array([2., 3., 4., 5.])
 """
 
+from penstock import _native
 from penstock.checkpoint.loading.opened import (
     MANIFEST,
     BoxRead,
@@ -75,7 +76,6 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import check_model
 from penstock.checkpoint.saving.groups import Files, Groups, read_files
 from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.checkpoint.state.check import check_stateful, check_storable
 from penstock.checkpoint.state.flatten import Flattener, flatten
 from penstock.checkpoint.state.scalars import TreeError
@@ -155,3 +155,34 @@ __all__ = [
     "to_source",
     "unique_names",
 ]
+
+
+def remove_checkpoint(path: str, *, force: bool = False, foreign: bool = False) -> int:
+    """Removes the directory of a checkpoint and its contents, also other libraries' checkpoints.
+
+    A directory in use by a save or a load is not removed. The manifest is removed first, so a crash
+    leaves at most an incomplete checkpoint. A directory without a manifest is removed as well.
+    Where other hosts do not see locks (NFS, FUSE) and another save has files in the directory,
+    those files stay.
+
+    Checkpoints below the directory are removed too. If one of them is protected or in use, nothing
+    is removed.
+
+    Args:
+        path: The directory, or a URL of a bucket; not a link.
+        force: Whether to remove a protected checkpoint as well.
+        foreign: Whether the directory may be another library's checkpoint. If False, a directory
+            that is no Penstock checkpoint but contains some, such as a store, is refused.
+
+    Returns:
+        The bytes freed.
+
+    Raises:
+        CheckpointNotFoundError: The path does not exist.
+        ProtectedCheckpointError: The checkpoint is protected, or one below it is.
+        StorageError: A save or a load uses the directory or one below it (``errno.EBUSY``), it
+            cannot be determined whether one does, the path is refused (``errno.EINVAL``; also one
+            that ends in ``.`` or ``..``), or the operating system failed an operation. A repeated
+            call continues.
+    """
+    return _native.remove_checkpoint(path, force=force, foreign=foreign)

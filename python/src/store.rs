@@ -90,7 +90,7 @@ fn state_row(step: u64, state: &StepState) -> StateRow {
 }
 
 /// Removes a checkpoint's directory with everything in it; see
-/// `penstock.checkpoint.saving.removal.remove_checkpoint`.
+/// `penstock.plugin.remove_checkpoint`.
 #[pyfunction]
 #[pyo3(signature = (path, *, force, foreign))]
 pub fn remove_checkpoint(

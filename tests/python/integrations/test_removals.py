@@ -17,8 +17,8 @@ import pytest
 
 import penstock
 from penstock.checkpoint.loading.opened import OpenCheckpoint
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.errors import IncompleteCheckpointError, PenstockWarning, StorageError
+from penstock.plugin import remove_checkpoint
 
 
 def save(path):
@@ -253,7 +253,7 @@ def test_whoever_is_killed_while_deleting_leaves_no_half_that_looks_whole(tmp_pa
     program = f"""
         import os, sys
         from penstock import _native
-        from penstock.checkpoint.saving.removal import remove_checkpoint
+        from penstock.plugin import remove_checkpoint
         sys.stdout.write("ready"); sys.stdout.flush(); sys.stdin.read(1)
         remove_checkpoint({path!r})
     """

@@ -14,7 +14,6 @@ import torch
 import penstock
 import penstock.features
 import places
-from penstock.checkpoint.saving.removal import remove_checkpoint
 from penstock.doctor import examine
 from penstock.errors import (
     CheckpointExistsError,
@@ -23,6 +22,7 @@ from penstock.errors import (
     ProtectedCheckpointError,
     StorageError,
 )
+from penstock.plugin import remove_checkpoint
 
 STEPS = (10, 20, 30, 40, 50)
 DAMAGED = 50
