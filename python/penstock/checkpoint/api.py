@@ -7,28 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.inspection import describe
-from penstock.checkpoint.loading.leaf_names import problems_of
 from penstock.checkpoint.loading.load import LoadRequest, read, restore_into
 from penstock.checkpoint.loading.path_kind import check_no_store, describing_contents
-from penstock.checkpoint.ranks.entering import entered_round
-from penstock.checkpoint.ranks.group import find as find_ranks
+from penstock.checkpoint.saver import Saver
 from penstock.checkpoint.saving.destination import Destination
-from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.pending import save_multi_rank
-from penstock.checkpoint.saving.save import save_single
-from penstock.common.events import observed
+from penstock.checkpoint.steps.scrub import verify_files
 from penstock.common.gc_paused import gc_paused
-from penstock.common.progress import Progress, shown
-from penstock.common.tracing import call
 from penstock.errors import PenstockWarning
-from penstock.io.arguments import (
-    check_patterns,
-    check_step,
-    decode_path,
-    encode_metadata,
-    to_native,
-)
-from penstock.reports import CheckpointInfo, LoadReport, SaveReport, VerifyResult
+from penstock.io.arguments import check_patterns, decode_path, to_native
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +23,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from penstock.checkpoint.saving.groups import Files
+    from penstock.common.progress import Progress
     from penstock.options import Options
+    from penstock.reports import CheckpointInfo, LoadReport, SaveReport, VerifyResult
 
 
 def save(
@@ -132,29 +120,12 @@ def save(
         0.1
     """
     where = decode_path(path)
-    note = encode_metadata(metadata)
-    step = None if step is None else check_step(step)
-    settings = to_native(options)
-    destination = Destination(
-        path=where,
-        step=step,
-        metadata=note,
-        overwrite=bool(overwrite),
-        groups=Groups.check(groups),
-        files=read_files(files),
+    saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
+    destination = Destination.of(
+        where, step=step, metadata=metadata, overwrite=overwrite, groups=groups, files=files
     )
     check_no_store(where)
-    ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
-    if ranks is None:
-        with call("stall", "save", where):
-            return save_single(destination, state, settings, progress)
-    enter = observed("save", ends=False)(ranks.enter)
-    label, seconds = destination.label, settings["rank_timeout_seconds"]
-    with (
-        entered_round(lambda: enter(label, seconds, step)) as save_round,
-        call("stall", "save", where),
-    ):
-        return save_multi_rank(destination, state, save_round, settings, progress)
+    return saver._save(destination, state, progress)
 
 
 def load(
@@ -332,14 +303,4 @@ def verify(
         >>> penstock.verify(path).ok
         True
     """
-    where = decode_path(path)
-    with call("stall", "verify", where):
-        return _verify(where, to_native(options), progress)
-
-
-@observed("verify")
-def _verify(where: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
-    with shown(progress, "verifying") as update, describing_contents(where):
-        fields = _native.verify(where, options=options, progress=update)
-    problems = problems_of(where, fields["problems"])
-    return VerifyResult(**{**fields, "path": where, "problems": problems})
+    return verify_files(decode_path(path), to_native(options), progress)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.checkpoint.ranks.group import Ranks
-    from penstock.checkpoint.saving.pending import PendingSave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -52,13 +51,14 @@ class Preemption:
     ) -> None:
         self.signal: int | None = None
         self._store = store
-        self._last_save = LastSave(store)
+        # Reads the store's last save, and limits the waits of the next one.
+        self._saver = store._saver
         self._training = training
         self._grace_seconds = grace_seconds
         self._deadline: float | None = None
         self._is_over = False
         self._is_closed = False
-        self._ranks: Ranks | None = self._last_save.ranks
+        self._ranks: Ranks | None = self._saver._ranks(to_save=False)
         self._stopping: Stopping | None = None
         self._previous: dict[int, Any] = {}
         if self._ranks is not None:
@@ -161,7 +161,7 @@ class Preemption:
     def _stop(self, step: int) -> None:
         """Saves the step, if there is enough time."""
         store = self._store
-        with self._last_save.patient(self.remaining_seconds):
+        with self._waiting_at_most(self.remaining_seconds):
             plan = self._agree(step)
             is_finished = self._finish_pending()
             if is_finished is None or (plan["is_saved"] and is_finished):
@@ -181,9 +181,9 @@ class Preemption:
         """Returns the plan, which rank 0 decides."""
 
         def decide() -> dict[str, Any]:
-            needed_seconds = self._last_save.needed_seconds
+            needed_seconds = self._saver._last.seconds
             return {
-                "is_saved": self._last_save.covers(step),
+                "is_saved": self._saver._last.covers(step),
                 "has_time": needed_seconds < self.remaining_seconds,
                 "needed_seconds": needed_seconds,
             }
@@ -201,7 +201,7 @@ class Preemption:
         Returns:
             Whether no save has failed; None if there is no time left.
         """
-        pending = self._last_save.pending
+        pending = self._saver._last.pending
         if pending is None:
             return True
         try:
@@ -217,6 +217,19 @@ class Preemption:
             warnings.warn(message, PenstockWarning, stacklevel=4)
             return False
         return True
+
+    @contextlib.contextmanager
+    def _waiting_at_most(self, seconds: float) -> Iterator[None]:
+        """Limits the saver's waits for other ranks inside the block."""
+        saver = self._saver
+        options = saver._options
+        current = options or Options()
+        limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
+        saver._options = dataclasses.replace(current, rank_timeout_seconds=limit)
+        try:
+            yield
+        finally:
+            saver._options = options
 
     def _warn(self, step: int, reason: str) -> None:
         message = (
@@ -368,46 +381,3 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
 )
-
-
-class LastSave:
-    """Operations of a store for the last save of a run; for `Preemption`.
-
-    Args:
-        store: The store.
-    """
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """The ranks that save together; None for this process alone."""
-        return self._store._ranks()
-
-    @property
-    def pending(self) -> PendingSave | None:
-        """The last background save, unless it was already waited for here."""
-        return self._store._save_queue.pending
-
-    @property
-    def needed_seconds(self) -> float:
-        """Duration of the last save; 0 if there was none."""
-        return self._store._save_queue.last_seconds
-
-    def covers(self, step: int) -> bool:
-        """Whether a step is already saved, is being saved, or was the one resumed from."""
-        return self._store._save_queue.covers(step)
-
-    @contextlib.contextmanager
-    def patient(self, seconds: float) -> Iterator[None]:
-        """Limits the store's waits for other ranks inside the block."""
-        store = self._store
-        options = store._options
-        current = options or Options()
-        limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
-        store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
-        try:
-            yield
-        finally:
-            store._options = options

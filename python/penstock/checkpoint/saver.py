@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from penstock import _native
 from penstock.checkpoint.loading.path_kind import check_no_store
+from penstock.checkpoint.ranks.group import entered_round
 from penstock.checkpoint.ranks.group import find as find_ranks
+from penstock.checkpoint.ranks.node_ranks import processes_here
+from penstock.checkpoint.saving.blocking import save_and_wait
 from penstock.checkpoint.saving.destination import Destination
-from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.pending import save_multi_rank
-from penstock.checkpoint.saving.save import save_single
-from penstock.checkpoint.saving.save_queue import BackgroundSaver, SaveQueue
+from penstock.checkpoint.saving.guard import guard_all
+from penstock.checkpoint.saving.last_save import LastSave
+from penstock.checkpoint.saving.pending import PendingSave
+from penstock.checkpoint.saving.save import Save
+from penstock.checkpoint.view.live import LiveState
 from penstock.common.events import observed
 from penstock.common.paths import absolute
 from penstock.common.tracing import call
-from penstock.io.arguments import check_step, decode_path, encode_metadata, to_native
+from penstock.errors import PenstockError, SaveInProgressError
+from penstock.io.arguments import decode_path, to_native
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
     from penstock.checkpoint.ranks.group import Ranks
+    from penstock.checkpoint.ranks.round import Round
     from penstock.checkpoint.saving.groups import Files
-    from penstock.checkpoint.saving.pending import PendingSave
     from penstock.common.progress import Progress
     from penstock.options import Options
     from penstock.reports import SaveReport
 
 
-class Saver(BackgroundSaver):
+def _nothing() -> None:
+    pass
+
+
+class Closing:
+    """An object whose ``with`` block ends by `close`."""
+
+    def close(self) -> None:
+        """Ends the object's background work."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except PenstockError as failed:
+            if error is None:
+                raise
+            # The error that ended the block takes precedence.
+            error.add_note(f"and a save in the background failed: {failed}")
+
+
+class Saver(Closing):
     """Saves to paths that the caller chooses, each durable before the next save begins.
 
     A `CheckpointStore` names its directories and deletes old ones itself; a framework that does
@@ -66,7 +98,9 @@ class Saver(BackgroundSaver):
         self._options = options
         self._process_group = process_group
         self._no_dist = no_dist
-        self._save_queue = SaveQueue("the saver")
+        self._last = LastSave()
+        self._arena: _native.Arena | None = None
+        self._process = os.getpid()
 
     def save(
         self,
@@ -87,20 +121,7 @@ class Saver(BackgroundSaver):
                 of `penstock.save`.
         """
         destination = _destination(path, step, metadata, overwrite, groups, files)
-        with call("stall", "save", destination.path):
-            return self._save(destination, state, progress)
-
-    @observed("save")
-    def _save(self, destination: Destination, state: Any, progress: bool | Progress) -> SaveReport:
-        options = to_native(self._options)
-        ranks, seconds = self._ranks(), options["rank_timeout_seconds"]
-        with self._save_queue.next_round(ranks, destination, "wait", seconds) as (save_round, _):
-            if save_round is not None:
-                report = save_multi_rank(destination, state, save_round, options, progress)
-            else:
-                report = save_single(destination, state, options, progress)
-        self._save_queue.saved(report)
-        return report
+        return self._save(destination, state, progress)
 
     @overload
     def save_async(
@@ -170,22 +191,202 @@ class Saver(BackgroundSaver):
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             PenstockError: The error of the last save, if it has not been raised yet.
         """
+        return self._save_async(
+            _destination(path, step, metadata, overwrite, groups, files),
+            state,
+            lazy=lazy,
+            if_busy=if_busy,
+            after=after or _nothing,
+        )
+
+    def wait(self) -> None:
+        """Waits for the last `save_async`, if one is running.
+
+        Raises:
+            PenstockError: The error of that save, if it has not been raised yet.
+        """
+        self._last.wait()
+
+    def close(self) -> None:
+        """Waits for the last `save_async` and releases its memory; this object stays usable.
+
+        Raises:
+            PenstockError: The error of that save, if it has not been raised yet.
+        """
+        try:
+            self.wait()
+        finally:
+            arena, self._arena = self._arena, None
+            if arena is not None:
+                # A `PendingSave` that is kept also keeps the arena.
+                arena.release()
+
+    # The course of every save: `penstock.save` and `CheckpointStore` begin here.
+
+    @observed("save")
+    def _save(
+        self,
+        destination: Destination,
+        state: Any,
+        progress: bool | Progress,
+        after: Callable[[], None] = _nothing,
+    ) -> SaveReport:
+        """Saves, and waits.
+
+        Args:
+            destination: The destination.
+            state: The state.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
+            after: Called on the committing rank after the commit.
+        """
+        with call("stall", "save", destination.path):
+            options = to_native(self._options)
+            with self._next_round(destination, "wait", options) as (save_round, _):
+                report = save_and_wait(destination, state, save_round, options, progress)
+            self._last.saved(report)
+            if save_round is None or save_round.is_coordinator:
+                after()
+        return report
+
+    def _save_async(
+        self,
+        destination: Destination,
+        state: Any,
+        *,
+        lazy: bool,
+        if_busy: str,
+        after: Callable[[], None],
+    ) -> PendingSave | None:
+        """Starts a background save; returns None if it is skipped.
+
+        Args:
+            destination: The destination.
+            state: The state.
+            lazy: Whether to copy the state after the call.
+            if_busy: The policy while a save is running.
+            after: Called on the committing rank after the commit.
+        """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        destination = _destination(path, step, metadata, overwrite, groups, files)
         with call("stall", "save_async", destination.path):
-            return self._save_queue.save_async(
-                self._ranks,
+            return self._begin(destination, state, lazy, if_busy, after)
+
+    @observed("save")
+    def _begin(
+        self,
+        destination: Destination,
+        state: Any,
+        lazy: bool,
+        if_busy: str,
+        after: Callable[[], None],
+    ) -> PendingSave | None:
+        began = time.perf_counter()
+        options = to_native(self._options)
+        if lazy and isinstance(state, LiveState):
+            guard_all(state._optimizers())
+        with self._next_round(destination, if_busy, options) as (save_round, is_left_out):
+            if is_left_out:
+                return None
+            if save_round is None and not destination.overwrite:
+                destination.check_free()
+            save = Save(
                 destination,
                 state,
-                to_native(self._options),
+                options=options,
+                save_round=save_round,
+                arena=self._memory(options["staging_bytes"], save_round),
                 lazy=lazy,
-                if_busy=if_busy,
-                after=after or _nothing,
+                watches=True,
             )
+            # Determined now: the process group may be destroyed by the end.
+            is_keeper = save_round is None or save_round.is_coordinator
+            pending = PendingSave(save, lazy=save.is_lazy, after=after if is_keeper else _nothing)
+        try:
+            self._last.pending = pending
+            if not save.is_lazy:
+                pending.stage()
+        except BaseException:
+            # After a Ctrl-C the caller has nothing to wait for.
+            pending.is_reported = True
+            pending.cancel()
+            raise
+        pending.stall_seconds = time.perf_counter() - began
+        return pending
 
-    def _ranks(self) -> Ranks | None:
-        return find_ranks(self._process_group, no_dist=self._no_dist, to_save=True)
+    @contextlib.contextmanager
+    def _next_round(
+        self, destination: Destination, if_busy: str, options: dict[str, Any]
+    ) -> Iterator[tuple[Round | None, bool]]:
+        """Waits for the current save, and lets all ranks begin the next one, or none.
+
+        Args:
+            destination: The destination.
+            if_busy: The policy while a save is running: ``"wait"``, ``"skip"`` or ``"error"``.
+            options: How bytes move, in the form that the native module takes.
+
+        Yields:
+            The round of the ranks, if there are others, and whether this save is skipped. If the
+                block raises, the save fails on the other ranks too.
+        """
+        ranks = self._ranks(to_save=True)
+        if ranks is None:
+            yield None, self._is_left_out(None, destination, if_busy)
+            return
+
+        def enter() -> Round:
+            try:
+                timeout_seconds = options["rank_timeout_seconds"]
+                return ranks.enter(destination.label, timeout_seconds, destination.step)
+            except PenstockError:
+                # Other ranks came first and failed, perhaps for the error that this rank also has.
+                if if_busy == "wait" or not self._last.is_running:
+                    self.wait()
+                raise
+
+        with entered_round(enter) as save_round:
+            yield save_round, self._is_left_out(save_round, destination, if_busy)
+
+    def _is_left_out(
+        self, save_round: Round | None, destination: Destination, if_busy: str
+    ) -> bool:
+        """Waits for the current save, unless the next one is skipped because of it."""
+        if if_busy == "wait" or not self._is_busy(save_round):
+            self.wait()
+            return False
+        if save_round is not None:
+            save_round.leave()
+        if if_busy == "error":
+            pending = self._last.pending
+            # Another rank may still be busy with a save that has ended here.
+            path = os.path.dirname(destination.path) if pending is None else pending.path
+            raise SaveInProgressError(
+                f"{path} is still being saved: wait for it (if_busy='wait'), leave this one out "
+                "('skip'), or save less often",
+                path=path,
+            )
+        return True
+
+    def _is_busy(self, save_round: Round | None) -> bool:
+        is_running = self._last.is_running
+        if save_round is None:
+            return is_running
+        if not save_round.is_coordinator:
+            return save_round.wait_busy()
+        save_round.post_busy(is_running)
+        return is_running
+
+    def _ranks(self, *, to_save: bool) -> Ranks | None:
+        """Returns the ranks that act together with this process; None if it acts alone."""
+        return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
+
+    def _memory(self, staging_bytes: int | None, save_round: Round | None) -> _native.Arena:
+        """Returns the staging memory, which is kept between saves."""
+        if self._arena is None or self._process != os.getpid():
+            sharers = processes_here() if save_round is None else save_round.processes_here()
+            # A fork cannot reclaim the parent's memory that a save of the parent is using.
+            self._arena = _native.Arena(staging_bytes, sharers or 1)
+            self._process = os.getpid()
+        return self._arena
 
 
 def _destination(
@@ -199,15 +400,6 @@ def _destination(
     # The path is made absolute: a later change of the working directory must not move the save.
     where = absolute(decode_path(path))
     check_no_store(where)
-    return Destination(
-        path=where,
-        step=None if step is None else check_step(step),
-        metadata=encode_metadata(metadata),
-        overwrite=bool(overwrite),
-        groups=Groups.check(groups),
-        files=read_files(files),
+    return Destination.of(
+        where, step=step, metadata=metadata, overwrite=overwrite, groups=groups, files=files
     )
-
-
-def _nothing() -> None:
-    pass

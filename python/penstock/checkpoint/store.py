@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from penstock import _native
-from penstock.checkpoint import api
 from penstock.checkpoint.loading.load import LoadRequest
 from penstock.checkpoint.loading.path_kind import is_checkpoint, not_a_store
 from penstock.checkpoint.mirroring.restoring import MirroredSteps
-from penstock.checkpoint.ranks.group import find as find_ranks
+from penstock.checkpoint.saver import Closing, Saver
 from penstock.checkpoint.saving.destination import Destination
-from penstock.checkpoint.saving.groups import Groups, read_files
-from penstock.checkpoint.saving.pending import save_multi_rank
-from penstock.checkpoint.saving.save import save_single
-from penstock.checkpoint.saving.save_queue import SaveQueue
 from penstock.checkpoint.steps import restore
 from penstock.checkpoint.steps.retention import Retention
+from penstock.checkpoint.steps.stored import StoredSteps
 from penstock.checkpoint.view.live import LiveState
-from penstock.common.events import observed
 from penstock.common.paths import absolute
-from penstock.common.tracing import call
-from penstock.errors import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-)
-from penstock.io.arguments import (
-    check_patterns,
-    check_step,
-    decode_path,
-    encode_metadata,
-    to_native,
-)
-from penstock.reports import Problem
+from penstock.common.tracing import span
+from penstock.errors import CheckpointNotFoundError
+from penstock.io.arguments import check_patterns, check_step, decode_path
 
 if TYPE_CHECKING:
     import os
@@ -50,10 +33,10 @@ if TYPE_CHECKING:
     from penstock.checkpoint.training.training import Training
     from penstock.common.progress import Progress
     from penstock.options import Options
-    from penstock.reports import LoadReport, SaveReport, VerifyResult
+    from penstock.reports import LoadReport, MirrorStatus, SaveReport
 
 
-class CheckpointStore(MirroredSteps):
+class CheckpointStore(StoredSteps, Closing):
     """A directory with one checkpoint per training step.
 
     Every step is a directory of its own that can be copied, moved and uploaded. The store has no
@@ -110,13 +93,11 @@ class CheckpointStore(MirroredSteps):
         where = absolute(decode_path(root))
         if is_checkpoint(where):
             raise not_a_store(where)
-        retention = Retention(keep_last, keep_every, keep)
-        to_native(options)
-        super().__init__(where, retention, options, mirror)
-        self._process_group = process_group
-        self._no_dist = no_dist
+        super().__init__(where, Retention(keep_last, keep_every, keep), options)
+        self._saver = Saver(options=options, process_group=process_group, no_dist=no_dist)
+        self._mirrored = MirroredSteps(self._native, where, options, mirror)
+        # Refuses a process group that cannot be used.
         self._ranks()
-        self._save_queue = SaveQueue(self._root)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
@@ -155,22 +136,9 @@ class CheckpointStore(MirroredSteps):
             StorageError: The operating system failed an operation.
         """
         destination = self._destination(step, metadata, overwrite, groups, files)
-        with call("stall", "save", destination.path):
-            return self._save(destination, state, progress)
-
-    @observed("save")
-    def _save(self, destination: Destination, state: Any, progress: bool | Progress) -> SaveReport:
-        options = to_native(self._options)
-        ranks, seconds = self._ranks(to_save=True), options["rank_timeout_seconds"]
-        with self._save_queue.next_round(ranks, destination, "wait", seconds) as (save_round, _):
-            if save_round is not None:
-                report = save_multi_rank(destination, state, save_round, options, progress)
-            else:
-                report = save_single(destination, state, options, progress)
-        self._save_queue.saved(report)
-        if save_round is None or save_round.is_coordinator:
-            self._after_save(destination.step or 0, 5)
-        return report
+        return self._saver._save(
+            destination, state, progress, functools.partial(self._after_save, step, 5)
+        )
 
     @overload
     def save_async(
@@ -264,22 +232,35 @@ class CheckpointStore(MirroredSteps):
             >>> store.steps()
             [0, 1, 2]
         """
-        if if_busy not in ("wait", "skip", "error"):
-            raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        destination = self._destination(step, metadata, overwrite, groups, files)
-        with call("stall", "save_async", destination.path):
-            return self._save_queue.save_async(
-                functools.partial(self._ranks, to_save=True),
-                destination,
-                state,
-                to_native(self._options),
-                lazy=lazy,
-                if_busy=if_busy,
-                after=lambda: self._after_save(step, 0),
-            )
+        return self._saver._save_async(
+            self._destination(step, metadata, overwrite, groups, files),
+            state,
+            lazy=lazy,
+            if_busy=if_busy,
+            after=functools.partial(self._after_save, step, 0),
+        )
 
-    def _ranks(self, *, to_save: bool = False) -> Ranks | None:
-        return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
+    def wait(self) -> None:
+        """Waits for the last `save_async`, if one is running.
+
+        Raises:
+            PenstockError: The error of that save, if it has not been raised yet.
+        """
+        self._saver.wait()
+
+    def close(self) -> None:
+        """Waits for the last `save_async`, releases its memory, and stops copying to the mirror.
+
+        The store stays usable. Steps that are not mirrored yet are sent when copying starts again,
+        in any process: `wait_for_mirror` waits for all of them.
+
+        Raises:
+            PenstockError: The error of that save, if it has not been raised yet.
+        """
+        try:
+            self._saver.close()
+        finally:
+            self._mirrored.close()
 
     def _destination(
         self,
@@ -289,15 +270,62 @@ class CheckpointStore(MirroredSteps):
         groups: Mapping[str, str] | None,
         files: Files | None,
     ) -> Destination:
-        return Destination(
-            path=self.path(step),
-            step=check_step(step),
-            metadata=encode_metadata(metadata),
-            overwrite=bool(overwrite),
+        return Destination.of(
+            self.path(step),
+            step=step,
+            metadata=metadata,
+            overwrite=overwrite,
+            groups=groups,
+            files=files,
             store=self._native,
-            groups=Groups.check(groups),
-            files=read_files(files),
         )
+
+    def _after_save(self, step: int, stacklevel: int) -> None:
+        """Deletes steps by the retention rules, and starts the copy of the new step."""
+        with span("retire"):
+            self._retire(step, stacklevel)
+        self._mirrored.saved(step)
+
+    def _ranks(self) -> Ranks | None:
+        """Returns the ranks that load together."""
+        return self._saver._ranks(to_save=False)
+
+    def latest(self) -> int | None:
+        """Returns the newest complete step that is not known to be damaged; None if there is none.
+
+        With a mirror, the newest of both; if the mirror is unreachable, the newest local step.
+        Damage is known if `load`, `verify` or `scrub` found it and no later verification succeeded.
+        A `load` without a step ignores this knowledge: it reads the newest complete step, and its
+        damage is an error each time, until ``fallback=True`` or a new save sets the step aside.
+        """
+        return self._mirrored.newest_complete()
+
+    def mirror_status(self) -> MirrorStatus:
+        """Returns the state of copying steps to the mirror, in this process.
+
+        Among many ranks, rank 0 copies.
+
+        Raises:
+            PenstockError: The store has no mirror.
+        """
+        return self._mirrored.follower.status()
+
+    def wait_for_mirror(self, timeout_seconds: float | None = None) -> bool:
+        """Waits until all complete steps that are due are at the mirror.
+
+        Also copies steps that an earlier process left. Steps that cannot be copied
+        (`MirrorStatus.refused`) are not waited for.
+
+        Args:
+            timeout_seconds: Longest wait, in seconds; None for no limit.
+
+        Returns:
+            Whether all due steps are mirrored or refused.
+
+        Raises:
+            PenstockError: The store has no mirror.
+        """
+        return self._mirrored.follower.wait(timeout_seconds)
 
     def load(
         self,
@@ -418,7 +446,7 @@ class CheckpointStore(MirroredSteps):
                 "a state"
             )
         # A lazy save may still be copying the training, so it must not change yet.
-        self._save_queue.wait()
+        self.wait()
         ranks = self._ranks()
         request = LoadRequest(
             into=training,
@@ -431,7 +459,7 @@ class CheckpointStore(MirroredSteps):
             self._load(ranks, None, request, fallback=True, report=reports.append)
         except CheckpointNotFoundError:
             return None
-        self._save_queue.restored(reports[0].step)
+        self._saver._last.restored(reports[0].step)
         if report is not None:
             report(reports[0])
         return reports[0].step
@@ -446,7 +474,7 @@ class CheckpointStore(MirroredSteps):
         report: Callable[[LoadReport], object] | None,
     ) -> Any:
         return restore.load(
-            self._reader_of(ranks, fallback=fallback),
+            self._mirrored.reader(ranks, fallback=fallback),
             ranks,
             last,
             request,
@@ -455,35 +483,3 @@ class CheckpointStore(MirroredSteps):
             report=report,
             stacklevel=4,
         )
-
-    def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
-        """Reads every byte of a step and compares it with its digest.
-
-        A step found good counts as verified: `keep_last` never deletes the newest such step. A step
-        found damaged does not count for `keep_last` and is not deleted by it.
-
-        Args:
-            step: The training step.
-            progress: True for a bar, or a function called with the bytes done and the total bytes.
-
-        Raises:
-            CheckpointNotFoundError: There is no such step.
-        """
-        return self._verify(self.path(step), step, progress)
-
-    @observed("verify")
-    def _verify(self, path: str, step: int, progress: bool | Progress) -> VerifyResult:
-        misplaced: tuple[Problem, ...] = ()
-        checkpoint_id = None
-        try:
-            checkpoint_id = self._native.identity(step)
-        except CorruptCheckpointError as error:
-            misplaced = (
-                Problem(file=_native.MANIFEST, offset=None, tensor=None, message=str(error)),
-            )
-        result = api.verify(path, options=self._options, progress=progress)
-        if checkpoint_id is not None and (result.ok or any(p.is_proven for p in result.problems)):
-            self._reader().mark(step, checkpoint_id, is_good=result.ok)
-        if misplaced:
-            return dataclasses.replace(result, ok=False, problems=misplaced + result.problems)
-        return result

@@ -136,7 +136,7 @@ def test_where_another_save_would_take_too_long_only_the_last_one_is_finished(st
         if step == 2:
             report = store.save(step, training)
             # Simulates slow storage.
-            store._save_queue._last_report = type(report)(
+            store._saver._last.report = type(report)(
                 **{name: getattr(report, name) for name in report.__slots__} | {"seconds": 100.0}
             )
 
@@ -162,7 +162,7 @@ def test_a_failed_save_before_is_told_and_does_not_keep_from_the_last_one(store,
     def each(step):
         if step == 2:
             store.save_async(step, training).cancel()
-            store._save_queue.pending._done.wait()
+            store._saver._last.pending._done.wait()
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

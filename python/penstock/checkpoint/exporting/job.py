@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.exporting import placing, streamed
 from penstock.checkpoint.exporting.directory import appearing, write
+from penstock.checkpoint.saving.blocking import save_and_wait
 from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.groups import IN_PLACE, INDEX, Groups
-from penstock.checkpoint.saving.save import write_single
 from penstock.common.paths import of_bucket
 from penstock.errors import StateMismatchError
 from penstock.reports import ExportReport
@@ -191,15 +191,9 @@ class Job:
     def _save(self, tensors: dict[str, Any], path: str) -> None:
         """Writes one file, as a save writes a shard."""
         place = f"{path}.saving"
-        destination = Destination(
-            path=place,
-            step=None,
-            metadata="{}",
-            overwrite=False,
-            groups=Groups({_TENSORS: IN_PLACE}),
-        )
+        destination = Destination(path=place, groups=Groups({_TENSORS: IN_PLACE}))
         one = {**self.settings, "shard_bytes": 1 << 62}
-        write_single(destination, {_TENSORS: tensors}, one, progress=False)
+        save_and_wait(destination, {_TENSORS: tensors}, None, one, progress=False)
         (file,) = (name for name in os.listdir(place) if name.endswith(".safetensors"))
         os.rename(os.path.join(place, file), path)
         shutil.rmtree(place)

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ranks.entering import entered_round
 from penstock.checkpoint.ranks.mailbox import Mailbox
 from penstock.checkpoint.ranks.node_ranks import Neighbours
 from penstock.checkpoint.ranks.round import Round, RoundMismatch
@@ -215,6 +214,23 @@ class Ranks:
         if over is None or "error" not in over:
             return True
         raise one.error_of(over)
+
+
+@contextmanager
+def entered_round(enter: Callable[[], Round]) -> Iterator[Round]:
+    """Enters a round, and fails it on all ranks if the block raises.
+
+    No code may run between entering and the block: a Ctrl-C there would leave the other ranks
+    waiting.
+    """
+    one = None
+    try:
+        one = enter()
+        yield one
+    except BaseException as error:
+        if one is not None:
+            one.abort(error)
+        raise
 
 
 class _Known:

@@ -6,19 +6,43 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.checkpoint.saving.groups import NO_GROUPS, Groups, check_copies, check_no_index
+from penstock.checkpoint.saving.groups import (
+    NO_GROUPS,
+    Groups,
+    check_copies,
+    check_no_index,
+    read_files,
+)
 from penstock.common.found import is_there
 from penstock.common.paths import absolute
 from penstock.errors import (
     PenstockWarning,
     StorageError,
 )
+from penstock.io.arguments import check_step, encode_metadata
+from penstock.reports import Fallback
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from penstock.checkpoint.saving.groups import Files
+
+
+class Committed(NamedTuple):
+    """The result of a commit.
+
+    Attributes:
+        checkpoint_id: The checkpoint's id.
+        manifest_bytes: Size of the manifest.
+        fallbacks: Replaced files that could not be removed, and an index that is missing.
+    """
+
+    checkpoint_id: str
+    manifest_bytes: int
+    fallbacks: list[Fallback]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +60,35 @@ class Destination:
     """
 
     path: str
-    step: int | None
-    metadata: str
-    overwrite: bool
+    step: int | None = None
+    metadata: str = "{}"
+    overwrite: bool = False
     store: _native.Store | None = None
     groups: Groups = NO_GROUPS
     files: Sequence[tuple[str, bytes]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        *,
+        step: int | None,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        groups: Mapping[str, str] | None,
+        files: Files | None,
+        store: _native.Store | None = None,
+    ) -> Destination:
+        """Checks the arguments of a caller's save; see `penstock.save`."""
+        return cls(
+            path=path,
+            step=None if step is None else check_step(step),
+            metadata=encode_metadata(metadata),
+            overwrite=bool(overwrite),
+            store=store,
+            groups=Groups.check(groups),
+            files=read_files(files),
+        )
 
     @property
     def label(self) -> str:
@@ -58,6 +105,36 @@ class Destination:
         if is_there(os.path.join(self.path, _native.MANIFEST)):
             # Beginning an attempt raises the same error, after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
+
+    def begin(self) -> _native.Attempt:
+        """Begins an attempt to save, after `make_way`."""
+        self.make_way()
+        return _native.Attempt.begin(self.path, overwrite=self.overwrite)
+
+    def commit(
+        self, attempt: _native.Attempt, parts: list[tuple[int, str, int, int]], index: str | None
+    ) -> Committed:
+        """Commits an attempt as the checkpoint.
+
+        Args:
+            attempt: The attempt, as its coordinator has begun it.
+            parts: Number, file, size and digest of the part of every rank.
+            index: The group that gets an index; None for no index.
+        """
+        committed = attempt.commit(
+            parts,
+            step=self.step,
+            metadata=self.metadata,
+            overwrite=self.overwrite,
+            files=list(self.files),
+            index=index,
+        )
+        fallbacks = []
+        if committed["left_behind"] is not None:
+            fallbacks.append(Fallback(committed["left_behind"], "leftover"))
+        if committed["unindexed"] is not None:
+            fallbacks.append(Fallback(committed["unindexed"], "unindexed"))
+        return Committed(committed["checkpoint_id"], committed["manifest_bytes"], fallbacks)
 
     def make_way(self) -> None:
         """Sets aside a damaged or unreadable step at the path; see `SetAside`."""

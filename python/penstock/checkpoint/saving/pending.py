@@ -7,14 +7,11 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.checkpoint.ranks.entering import abort_on_error
 from penstock.checkpoint.saving.guard import hold_before_steps
-from penstock.checkpoint.saving.save import Save
 from penstock.checkpoint.state.unstaged import unstaged
 from penstock.common import events
-from penstock.common.progress import shown
 from penstock.common.tracing import call, span
 from penstock.errors import PenstockError, RankError, SaveCancelledError
 from penstock.reports import SaveProgress
@@ -22,9 +19,7 @@ from penstock.reports import SaveProgress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint.ranks.round import Round
-    from penstock.checkpoint.saving.destination import Destination
-    from penstock.common.progress import Progress
+    from penstock.checkpoint.saving.save import Save
     from penstock.reports import SaveReport
 
 
@@ -319,37 +314,3 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-_POLL_SECONDS = 0.05
-"""Interval at which the waiting thread updates the progress and can take a Ctrl-C."""
-
-
-@events.observed("save")
-def save_multi_rank(
-    destination: Destination,
-    state: Any,
-    save_round: Round,
-    options: dict[str, Any],
-    progress: bool | Progress,
-) -> SaveReport:
-    """Saves a state with other ranks, and waits for the commit."""
-    with abort_on_error(save_round), shown(progress, "saving") as update:
-        save = Save(destination, state, options=options, save_round=save_round, lazy=True)
-        pending = PendingSave(save, lazy=False, after=_nothing, is_reported=True)
-        try:
-            with span("wait for save"):
-                while not pending.wait_ended(_POLL_SECONDS):
-                    if update is not None:
-                        update(*pending.progress())
-            if update is not None:
-                update(*pending.progress())
-        except BaseException:
-            pending.cancel()
-            pending.exception()
-            raise
-    return pending.result()
-
-
-def _nothing() -> None:
-    pass

@@ -13,6 +13,7 @@ files, as in `penstock.save`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,25 +21,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock import _native
 from penstock.checkpoint.ranks.group import check_single_rank
+from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.grouping import Grouping
-from penstock.checkpoint.saving.groups import (
-    IN_PLACE,
-    NO_GROUPS,
-    Groups,
-    check_copies,
-    check_no_index,
-)
+from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, Groups
 from penstock.checkpoint.state.flattened import Flattened
 from penstock.checkpoint.state.tree import AS_FIRST
 from penstock.common.found import has_bytes
 from penstock.common.process import own_rank
 from penstock.errors import CheckpointNotFoundError, RankError
-from penstock.reports import Fallback
 from penstock.tensors.native_rows import Linked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.reports import Fallback
     from penstock.tensors.native_rows import TensorSource
 
 _T = TypeVar("_T")
@@ -73,20 +69,14 @@ class RankAttempt:
 
     Attributes:
         path: The checkpoint's directory.
-        written: Fields of a `SaveReport`, after `write` or `write_part`. `commit` adds the reason
-            if a requested index of a group is missing.
+        written: Fields of a `SaveReport`, after `write` or `write_part`. `commit` adds fallbacks,
+            such as the reason if a requested index of a group is missing.
     """
 
-    def __init__(
-        self,
-        native: _native.Attempt,
-        path: str,
-        groups: Groups,
-        files: Sequence[tuple[str, bytes]] = (),
-    ) -> None:
-        self.path = path
+    def __init__(self, native: _native.Attempt, destination: Destination) -> None:
+        self.path = destination.path
         self.written: dict[str, Any] = {}
-        self._groups, self._files = groups, files
+        self._destination = destination
         self._renamed: list[Fallback] = []
         self._native = native
         self._job: _native.Job | None = None
@@ -114,17 +104,14 @@ class RankAttempt:
                 small file.
             ValueError: An index is both given and to be written.
         """
-        check_no_index(groups, files)
-        check_copies(path, groups, files)
-        return cls(_native.Attempt.begin(path, overwrite=overwrite), path, groups, files)
+        destination = Destination(path=path, overwrite=overwrite, groups=groups, files=files)
+        return cls(destination.begin(), destination)
 
     @classmethod
     def join(
         cls, path: str, attempt_id: str, number: int, groups: Groups = NO_GROUPS
     ) -> RankAttempt:
         """Joins the attempt of a coordinator.
-
-        Joins the attempt of a coordinator.
 
         Args:
             path: The checkpoint's directory.
@@ -136,9 +123,10 @@ class RankAttempt:
             RankError: The attempt does not exist here: the ranks do not share the directory.
         """
         try:
-            return cls(_native.Attempt.join(path, attempt_id), path, groups)
+            native = _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
             raise _not_shared(path, number) from None
+        return cls(native, Destination(path=path, groups=groups))
 
     @property
     def id(self) -> str:
@@ -222,18 +210,15 @@ class RankAttempt:
         for number, (file, part_bytes, _) in votes.items():
             if not has_bytes(os.path.join(self.path, file), part_bytes):
                 raise _not_shared(self.path, number)
-        parts = [(number, *vote) for number, vote in sorted(votes.items())]
-        committed = self._native.commit(
-            parts,
-            step=step,
-            metadata=metadata,
-            overwrite=overwrite,
-            files=list(self._files),
-            index=IN_PLACE if IN_PLACE in self._groups.group_of.values() else None,
+        destination = dataclasses.replace(
+            self._destination, step=step, metadata=metadata, overwrite=overwrite
         )
-        if committed["unindexed"] is not None:
-            self.written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
-        self.written["fallbacks"] += self._renamed
+        committed = destination.commit(
+            self._native,
+            [(number, *vote) for number, vote in sorted(votes.items())],
+            IN_PLACE if IN_PLACE in destination.groups.group_of.values() else None,
+        )
+        self.written["fallbacks"] += [*committed.fallbacks, *self._renamed]
 
     def abandon(self) -> None:
         """Ends the attempt. On the coordinator, removes written files that were not committed."""
@@ -247,7 +232,7 @@ class RankAttempt:
         self, number: int, tensors: list[TensorSource], options: dict[str, Any]
     ) -> _native.Job:
         flat = Flattened(tensors, [], AS_FIRST, Linked([], []))
-        grouping = Grouping.of(self._groups, flat, number)
+        grouping = Grouping.of(self._destination.groups, flat, number)
         self._renamed = [one for one in grouping.fallbacks if one.kind == "renamed"]
         return _native.Job(
             self.path,

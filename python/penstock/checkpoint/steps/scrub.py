@@ -1,4 +1,4 @@
-"""Verifies the steps of a store before they are needed."""
+"""Verifies checkpoints, and the steps of a store before they are needed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.loading.leaf_names import problems_of
+from penstock.checkpoint.loading.path_kind import describing_contents
 from penstock.checkpoint.steps.rows import Mark
 from penstock.common.events import notify, observed
-from penstock.reports import ScrubbedStep, ScrubReport
+from penstock.common.progress import shown
+from penstock.common.tracing import call
+from penstock.reports import ScrubbedStep, ScrubReport, VerifyResult
 
 if TYPE_CHECKING:
     from penstock.common.progress import Progress
+
+
+@observed("verify")
+def verify_files(path: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
+    """Implements `penstock.verify`, with checked arguments."""
+    with (
+        call("stall", "verify", path),
+        shown(progress, "verifying") as update,
+        describing_contents(path),
+    ):
+        fields = _native.verify(path, options=options, progress=update)
+    problems = problems_of(path, fields["problems"])
+    return VerifyResult(**{**fields, "path": path, "problems": problems})
 
 
 def marks(store: _native.Store) -> dict[int, Mark]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,20 @@ from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
 from penstock.checkpoint.steps.reader import Reader
 from penstock.checkpoint.steps.rows import Mark, Orphan, SetAside, StepInfo
-from penstock.checkpoint.steps.scrub import check_scrub, marks, scrub
+from penstock.checkpoint.steps.scrub import check_scrub, marks, scrub, verify_files
+from penstock.common.events import observed
 from penstock.common.option_kinds import Number
 from penstock.common.progress import shown
 from penstock.common.tracing import call
-from penstock.errors import PenstockError, PenstockWarning
+from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
 from penstock.io.arguments import check_step, to_native
+from penstock.reports import Problem
 
 if TYPE_CHECKING:
     from penstock.checkpoint.steps.retention import Retention
     from penstock.common.progress import Progress
     from penstock.options import Options
-    from penstock.reports import RetentionReport, ScrubReport
+    from penstock.reports import RetentionReport, ScrubReport, VerifyResult
 
 _AGE = Number(0, 1 << 40, "seconds")
 
@@ -63,15 +66,6 @@ class StoredSteps:
         of every step exists, and `verify` checks their contents.
         """
         return self._native.committed()
-
-    def latest(self) -> int | None:
-        """Returns the newest complete step that is not known to be damaged; None if there is none.
-
-        Damage is known if `load`, `verify` or `scrub` found it and no later verification succeeded.
-        A `load` without a step ignores this knowledge: it reads the newest complete step, and its
-        damage is an error each time, until ``fallback=True`` or a new save sets the step aside.
-        """
-        return self._native.newest_complete()
 
     def set_aside(self, step: int) -> str:
         """Sets a damaged step aside: renames it within the store, so that it is no step any more.
@@ -129,6 +123,38 @@ class StoredSteps:
             StorageError: The operating system failed an operation.
         """
         return marks(self._native)
+
+    def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
+        """Reads every byte of a step and compares it with its digest.
+
+        A step found good counts as verified: `keep_last` never deletes the newest such step. A step
+        found damaged does not count for `keep_last` and is not deleted by it.
+
+        Args:
+            step: The training step.
+            progress: True for a bar, or a function called with the bytes done and the total bytes.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+        """
+        return self._verify(self.path(step), step, progress)
+
+    @observed("verify")
+    def _verify(self, path: str, step: int, progress: bool | Progress) -> VerifyResult:
+        misplaced: tuple[Problem, ...] = ()
+        checkpoint_id = None
+        try:
+            checkpoint_id = self._native.identity(step)
+        except CorruptCheckpointError as error:
+            misplaced = (
+                Problem(file=_native.MANIFEST, offset=None, tensor=None, message=str(error)),
+            )
+        result = verify_files(path, to_native(self._options), progress)
+        if checkpoint_id is not None and (result.ok or any(p.is_proven for p in result.problems)):
+            self._reader().mark(step, checkpoint_id, is_good=result.ok)
+        if misplaced:
+            return dataclasses.replace(result, ok=False, problems=misplaced + result.problems)
+        return result
 
     def scrub(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from penstock import CheckpointStore
-from penstock.checkpoint.saving.save_queue import BackgroundSaver
+from penstock.checkpoint.saver import Closing
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 
-class Checkpoints(BackgroundSaver):
+class Checkpoints(Closing):
     """A directory with one pytree per training step, like Orbax's ``CheckpointManager``.
 
     Args:

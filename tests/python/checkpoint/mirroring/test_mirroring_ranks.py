@@ -48,7 +48,7 @@ def follow_first(root, endpoint):
     """Saves; returns whether this rank has a mirroring thread."""
     store = store_at(root, endpoint)
     store.save(4, state_of(4))
-    has_thread = store._follower._thread is not None
+    has_thread = store._mirrored.follower._thread is not None
     dist.barrier()
     store.close()
     return has_thread

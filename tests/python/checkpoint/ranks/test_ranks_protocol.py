@@ -566,7 +566,7 @@ def save_after_own_failure(root, culprit, name):
         if rank() == culprit:
             patch.setattr(Save, "run", broken_at_the_end)
         store.save_async(1, state(1))
-        store._save_queue.pending._done.wait()
+        store._saver._last.pending._done.wait()
     outcome = outcome_of(getattr(store, name), 2, state(2))
     for step in (3, 4):
         store.save_async(step, state(step)).result()
