@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from penstock.reports import SaveReport
 
 
-def _nothing() -> None:
-    pass
-
-
 class Closing:
     """An object whose ``with`` block ends by `close`."""
 
@@ -196,7 +192,7 @@ class Saver(Closing):
             state,
             lazy=lazy,
             if_busy=if_busy,
-            after=after or _nothing,
+            after=after,
         )
 
     def wait(self) -> None:
@@ -229,7 +225,7 @@ class Saver(Closing):
         destination: Destination,
         state: Any,
         progress: bool | Progress,
-        after: Callable[[], None] = _nothing,
+        after: Callable[[], None] | None = None,
     ) -> SaveReport:
         """Saves, and waits.
 
@@ -237,14 +233,14 @@ class Saver(Closing):
             destination: The destination.
             state: The state.
             progress: True for a bar, or a function called with the bytes done and the total bytes.
-            after: Called on the committing rank after the commit.
+            after: Called on the committing rank after the commit; None for nothing.
         """
         with call("stall", "save", destination.path):
             options = to_native(self._options)
             with self._next_round(destination, "wait", options) as (save_round, _):
                 report = save_and_wait(destination, state, save_round, options, progress)
             self._last.saved(report)
-            if save_round is None or save_round.is_coordinator:
+            if after is not None and (save_round is None or save_round.is_coordinator):
                 after()
         return report
 
@@ -255,7 +251,7 @@ class Saver(Closing):
         *,
         lazy: bool,
         if_busy: str,
-        after: Callable[[], None],
+        after: Callable[[], None] | None,
     ) -> PendingSave | None:
         """Starts a background save; returns None if it is skipped.
 
@@ -264,7 +260,7 @@ class Saver(Closing):
             state: The state.
             lazy: Whether to copy the state after the call.
             if_busy: The policy while a save is running.
-            after: Called on the committing rank after the commit.
+            after: Called on the committing rank after the commit; None for nothing.
         """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
@@ -278,7 +274,7 @@ class Saver(Closing):
         state: Any,
         lazy: bool,
         if_busy: str,
-        after: Callable[[], None],
+        after: Callable[[], None] | None,
     ) -> PendingSave | None:
         began = time.perf_counter()
         options = to_native(self._options)
@@ -300,7 +296,7 @@ class Saver(Closing):
             )
             # Determined now: the process group may be destroyed by the end.
             is_keeper = save_round is None or save_round.is_coordinator
-            pending = PendingSave(save, lazy=save.is_lazy, after=after if is_keeper else _nothing)
+            pending = PendingSave(save, lazy=save.is_lazy, after=after if is_keeper else None)
         try:
             self._last.pending = pending
             if not save.is_lazy:

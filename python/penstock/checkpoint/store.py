@@ -136,9 +136,8 @@ class CheckpointStore(StoredSteps, Closing):
             StorageError: The operating system failed an operation.
         """
         destination = self._destination(step, metadata, overwrite, groups, files)
-        return self._saver._save(
-            destination, state, progress, functools.partial(self._after_save, step, 5)
-        )
+        after = functools.partial(self._after_save, destination.step or 0, stacklevel=5)
+        return self._saver._save(destination, state, progress, after)
 
     @overload
     def save_async(
@@ -232,12 +231,13 @@ class CheckpointStore(StoredSteps, Closing):
             >>> store.steps()
             [0, 1, 2]
         """
+        destination = self._destination(step, metadata, overwrite, groups, files)
         return self._saver._save_async(
-            self._destination(step, metadata, overwrite, groups, files),
+            destination,
             state,
             lazy=lazy,
             if_busy=if_busy,
-            after=functools.partial(self._after_save, step, 0),
+            after=functools.partial(self._after_save, destination.step or 0, stacklevel=0),
         )
 
     def wait(self) -> None:

@@ -80,7 +80,7 @@ def _save_multi_rank(
     """Saves in a thread, as the messages of ranks need Python while this one takes signals."""
     with shown(progress, "saving") as update:
         save = Save(destination, state, options=options, save_round=save_round, lazy=True)
-        pending = PendingSave(save, lazy=False, after=lambda: None, is_reported=True)
+        pending = PendingSave(save, lazy=False, is_reported=True)
         try:
             with span("wait for save"):
                 while not pending.wait_ended(_POLL_SECONDS):

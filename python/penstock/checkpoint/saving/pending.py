@@ -49,7 +49,12 @@ class PendingSave:
     """
 
     def __init__(
-        self, save: Save, *, lazy: bool, after: Callable[[], None], is_reported: bool = False
+        self,
+        save: Save,
+        *,
+        lazy: bool,
+        after: Callable[[], None] | None = None,
+        is_reported: bool = False,
     ) -> None:
         self.path = save.destination.path
         self.step = save.destination.step
@@ -265,9 +270,10 @@ class PendingSave:
                 raise AssertionError("a save runs once")
             with call("background", "save", self.path):
                 self._report = save.run()
-                # A warning that is turned into an error must not undo a commit.
-                with contextlib.suppress(Exception), span("retire"):
-                    self._after()
+                if self._after is not None:
+                    # A warning that is turned into an error must not undo a commit.
+                    with contextlib.suppress(Exception), span("retire"):
+                        self._after()
         except BaseException as error:
             if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
                 # The ranks' error may say that the outcome is unknown.
