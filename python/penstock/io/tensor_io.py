@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.common.option_kinds import Number
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
-from penstock.io.call_files import CallFiles
-from penstock.io.data_file import AnyFile, DataFile, reach
+from penstock.io.data_file import AnyFile, CallFiles, DataFile, reach
 from penstock.io.executors import Choice, ExecutorSettings, hold, release
-from penstock.io.pending import Pending
 from penstock.io.requests import TransferRequests
-from penstock.io.transfer import Transfer, wait_all
+from penstock.io.transfer import Transfer, UnreportedTransfers, wait_all
 from penstock.options import Options
 from penstock.reports import Fallback
 from penstock.tensors.copying import bump_versions
@@ -362,7 +360,7 @@ class Claim:
         self._workers: tuple[_native.Executor, _native.Share] | None = None
         self._callers = 0
         self._is_gone = False
-        self.pending = Pending()
+        self.pending = UnreportedTransfers()
 
     @contextlib.contextmanager
     def workers(
@@ -438,7 +436,7 @@ class Claim:
 
 
 _live: weakref.WeakSet[TensorIO] = weakref.WeakSet()
-_left = Pending()
+_left = UnreportedTransfers()
 """Transfers that were running when their `TensorIO` was dropped or closed."""
 _lock = threading.RLock()  # A re-entrant lock: the garbage collector may run while it is held.
 

@@ -13,13 +13,15 @@ from penstock.reports import Fallback
 from penstock.tensors.copying import copy_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Iterator
 
     from penstock import _native
 
 
 _COPYING = threading.Lock()
 """Held while PyTorch copies what was read: several threads may wait for one transfer."""
+
+_SWEPT_MIN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +219,35 @@ def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> lis
             first.add_note(f"another one: {other}")
         raise first
     return reports
+
+
+class UnreportedTransfers:
+    """Transfers whose outcome has not been reported yet, in submission order.
+
+    Any thread may add and sweep at any time: each step is a single operation on a `dict`, which is
+    atomic. A lock could be held during a fork, so there is none.
+    """
+
+    def __init__(self) -> None:
+        self._transfers: dict[Transfer, None] = {}
+        self._sweep_at = _SWEPT_MIN
+
+    def add(self, transfer: Transfer) -> None:
+        """Adds a transfer, and now and then sweeps the others."""
+        self._transfers[transfer] = None
+        if len(self._transfers) > self._sweep_at:
+            self.sweep()
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(list(self._transfers))
+
+    def sweep(self) -> None:
+        """Removes transfers whose outcome needs no report."""
+        for transfer in self:
+            if transfer.is_reported:
+                self._transfers.pop(transfer, None)
+        self._sweep_at = max(_SWEPT_MIN, 2 * len(self._transfers))
+
+    def clear(self) -> None:
+        """Removes all transfers."""
+        self._transfers.clear()
