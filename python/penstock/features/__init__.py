@@ -14,9 +14,9 @@ from __future__ import annotations
 from penstock.features.cache import Cache
 from penstock.features.device import DeviceFeatures, cuda_header
 from penstock.features.features import Features, FeaturesStats
+from penstock.features.lookahead import ForeseenRows
 from penstock.features.opening import open
 from penstock.features.pending import PendingRows
-from penstock.features.prefetch import ForeseenRows
 from penstock.features.rank import rank
 from penstock.features.rows import Rows
 from penstock.features.snapshot import SnapshotReport

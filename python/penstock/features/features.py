@@ -17,8 +17,7 @@ from penstock.features.cache import check_cache, native_cache
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.file_watch import FileWatch
 from penstock.features.ids import RowIds, ids_of
-from penstock.features.lookahead import Lookahead
-from penstock.features.prefetch import ForeseenRows
+from penstock.features.lookahead import ForeseenRows, Lookahead
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
 from penstock.io.data_file import reach
