@@ -21,9 +21,8 @@ from penstock.offload.streaming.bound_weights import (
     views_of,
 )
 from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
-from penstock.offload.streaming.memory import WeightMemory, on_device
+from penstock.offload.streaming.memory import Ring, WeightMemory, on_device
 from penstock.offload.streaming.module_hooks import UnitCalls
-from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
 from penstock.offload.streaming.use_order import UseOrder
 from penstock.offload.streaming.weight_files import WeightFiles
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.expert_cache import ExpertCache
+    from penstock.offload.streaming.memory import RingRange
     from penstock.offload.streaming.module_hooks import UnitCall
-    from penstock.offload.streaming.ring import RingRange
     from penstock.offload.streaming.shares import MemoryShares
     from penstock.offload.streaming.units import Unit
     from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier, SurroundingBytes
