@@ -15,11 +15,19 @@ from penstock.common.option_kinds import Number
 from penstock.common.process import own_rank
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.io.arguments import decode_local_path
-from penstock.offload.optim.assigned import STEP, assigned_moments, count, count_step, steps_made
 from penstock.offload.optim.generation import Generation
 from penstock.offload.optim.host_visit import HostVisit, check_devices, options_on_host
 from penstock.offload.optim.layout import ParameterEntry
-from penstock.offload.optim.load_state import MASTER, import_moments, local_of
+from penstock.offload.optim.load_state import (
+    MASTER,
+    STEP,
+    assigned_moments,
+    count,
+    count_step,
+    import_moments,
+    local_of,
+    steps_made,
+)
 from penstock.offload.optim.shares import SteppedParameter, assigned_of, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
