@@ -26,7 +26,6 @@ from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.assembly import check_parts
 from penstock.checkpoint.state.composites import Parts, take_apart
 from penstock.checkpoint.state.flattened import Flattened, Overlap
-from penstock.checkpoint.state.foreign_arrays import foreign_array
 from penstock.checkpoint.state.linked import Linker, place_of
 from penstock.checkpoint.state.refusals import refusal
 from penstock.checkpoint.state.registered import Registered, of_class
@@ -60,7 +59,7 @@ from penstock.tensors import dtypes
 from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.file_tensor import FileTensor
 from penstock.tensors.marks import Boxes, PerRank
-from penstock.tensors.memory import Memory, of_array, of_bytes, of_tensor, to_source
+from penstock.tensors.memory import Memory, foreign_array, of_array, of_bytes, of_tensor, to_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
