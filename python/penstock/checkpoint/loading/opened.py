@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.checkpoint.state.references import BytesLocation
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import BytesLocation, Window
     from penstock.checkpoint.state.tree import Node
     from penstock.checkpoint.view.view import View
     from penstock.tensors.memory import Memory

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import Window
 
 
 class StoredRange(NamedTuple):

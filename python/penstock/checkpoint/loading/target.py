@@ -12,7 +12,7 @@ from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import Window
     from penstock.checkpoint.state.tree import Node
     from penstock.tensors.devices import DeviceStream
     from penstock.tensors.native_rows import LoadTarget

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.layout.boxes import Box
     from penstock.checkpoint.layout.sharding import Sharding
     from penstock.checkpoint.ranks.members import Members
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import Window
     from penstock.tensors.file_tensor import FileTensor
     from penstock.tensors.marks import Boxes, PerRank
     from penstock.tensors.native_rows import TensorSource

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import TensorEntry, _Alias
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import Window
 
 
 _ATOMS = frozenset({type(None), bool, int, float, str})

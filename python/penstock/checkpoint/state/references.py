@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock._native import TensorEntry, _Alias
-    from penstock.checkpoint.state.ties import Window
     from penstock.checkpoint.state.tree import Node
+
+
+Window: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
+"""The part of a tensor that a leaf has: shape, strides and offset in items."""
 
 
 BytesLocation: TypeAlias = tuple[Any, int]

@@ -23,11 +23,8 @@ from penstock.tensors.memory import contiguous_strides
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from penstock.checkpoint.state.references import Window
     from penstock.tensors.memory import Memory
-
-Window: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Shape, strides and offset in items."""
-
 
 _PAIRS_MAX = 20_000
 """Largest number of pairs of memories compared for common elements: some milliseconds."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
     from penstock._native import _Alias
-    from penstock.checkpoint.state.ties import Window
+    from penstock.checkpoint.state.references import Window
     from penstock.checkpoint.state.tree import Node
 
 
