@@ -28,7 +28,7 @@ from penstock.offload.optim.load_state import (
     local_of,
     steps_made,
 )
-from penstock.offload.optim.shares import SteppedParameter, assigned_of, shares_of
+from penstock.offload.optim.shares import SteppedParameter, assigned_of, flat_gradient, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
 
@@ -216,6 +216,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 if parameter.grad is None and not assigned:
                     continue
                 values = local_of(parameter)
+                gradient = None if parameter.grad is None else local_of(parameter.grad)
                 self._check_like(index, number, parameter, values, moments)
                 if assigned and made is None:
                     made = self._count_without(number)
@@ -224,7 +225,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 found[number] = SteppedParameter(
                     index,
                     values.view(-1),
-                    self._gradient_of(number, parameter, values),
+                    flat_gradient(number, gradient, values),
                     self.state[parameter],
                     made,
                     {name: one.reshape(-1) for name, one in assigned.items()},
@@ -246,19 +247,6 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         """Moments that the caller has put into the state of a parameter."""
         entry = self._stored.entry_of(number)
         return assigned_moments(entry, state, is_kept=number in self._kept)
-
-    def _gradient_of(self, number: int, parameter: Any, values: Any) -> Any:
-        """The elements of a gradient on this rank, flat; None for none."""
-        if parameter.grad is None:
-            return None
-        gradient = local_of(parameter.grad)
-        if gradient.shape != values.shape or gradient.dtype != values.dtype:
-            raise StateMismatchError(
-                f"the gradient of parameter {number} is {tuple(gradient.shape)},"
-                f" {gradient.dtype}, the parameter {tuple(values.shape)}, {values.dtype}",
-                key=str(number),
-            )
-        return gradient.contiguous().view(-1)
 
     def _count_without(self, number: int) -> float:
         """The count of a parameter whose moments were assigned without one."""
@@ -426,8 +414,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             StateMismatchError: It is of another optimizer, or of other parameters; the old state
                 stays.
             StorageError: There is no room for it; the old state stays. Or it cannot be committed:
-                the
-                next call says so.
+                the next call says so.
         """
         self._stored.files.check_open()
         with self._turn, gc_paused():

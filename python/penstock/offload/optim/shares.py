@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.errors import StateMismatchError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -49,6 +51,28 @@ class SteppedParameter(NamedTuple):
     state: dict[str, Any]
     made: float | None
     assigned: Mapping[str, Any]
+
+
+def flat_gradient(number: int, gradient: Any, values: Any) -> Any:
+    """The elements of a parameter's gradient, flat; None for none.
+
+    Args:
+        number: Number of the parameter, for the error.
+        gradient: The gradient on this rank.
+        values: The parameter on this rank.
+
+    Raises:
+        StateMismatchError: They differ in shape or type.
+    """
+    if gradient is None:
+        return None
+    if gradient.shape != values.shape or gradient.dtype != values.dtype:
+        raise StateMismatchError(
+            f"the gradient of parameter {number} is {tuple(gradient.shape)}, {gradient.dtype},"
+            f" the parameter {tuple(values.shape)}, {values.dtype}",
+            key=str(number),
+        )
+    return gradient.contiguous().view(-1)
 
 
 def shares_of(
