@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import PenstockError
 from penstock._native import TensorEntry
 from penstock.checkpoint.loading.load_plan import LoadPlan
-from penstock.checkpoint.state import build, references, select, tree
+from penstock.checkpoint.state import build
+from penstock.checkpoint.state.tree import references, select, tree
 from penstock.checkpoint.view.view import View, view
 from penstock.tensors import dtypes
 

@@ -78,8 +78,8 @@ from penstock.checkpoint.saving.groups import Files, Groups, read_files
 from penstock.checkpoint.saving.rank_save import PartVote, RankAttempt, check_in_group
 from penstock.checkpoint.state.check import check_stateful, check_storable
 from penstock.checkpoint.state.flatten import Flattener, flatten
-from penstock.checkpoint.state.scalars import TreeError
-from penstock.checkpoint.state.tree import (
+from penstock.checkpoint.state.tree.scalars import TreeError
+from penstock.checkpoint.state.tree.tree import (
     LEVELS_MAX,
     MAPPINGS,
     ROOT,
@@ -92,7 +92,6 @@ from penstock.checkpoint.state.tree import (
 from penstock.checkpoint.view.live import LiveState
 from penstock.checkpoint.view.view import View
 from penstock.common.paths import absolute
-from penstock.io import durable
 from penstock.io.arguments import (
     check_step,
     decode_local_path,
@@ -100,6 +99,7 @@ from penstock.io.arguments import (
     encode_metadata,
     to_native,
 )
+from penstock.io.files import durable
 from penstock.tensors.marks import Boxes, Frozen, PerRank
 from penstock.tensors.memory import CPU, Memory, of_array, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox, TensorSource

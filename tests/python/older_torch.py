@@ -55,7 +55,7 @@ def complete() -> None:
     if not hasattr(tensor, "DTensor"):
         # Before 2.5.
         import penstock.checkpoint.layout.sharding
-        import penstock.checkpoint.state.torch_names  # noqa: F401  found as without this
+        import penstock.tensors.torch_names  # noqa: F401  found as without this
 
         _alias("torch.distributed.tensor", import_module("torch.distributed._tensor"))
         # Tests that need one are skipped.

@@ -7,12 +7,12 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.leaf_names import LeafNames, name_chars_max
-from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import is_data, reference
-from penstock.checkpoint.state.scalars import TreeError
-from penstock.checkpoint.state.tree import part_name
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.plain import plain
+from penstock.checkpoint.state.tree.references import is_data, reference
+from penstock.checkpoint.state.tree.scalars import TreeError
+from penstock.checkpoint.state.tree.tree import part_name
 from penstock.checkpoint.view.numbering import NO_FILE
 from penstock.checkpoint.view.partial import is_missing
 from penstock.checkpoint.view.view import may_share, view

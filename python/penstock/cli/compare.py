@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.checkpoint.loading.opened import OpenCheckpoint
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.plain import plain
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.plain import plain
 from penstock.cli.elements import Difference, Kind, difference, kind
 
 if TYPE_CHECKING:

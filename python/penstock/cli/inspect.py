@@ -100,7 +100,7 @@ def _select(
 ) -> dict[str, Any]:
     """Everything to show, restricted to the requested names."""
     # Imported here, as it imports NumPy, which helps do not need.
-    from penstock.checkpoint.state.names import matcher
+    from penstock.checkpoint.state.tree.names import matcher
 
     matchers = [matcher(key) for key in keys]
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from penstock.features.cache import Cache
 from penstock.features.device import DeviceFeatures, cuda_header
 from penstock.features.features import Features, FeaturesStats
-from penstock.features.lookahead import ForeseenRows
+from penstock.features.gathering.lookahead import ForeseenRows
+from penstock.features.gathering.pending import PendingRows
 from penstock.features.opening import open
-from penstock.features.pending import PendingRows
 from penstock.features.rank import rank
 from penstock.features.rows import Rows
 from penstock.features.snapshot import SnapshotReport
 from penstock.features.table import Table
 from penstock.features.table_reports import FoldReport, TableStats
-from penstock.features.write import WriteReport, write
+from penstock.features.writing.write import WriteReport, write
 
 __all__ = [
     "Cache",

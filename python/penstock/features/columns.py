@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.features.elements import name_of
-from penstock.features.row_format import RowFormat
+from penstock.features.sources.elements import name_of
+from penstock.features.writing.row_format import RowFormat
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:

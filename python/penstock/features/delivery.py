@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.features.columns import Columns
-    from penstock.features.results import Results
+    from penstock.features.gathering.results import Results
     from penstock.tensors.devices import DeviceStream
 
 

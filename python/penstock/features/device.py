@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from penstock.features.source import Source
+    from penstock.features.sources.source import Source
     from penstock.tensors.devices import DeviceStream
 
 STAGING = Number(0, 1 << 40, "bytes")

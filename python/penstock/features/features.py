@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.common.option_kinds import Number
 from penstock.errors import PenstockError
-from penstock.features.batches import Batches, on_host
 from penstock.features.cache import check_cache, native_cache
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
-from penstock.features.file_watch import FileWatch
-from penstock.features.ids import RowIds, ids_of
-from penstock.features.lookahead import ForeseenRows, Lookahead
-from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
-from penstock.features.results import Results
+from penstock.features.gathering.batches import Batches, on_host
+from penstock.features.gathering.ids import RowIds, ids_of
+from penstock.features.gathering.lookahead import ForeseenRows, Lookahead
+from penstock.features.gathering.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
+from penstock.features.gathering.results import Results
+from penstock.features.sources.file_watch import FileWatch
 from penstock.io.data_file import reach
 from penstock.io.own_io import claim_of, for_rows
 from penstock.reports import Fallback
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.features.cache import Cache
-    from penstock.features.pending import PendingRows
-    from penstock.features.source import Source
+    from penstock.features.gathering.pending import PendingRows
+    from penstock.features.sources.source import Source
     from penstock.io.tensor_io import TensorIO
 
 WINDOW = Number(0, 1 << 20, "batches", is_open=False)

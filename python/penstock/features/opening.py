@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.features.features import Features
-from penstock.features.source import find
+from penstock.features.sources.source import find
 
 if TYPE_CHECKING:
     import os

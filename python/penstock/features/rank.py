@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from penstock.common.option_kinds import Number
-from penstock.features.ids import to_array
+from penstock.features.gathering.ids import to_array
 from penstock.tensors import dtypes
 
 By = Literal["degree", "counts", "reverse_pagerank"]

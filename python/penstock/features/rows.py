@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.features.batches import on_host
+from penstock.features.gathering.batches import on_host
 from penstock.tensors import dtypes
 from penstock.tensors.memory import check_strided
 

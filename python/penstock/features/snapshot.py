@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.common.progress import shown
-from penstock.features.publish import publish
-from penstock.features.results import target_of
-from penstock.features.row_format import RowFormat
-from penstock.features.table_metadata import TableMetadata, checks_name, with_table_metadata
+from penstock.features.gathering.results import target_of
+from penstock.features.sources.table_metadata import TableMetadata, checks_name, with_table_metadata
+from penstock.features.writing.publish import publish
+from penstock.features.writing.row_format import RowFormat
 from penstock.options import Options
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from penstock import _native
 from penstock.common.found import naming_pointers
 from penstock.common.option_kinds import Number
 from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
-from penstock.features.batches import on_host
 from penstock.features.cache import check_cache, native_cache
 from penstock.features.columns import Columns
 from penstock.features.delivery import DeviceCopy
-from penstock.features.ids import ids_of
-from penstock.features.pending import PendingRows
-from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
-from penstock.features.results import Results, target_of
+from penstock.features.gathering.batches import on_host
+from penstock.features.gathering.ids import ids_of
+from penstock.features.gathering.pending import PendingRows
+from penstock.features.gathering.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
+from penstock.features.gathering.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
-from penstock.features.table_metadata import row_bytes_for
+from penstock.features.sources.table_metadata import row_bytes_for
 from penstock.features.table_reports import FoldReport, TableStats
 from penstock.io.arguments import decode_local_path
 from penstock.io.data_file import reach
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.common.progress import Progress
     from penstock.features.cache import Cache
-    from penstock.features.ids import RowIds
+    from penstock.features.gathering.ids import RowIds
     from penstock.features.snapshot import SnapshotReport
     from penstock.io.tensor_io import TensorIO
     from penstock.options import Options

@@ -7,7 +7,7 @@ import fnmatch
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.state.names import labels, matcher
+from penstock.checkpoint.state.tree.names import labels, matcher
 from penstock.errors import UnsupportedStateError
 from penstock.plugin import flatten
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StorageError
-from penstock.io.digests import chunk_digests, damaged, differing
+from penstock.io.files.digests import chunk_digests, damaged, differing
 from penstock.tensors.copying import byte_view
 from penstock.tensors.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
 

@@ -20,7 +20,7 @@ from conftest import run_child
 from forge import Forgery
 from penstock import _native
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.scalars import COLLIDING_MAX
+from penstock.checkpoint.state.tree.scalars import COLLIDING_MAX
 from penstock.cli import cli
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import _native, errors, metrics
-from penstock.checkpoint.state import references, scalars, tree
 from penstock.checkpoint.state.flatten import flatten
+from penstock.checkpoint.state.tree import references, scalars, tree
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import penstock
 from forge import Forgery
-from penstock.checkpoint.state import scalars
+from penstock.checkpoint.state.tree import scalars
 from penstock.cli import cli
 from penstock.errors import (
     CorruptCheckpointError,

@@ -27,9 +27,9 @@ from penstock.errors import (
     PenstockWarning,
     UnsupportedStateError,
 )
-from penstock.io.extents import TensorExtent
-from penstock.io.safetensors_files import read_header
-from penstock.io.safetensors_header import weights_of
+from penstock.io.files.extents import TensorExtent
+from penstock.io.files.safetensors_files import read_header
+from penstock.io.files.safetensors_header import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

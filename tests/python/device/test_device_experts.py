@@ -17,7 +17,7 @@ import penstock
 from gpu import GpuTensor, drawn, have_gpu, same
 from penstock import offload
 from penstock.errors import CorruptCheckpointError, DeviceError
-from penstock.offload.streaming.weight_files import WeightFiles
+from penstock.offload.streaming.weights.weight_files import WeightFiles
 
 LAYERS = 3
 COUNT = 8

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.features.source import Source
+    from penstock.features.sources.source import Source
 
 _POLYNOMIAL = 0x82F6_3B78
 

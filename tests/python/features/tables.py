@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.features.source import RowSegment, Source
-from penstock.io.file_marks import FileMark
+from penstock.features.sources.source import RowSegment, Source
+from penstock.io.files.file_marks import FileMark
 
 if TYPE_CHECKING:
     from pathlib import Path

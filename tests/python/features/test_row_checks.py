@@ -12,8 +12,8 @@ import pytest
 import penstock
 from features.table_files import gathered, numbers, reader_of
 from penstock.errors import CorruptCheckpointError
-from penstock.features.source import find
-from penstock.features.write import write
+from penstock.features.sources.source import find
+from penstock.features.writing.write import write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`penstock.features.source.find`: tables of every kind, and files that lie about themselves."""
+"""`penstock.features.open`: tables of every kind, and files that lie about themselves."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.features.features import Features
-from penstock.features.source import find
-from penstock.features.write import write
+from penstock.features.sources.source import find
+from penstock.features.writing.write import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.features.source import Source
+    from penstock.features.sources.source import Source
 
 TABLE = numbers(50, 12)
 LABELS = np.arange(50)

@@ -27,9 +27,9 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
-from penstock.features.source import find
-from penstock.features.table_metadata import blocks_per_row, row_bytes_for
-from penstock.features.write import write
+from penstock.features.sources.source import find
+from penstock.features.sources.table_metadata import blocks_per_row, row_bytes_for
+from penstock.features.writing.write import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,7 +279,7 @@ KILLED = """
     import os, signal, sys
     import numpy as np
     import torch
-    from penstock.features.write import write
+    from penstock.features import write
 
     def chunks():
         for at in range(6):
@@ -336,7 +336,7 @@ LEAN = """
     import json, resource, sys
     import numpy as np
     import torch
-    from penstock.features.write import write
+    from penstock.features import write
 
     chunk = np.ones((2048, 1024), np.float32)
     write(sys.argv[1] + "/small", [chunk])

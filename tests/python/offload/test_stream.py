@@ -21,7 +21,7 @@ from penstock.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from penstock.offload.streaming.memory import Ring, RingRange
+from penstock.offload.streaming.weights.memory import Ring, RingRange
 from threads import on_threads
 
 if TYPE_CHECKING:

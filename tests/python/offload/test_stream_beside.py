@@ -21,7 +21,7 @@ import penstock
 from penstock import offload
 from penstock.errors import UnsupportedStateError
 from penstock.offload.streaming.budget import divided
-from penstock.offload.streaming.shares import Needs
+from penstock.offload.streaming.weights.shares import Needs
 from threads import on_threads
 
 if TYPE_CHECKING:

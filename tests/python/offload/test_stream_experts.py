@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import penstock
 from penstock import offload
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
-from penstock.io.extents import FileRange, JoinedExtent
+from penstock.io.files.extents import FileRange, JoinedExtent
 from threads import on_threads
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ PACKAGE = Path(penstock.__file__).parent
 LIBRARIES = ("torch", "numpy")
 NEWER = {
     # Looked up only if the version has it; listed so that no other name becomes an exception.
-    "torch.distributed.tensor.DTensor": ("penstock.checkpoint.state.torch_names",),
-    "torch.distributed.tensor.placement_types": ("penstock.checkpoint.state.torch_names",),
+    "torch.distributed.tensor.DTensor": ("penstock.tensors.torch_names",),
+    "torch.distributed.tensor.placement_types": ("penstock.tensors.torch_names",),
     "torch.distributed.checkpoint.staging.DefaultStager": (
         "penstock.integrations.dcp.staging",
         "penstock.integrations.dcp.patches",

@@ -31,7 +31,7 @@ from penstock.errors import (
     MissingDependencyError,
     UnsupportedStateError,
 )
-from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+from penstock.io.files.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
     from penstock.checkpoint.converting.dcp_metadata import (

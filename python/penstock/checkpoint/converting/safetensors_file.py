@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from penstock.io.safetensors_files import Described, dtype_of, read_header
+from penstock.io.files.safetensors_files import Described, dtype_of, read_header
 from penstock.tensors.dtypes import any_torch_dtype
 
 

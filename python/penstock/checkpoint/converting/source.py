@@ -17,7 +17,7 @@ from penstock.checkpoint.loading.path_kind import (
 )
 from penstock.common.found import of_git_lfs, unfetched
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
-from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+from penstock.io.files.safetensors_files import SNIFFED_BYTES, begins_header
 
 EXTRA = "meta.pt"
 """The file that Lightning writes beside DCP's files if a strategy saves in shards."""

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from typing import Any
 
 from penstock.checkpoint.state.flatten import Flattener
-from penstock.checkpoint.state.scalars import label
-from penstock.checkpoint.state.tree import LEVELS_MAX
+from penstock.checkpoint.state.tree.scalars import label
+from penstock.checkpoint.state.tree.tree import LEVELS_MAX
 from penstock.errors import UnsupportedStateError
 
 

@@ -19,9 +19,9 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.io.arguments import decode_local_path
-from penstock.io.digests import chunk_digests
-from penstock.io.file_marks import FileMark
-from penstock.io.safetensors_header import header_of
+from penstock.io.files.digests import chunk_digests
+from penstock.io.files.file_marks import FileMark
+from penstock.io.files.safetensors_header import header_of
 from penstock.io.tensor_io import TensorIO
 from penstock.options import Options
 from penstock.tensors.dtypes import import_torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.saving.groups import Files
     from penstock.common.progress import Progress
-    from penstock.io.extents import TensorExtent
+    from penstock.io.files.extents import TensorExtent
     from penstock.reports import SaveReport
 
 _PIECE_BYTES = 64 * CHUNK_BYTES

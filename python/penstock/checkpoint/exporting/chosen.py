@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.saving.groups import IN_PLACE, Groups
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.names import containers, plain_text, unescaped
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.names import containers, plain_text, unescaped
 from penstock.errors import StateMismatchError
 from penstock.tensors import dtypes
 

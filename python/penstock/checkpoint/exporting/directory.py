@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.errors import CheckpointExistsError, PenstockError, StorageError
-from penstock.io import durable
+from penstock.io.files import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

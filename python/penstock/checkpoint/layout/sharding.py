@@ -217,7 +217,7 @@ def _check_order_is_known(placements: Sequence[Any], name: str) -> None:
     dims = [placement.dim for placement in placements if type(placement).__name__ == "Shard"]
     if len(set(dims)) < len(dims):
         # A late import: it loads all of `DTensor`'s dependencies, and few tensors need it.
-        from penstock.checkpoint.state.torch_names import SAYS_SHARD_ORDER
+        from penstock.tensors.torch_names import SAYS_SHARD_ORDER
 
         if not SAYS_SHARD_ORDER:
             raise UnsupportedStateError(

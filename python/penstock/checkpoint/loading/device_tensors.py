@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.fetch import fetch
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.references import DATA_TAGS, needed
+from penstock.checkpoint.state.tree.references import DATA_TAGS, needed
 from penstock.tensors import dtypes
 from penstock.tensors.native_rows import DeviceTarget, Fill
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock._native import TensorEntry
-    from penstock.checkpoint.state.references import BytesLocation
+    from penstock.checkpoint.state.tree.references import BytesLocation
     from penstock.checkpoint.view.view import View
     from penstock.common.progress import Progress
     from penstock.tensors.native_rows import LoadTarget

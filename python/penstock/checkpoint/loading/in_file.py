@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock import _native
-    from penstock.checkpoint.state.references import Window
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.references import Window
+    from penstock.checkpoint.state.tree.tree import Node
     from penstock.checkpoint.view.view import View
     from penstock.tensors.file_tensor import FileBox, Filler
 

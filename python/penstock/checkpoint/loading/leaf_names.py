@@ -1,7 +1,7 @@
 """`LeafNames`: maps names of tensors in parts to names of leaves in the trees.
 
 Names in a part have no escapes: they are the raw keys (`docs/format.md`, 6.4). Callers always see
-the names that calls accept, see `penstock.checkpoint.state.names`.
+the names that calls accept, see `penstock.checkpoint.state.tree.names`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.names import plain_text, unescaped
-from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import is_data
-from penstock.checkpoint.state.scalars import TreeError
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.names import plain_text, unescaped
+from penstock.checkpoint.state.tree.plain import plain
+from penstock.checkpoint.state.tree.references import is_data
+from penstock.checkpoint.state.tree.scalars import TreeError
 from penstock.errors import PenstockError
 from penstock.reports import Problem
 

@@ -12,9 +12,9 @@ from penstock.checkpoint.loading.fetch import fetch, merged
 from penstock.checkpoint.loading.load_plan import BuildPlan, LoadPlan
 from penstock.checkpoint.loading.opened import OpenCheckpoint
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.names import is_wild
-from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.select import select
+from penstock.checkpoint.state.tree.names import is_wild
+from penstock.checkpoint.state.tree.plain import plain
+from penstock.checkpoint.state.tree.select import select
 from penstock.checkpoint.view.live import LiveState
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import View, view

@@ -22,14 +22,14 @@ from penstock.checkpoint.loading.target import NEW, local_of, unwrapped
 from penstock.checkpoint.state.assembly import put_together
 from penstock.checkpoint.state.build import Builder
 from penstock.checkpoint.state.composites import take_apart
-from penstock.checkpoint.state.references import (
+from penstock.checkpoint.state.tree.references import (
     BYTES_TAGS,
     BytesLocation,
     is_composite,
     is_data,
     needed,
 )
-from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.checkpoint.state.tree.tree import SKIPPED, Node, branches
 from penstock.checkpoint.state.unstaged import hold_devices
 from penstock.common.tracing import span
 from penstock.tensors.copying import bump_versions, bytes_of, copy_elements

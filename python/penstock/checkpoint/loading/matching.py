@@ -19,10 +19,10 @@ from penstock.checkpoint.loading.target import NEW, Target, is_sharded, local_of
 from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.composites import take_apart
 from penstock.checkpoint.state.flatten import facts_of
-from penstock.checkpoint.state.references import is_composite, is_data, needed, reference
 from penstock.checkpoint.state.refusals import refusal
-from penstock.checkpoint.state.scalars import TreeError, label, member
-from penstock.checkpoint.state.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
+from penstock.checkpoint.state.tree.references import is_composite, is_data, needed, reference
+from penstock.checkpoint.state.tree.scalars import TreeError, label, member
+from penstock.checkpoint.state.tree.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.tensors.devices import CurrentStreams
 from penstock.tensors.memory import Memory, of_array, of_tensor

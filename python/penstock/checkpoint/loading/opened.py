@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import _native
 from penstock.checkpoint.loading.fetch import whole_request
 from penstock.checkpoint.loading.path_kind import describing_contents
-from penstock.checkpoint.state import tree
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.references import needed, reference
-from penstock.checkpoint.state.tree import part_name
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.references import needed, reference
+from penstock.checkpoint.state.tree.tree import part_name
 from penstock.checkpoint.view.partial import loadable
 from penstock.checkpoint.view.view import view
 from penstock.common.file_names import rank_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.checkpoint.state.references import BytesLocation, Window
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.references import BytesLocation, Window
+    from penstock.checkpoint.state.tree.tree import Node
     from penstock.checkpoint.view.view import View
     from penstock.tensors.memory import Memory
 

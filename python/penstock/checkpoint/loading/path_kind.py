@@ -18,7 +18,7 @@ from penstock.checkpoint.loading.dcp_files import METADATA, is_marked
 from penstock.common.file_names import rank_of, step_of
 from penstock.common.found import is_there, of_git_lfs
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
-from penstock.io.safetensors_files import SNIFFED_BYTES, begins_header
+from penstock.io.files.safetensors_files import SNIFFED_BYTES, begins_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,16 +6,16 @@ import math
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import BYTES_TAGS, is_data, reference
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.plain import plain
+from penstock.checkpoint.state.tree.references import BYTES_TAGS, is_data, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock._native import TensorEntry
     from penstock.checkpoint.loading.opened import OpenCheckpoint
-    from penstock.checkpoint.state.references import Window
+    from penstock.checkpoint.state.tree.references import Window
 
 
 class StoredRange(NamedTuple):

@@ -12,8 +12,8 @@ from penstock.tensors.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.tensors.native_rows import DeviceTarget, Fill, TensorTarget
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.state.references import Window
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.references import Window
+    from penstock.checkpoint.state.tree.tree import Node
     from penstock.tensors.devices import DeviceStream
     from penstock.tensors.native_rows import LoadTarget
 

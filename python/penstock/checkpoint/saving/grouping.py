@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.saving.groups import IN_PLACE, Groups, Member
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.names import plain_text, unescaped
-from penstock.checkpoint.state.plain import plain
-from penstock.checkpoint.state.references import is_data
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.names import plain_text, unescaped
+from penstock.checkpoint.state.tree.plain import plain
+from penstock.checkpoint.state.tree.references import is_data
 from penstock.errors import UnsupportedStateError
 from penstock.reports import Fallback
 from penstock.tensors.native_rows import Grouped

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import _native
 from penstock.checkpoint.saving.wrappers import final_names
-from penstock.checkpoint.state.names import containers, plain_text, unescaped
+from penstock.checkpoint.state.tree.names import containers, plain_text, unescaped
 from penstock.common.found import is_directory
 from penstock.errors import StorageError
 

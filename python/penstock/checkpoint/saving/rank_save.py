@@ -25,7 +25,7 @@ from penstock.checkpoint.saving.destination import Destination
 from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.saving.groups import IN_PLACE, NO_GROUPS, Groups
 from penstock.checkpoint.state.flattened import Flattened
-from penstock.checkpoint.state.tree import AS_FIRST
+from penstock.checkpoint.state.tree.tree import AS_FIRST
 from penstock.common.found import has_bytes
 from penstock.common.process import own_rank
 from penstock.errors import CheckpointNotFoundError, RankError

@@ -24,13 +24,13 @@ from penstock.checkpoint.state.composites import refuse_part
 from penstock.checkpoint.state.flatten import Flattener
 from penstock.checkpoint.state.flattened import Flattened, Overlap
 from penstock.checkpoint.state.linked import mark_of, place_of, type_of
-from penstock.checkpoint.state.torch_names import DTensor
-from penstock.checkpoint.state.tree import ROOT, Node, unique_names
+from penstock.checkpoint.state.tree.tree import ROOT, Node, unique_names
 from penstock.common.gc_paused import gc_paused
 from penstock.errors import UnsupportedStateError
 from penstock.tensors.devices import CurrentStreams, is_scattered
 from penstock.tensors.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.tensors.native_rows import GlobalBox
+from penstock.tensors.torch_names import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.layout.boxes import Box
     from penstock.checkpoint.layout.sharding import Sharding
     from penstock.checkpoint.ranks.members import Members
-    from penstock.checkpoint.state.references import Window
+    from penstock.checkpoint.state.tree.references import Window
     from penstock.tensors.file_tensor import FileTensor
     from penstock.tensors.marks import Boxes, PerRank
     from penstock.tensors.native_rows import TensorSource

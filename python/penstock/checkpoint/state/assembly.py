@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.state.composites import Parts, subclass_of
 from penstock.checkpoint.state.registered import unknown
-from penstock.checkpoint.state.scalars import TreeError, UnknownError, integers, member
+from penstock.checkpoint.state.tree.scalars import TreeError, UnknownError, integers, member
 from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
 
     _Inner = dict[str, Any]
 

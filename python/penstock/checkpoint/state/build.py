@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.state.assembly import put_together
-from penstock.checkpoint.state.references import (
+from penstock.checkpoint.state.registered import of_name
+from penstock.checkpoint.state.tree.references import (
     COMPOSITE_TAGS,
     BytesLocation,
     is_composite,
     is_data,
     reference,
 )
-from penstock.checkpoint.state.registered import of_name
-from penstock.checkpoint.state.scalars import (
+from penstock.checkpoint.state.tree.scalars import (
     TreeError,
     UnknownError,
     check_hashes,
@@ -30,7 +30,7 @@ from penstock.checkpoint.state.scalars import (
     member,
     refused,
 )
-from penstock.checkpoint.state.tree import FACTORIES, LEVELS_MAX, SKIPPED, Node, pairs
+from penstock.checkpoint.state.tree.tree import FACTORIES, LEVELS_MAX, SKIPPED, Node, pairs
 from penstock.checkpoint.state.typed import DECODERS
 from penstock.errors import MissingDependencyError
 from penstock.tensors import dtypes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import TensorEntry, _Alias
-    from penstock.checkpoint.state.references import Window
+    from penstock.checkpoint.state.tree.references import Window
 
 
 _ATOMS = frozenset({type(None), bool, int, float, str})

@@ -29,7 +29,7 @@ from penstock.checkpoint.state.flattened import Flattened, Overlap
 from penstock.checkpoint.state.linked import Linker, place_of
 from penstock.checkpoint.state.refusals import refusal
 from penstock.checkpoint.state.registered import Registered, of_class
-from penstock.checkpoint.state.scalars import (
+from penstock.checkpoint.state.tree.scalars import (
     COLLIDING_MAX,
     ENCODERS,
     TreeError,
@@ -42,7 +42,7 @@ from penstock.checkpoint.state.scalars import (
     label,
     with_twin,
 )
-from penstock.checkpoint.state.tree import (
+from penstock.checkpoint.state.tree.tree import (
     CLASS,
     CLASS_VALUE,
     CONTEXT,

@@ -23,7 +23,7 @@ from penstock.tensors.memory import contiguous_strides
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from penstock.checkpoint.state.references import Window
+    from penstock.checkpoint.state.tree.references import Window
     from penstock.tensors.memory import Memory
 
 _PAIRS_MAX = 20_000

@@ -1,7 +1,7 @@
 """Standard-library values that are one leaf of the tree: ranges, times, paths, UUIDs.
 
-As in `penstock.checkpoint.state.scalars`, both directions of each kind are adjacent, and only exact
-types are accepted: a `pandas.Timestamp` is a `datetime` with more properties.
+As in `penstock.checkpoint.state.tree.scalars`, both directions of each kind are adjacent, and only
+exact types are accepted: a `pandas.Timestamp` is a `datetime` with more properties.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zoneinfo
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.state.refusals import refusal
-from penstock.checkpoint.state.scalars import (
+from penstock.checkpoint.state.tree.scalars import (
     TreeError,
     decode,
     encode_int,
@@ -27,7 +27,7 @@ from penstock.errors import MissingDependencyError, UnsupportedStateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
 
 
 def encode_time(value: Any, name: str) -> Node:

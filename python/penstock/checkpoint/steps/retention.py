@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from penstock.checkpoint.loading.dcp_files import drop_mark
-from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.tree import tree
 from penstock.reports import RetentionReport
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from penstock.checkpoint.training.filling import has_wholes, like
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
     from penstock.checkpoint.view.view import View
 
 

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.target import NEW
-from penstock.checkpoint.state.tree import Node, branches
+from penstock.checkpoint.state.tree.tree import Node, branches
 from penstock.checkpoint.training.component import Component
 from penstock.checkpoint.training.filling import ATOMS
 from penstock.checkpoint.training.model import ModelComponent

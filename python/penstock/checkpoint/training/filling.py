@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.loading.target import NEW, is_sharded
-from penstock.checkpoint.state.references import is_data, reference
-from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.checkpoint.state.tree.references import is_data, reference
+from penstock.checkpoint.state.tree.tree import SKIPPED, Node, branches
 from penstock.tensors.copying import copy_elements
 from penstock.tensors.marks import PerRank
 from penstock.tensors.memory import CPU

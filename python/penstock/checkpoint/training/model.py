@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.target import NEW, is_sharded
-from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.checkpoint.state.tree.tree import SKIPPED, Node, branches
 from penstock.checkpoint.training.component import Component
 from penstock.checkpoint.training.filling import differences_of, is_array, target_like, unfillable
 from penstock.checkpoint.training.naming import bare, canonical, check_one_to_one

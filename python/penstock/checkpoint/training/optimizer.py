@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.loading.target import NEW, is_sharded
-from penstock.checkpoint.state.tree import Node, branches
+from penstock.checkpoint.state.tree.tree import Node, branches
 from penstock.checkpoint.training.component import Component
 from penstock.checkpoint.training.filling import stored_type, target_like
 from penstock.checkpoint.training.moments import moments_differences, settings_differences

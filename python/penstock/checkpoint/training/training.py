@@ -9,7 +9,7 @@ from penstock.checkpoint.loading.target import NEW
 from penstock.checkpoint.loading.tied import FilledTensor, differences
 from penstock.checkpoint.state.check import check_storable
 from penstock.checkpoint.state.flatten import flatten
-from penstock.checkpoint.state.tree import SKIPPED, Node, branches
+from penstock.checkpoint.state.tree.tree import SKIPPED, Node, branches
 from penstock.checkpoint.training import components, filling, randomness
 from penstock.checkpoint.training.naming import Names
 from penstock.checkpoint.view.live import LiveState

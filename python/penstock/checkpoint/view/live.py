@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.tensors.marks import Frozen
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
     from penstock.checkpoint.view.view import View
 
 

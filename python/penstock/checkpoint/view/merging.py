@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.references import is_data, references
-from penstock.checkpoint.state.scalars import TreeError, encode_key, member
-from penstock.checkpoint.state.tree import LEVELS_MAX, MAPPINGS, Node
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.references import is_data, references
+from penstock.checkpoint.state.tree.scalars import TreeError, encode_key, member
+from penstock.checkpoint.state.tree.tree import LEVELS_MAX, MAPPINGS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock._native import TensorEntry
-from penstock.checkpoint.state.references import is_data, reference, references
-from penstock.checkpoint.state.scalars import TreeError, UnknownError, member
+from penstock.checkpoint.state.tree.references import is_data, reference, references
+from penstock.checkpoint.state.tree.scalars import TreeError, UnknownError, member
 from penstock.checkpoint.view.partial import MISSING
 from penstock.tensors import dtypes
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
     from penstock._native import _Alias
-    from penstock.checkpoint.state.references import Window
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.references import Window
+    from penstock.checkpoint.state.tree.tree import Node
 
 
 NO_FILE = ""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.checkpoint.state import tree
-from penstock.checkpoint.state.references import is_composite, references
-from penstock.checkpoint.state.scalars import TreeError, member
-from penstock.checkpoint.state.select import without
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.state.tree.references import is_composite, references
+from penstock.checkpoint.state.tree.scalars import TreeError, member
+from penstock.checkpoint.state.tree.select import without
 from penstock.errors import PartialCheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from penstock import _native
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
 
 _NAMED_MAX = 8
 

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.checkpoint.state import tree
+from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.view.merging import Merging
 from penstock.checkpoint.view.numbering import Numbering, StoredBoxes
 from penstock.checkpoint.view.partial import SalvageLosses, shared_only
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock._native import BoxEntry, TensorEntry, _Alias
-    from penstock.checkpoint.state.tree import Node
+    from penstock.checkpoint.state.tree.tree import Node
 
 _OWN_SHARE_MAX = 0.1
 """Largest fraction of one rank's view that may be another rank's own values."""

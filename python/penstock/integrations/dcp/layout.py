@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.checkpoint.state.build import Builder
-from penstock.checkpoint.state.references import is_composite
-from penstock.checkpoint.state.scalars import label
+from penstock.checkpoint.state.tree.references import is_composite
+from penstock.checkpoint.state.tree.scalars import label
 from penstock.errors import UnsupportedStateError
 from penstock.plugin import LEVELS_MAX, MAPPINGS, ROOT, Flattener, Node, TreeError, branches
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock.checkpoint.state.references import is_composite
-from penstock.checkpoint.state.scalars import integers, member
+from penstock.checkpoint.state.tree.references import is_composite
+from penstock.checkpoint.state.tree.scalars import integers, member
 from penstock.checkpoint.view.partial import is_missing
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.checkpoint.state.select import select
+from penstock.checkpoint.state.tree.select import select
 from penstock.integrations.jax.matching import PytreeMatching
 from penstock.integrations.jax.trees import with_keys
 from penstock.plugin import OpenCheckpoint, decode_path, to_native

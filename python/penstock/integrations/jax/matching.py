@@ -9,7 +9,7 @@ import numpy as np
 from jax import tree_util
 from jax.sharding import Sharding
 
-from penstock.checkpoint.state.references import is_data
+from penstock.checkpoint.state.tree.references import is_data
 from penstock.errors import StateMismatchError
 from penstock.integrations.jax.leaves import ArrayLeaf, KeyLeaf, Leaf, NumpyLeaf, ValueLeaf
 from penstock.integrations.jax.trees import (

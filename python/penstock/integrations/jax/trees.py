@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from penstock.checkpoint.state.scalars import label
+from penstock.checkpoint.state.tree.scalars import label
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.plugin import ROOT, Boxes
 

@@ -9,7 +9,7 @@ from torch_geometric.data import FeatureStore as _FeatureStore
 from torch_geometric.data import TensorAttr
 
 from penstock.features import Features, ForeseenRows, PendingRows
-from penstock.features.batches import on_host
+from penstock.features.gathering.batches import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,7 @@ import torch
 from torchtitan.components.checkpointer import DATALOADER, MODEL, OPTIMIZER
 
 import penstock
-from penstock.checkpoint.state.references import reference
+from penstock.checkpoint.state.tree.references import reference
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.integrations.torchtitan import places
 from penstock.plugin import NEW, SKIPPED, LiveState, branches

@@ -11,7 +11,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 import penstock
 from penstock.checkpoint.saving.guard import guard_all
-from penstock.checkpoint.state.names import escaped
+from penstock.checkpoint.state.tree.names import escaped
 from penstock.errors import StateMismatchError, UnsupportedStateError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
-from penstock.io.digests import chunk_digests
+from penstock.io.files.digests import chunk_digests
 from penstock.offload.optim.import_state import StateImport
 from penstock.tensors import dtypes
 from penstock.tensors.memory import of_tensor

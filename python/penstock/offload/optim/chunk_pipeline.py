@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.common.tracing import span
 from penstock.errors import PenstockError
 from penstock.io.buffers import Buffers
-from penstock.io.digests import chunk_digests, damaged, differing
+from penstock.io.files.digests import chunk_digests, damaged, differing
 from penstock.io.tensor_io import TensorIO
 from penstock.tensors import dtypes
 from penstock.tensors.file_tensor import CHUNK_BYTES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock import _native
 from penstock.errors import PenstockError, StateMismatchError
 from penstock.io.digested_file import sync
-from penstock.io.digests import combined
+from penstock.io.files.digests import combined
 from penstock.offload.optim.layout import label
 from penstock.offload.optim.state_dict import PIECE_BYTES, pieces
 from penstock.tensors import dtypes

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from penstock.checkpoint.state.torch_names import DTensor
 from penstock.errors import StateMismatchError
 from penstock.offload.optim.import_state import ImportedFile, StateImport
 from penstock.offload.optim.layout import label
 from penstock.tensors.file_tensor import FileTensor
 from penstock.tensors.memory import contiguous_strides
+from penstock.tensors.torch_names import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

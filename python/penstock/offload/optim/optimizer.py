@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.checkpoint.state.torch_names import DTensor
 from penstock.common.gc_paused import gc_paused
 from penstock.common.option_kinds import Number
 from penstock.common.process import own_rank
@@ -31,6 +30,7 @@ from penstock.offload.optim.load_state import (
 from penstock.offload.optim.shares import SteppedParameter, assigned_of, flat_gradient, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.state_dict import PIECE_BYTES
+from penstock.tensors.torch_names import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

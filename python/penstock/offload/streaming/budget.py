@@ -11,8 +11,8 @@ from penstock.common.option_kinds import Number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.offload.streaming.shares import Needs
     from penstock.offload.streaming.streamer import Streamer
+    from penstock.offload.streaming.weights.shares import Needs
 
 MEMORY_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.errors import DeviceError, PenstockError
 from penstock.io.own_io import wait_until_idle
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
-from penstock.offload.streaming.use_order import UseOrder
-from penstock.offload.streaming.weight_files import WeightFiles
+from penstock.offload.streaming.weights.use_order import UseOrder
+from penstock.offload.streaming.weights.weight_files import WeightFiles
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import torch
 
     from penstock import _native
-    from penstock.io.file_marks import FileMark
+    from penstock.io.files.file_marks import FileMark
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.experts import Mixture, Slab
-    from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier
+    from penstock.offload.streaming.weights.verify_on_first_read import FirstReadVerifier
     from penstock.tensors.devices import DeviceStream
 
 _HALF_LIFE_CALLS = 16

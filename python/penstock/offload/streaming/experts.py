@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.io.extents import Arrangement, Composed, ParameterPart, TensorExtent
-from penstock.offload.streaming.placeholder import placeholder
-from penstock.offload.streaming.shares import Slots
-from penstock.offload.streaming.units import PAGE_BYTES, ReadSpan, whole_pages
+from penstock.io.files.extents import Arrangement, Composed, ParameterPart, TensorExtent
+from penstock.offload.streaming.weights.placeholder import placeholder
+from penstock.offload.streaming.weights.shares import Slots
+from penstock.offload.streaming.weights.units import PAGE_BYTES, ReadSpan, whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.checkpoint.steps.newest import is_penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.io.arguments import decode_local_path
-from penstock.io.extents import TensorExtent
+from penstock.io.files.extents import TensorExtent
+from penstock.io.files.safetensors_header import weights_of
 from penstock.io.own_io import another, own_io
-from penstock.io.safetensors_header import weights_of
-from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
-from penstock.offload.streaming.checkpoint import weights_of_checkpoint
-from penstock.offload.streaming.conversions import renamed, whole_ones
-from penstock.offload.streaming.dispatched import (
+from penstock.offload.streaming.expert_cache import ExpertCache
+from penstock.offload.streaming.experts import mixtures_of
+from penstock.offload.streaming.report import StreamReport, report_of
+from penstock.offload.streaming.routing import route
+from penstock.offload.streaming.sources import transformers as of_transformers
+from penstock.offload.streaming.sources.checkpoint import weights_of_checkpoint
+from penstock.offload.streaming.sources.conversions import renamed, whole_ones
+from penstock.offload.streaming.sources.dispatched import (
     is_dispatched,
     take_off,
     weights_of_dispatched,
 )
-from penstock.offload.streaming.expert_cache import ExpertCache
-from penstock.offload.streaming.experts import mixtures_of
-from penstock.offload.streaming.memory import WeightMemory
-from penstock.offload.streaming.report import StreamReport, report_of
-from penstock.offload.streaming.routing import route
-from penstock.offload.streaming.shares import NO_SLOTS, needs_of
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.unit_use import UnitUse, check_is_whole, keep_as_it_is
-from penstock.offload.streaming.units import PAGE_BYTES, ReadSpan, units_of
-from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier
+from penstock.offload.streaming.weights.memory import WeightMemory
+from penstock.offload.streaming.weights.shares import NO_SLOTS, needs_of
+from penstock.offload.streaming.weights.units import PAGE_BYTES, ReadSpan, units_of
+from penstock.offload.streaming.weights.verify_on_first_read import FirstReadVerifier
 from penstock.tensors import dtypes
 from penstock.tensors.devices import device_of
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.io.extents import Composed, Weights
+    from penstock.io.files.extents import Composed, Weights
     from penstock.io.tensor_io import TensorIO
 
 _STREAMER = "_penstock_streamer"

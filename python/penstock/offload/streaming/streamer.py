@@ -10,22 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import _native
 from penstock.common import tracing
 from penstock.errors import PenstockError, TransferError, UnsupportedStateError
 from penstock.io.own_io import wait_until_idle
-from penstock.offload.streaming.bound_weights import (
+from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
+from penstock.offload.streaming.module_hooks import UnitCall, UnitCalls
+from penstock.offload.streaming.weights.bound_weights import (
     bind,
     check_untouched,
     placeholders_of,
     views_of,
 )
-from penstock.offload.streaming.forward_passes import ForwardPasses, ReadSpeed
-from penstock.offload.streaming.memory import Ring, WeightMemory, on_device
-from penstock.offload.streaming.module_hooks import UnitCalls
-from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
-from penstock.offload.streaming.use_order import UseOrder
-from penstock.offload.streaming.weight_files import WeightFiles
+from penstock.offload.streaming.weights.memory import Ring, RingRange, WeightMemory, on_device
+from penstock.offload.streaming.weights.shares import NO_SLOTS, MemoryShares, needs_of, shared_out
+from penstock.offload.streaming.weights.use_order import UseOrder
+from penstock.offload.streaming.weights.weight_files import WeightFiles
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ if TYPE_CHECKING:
     import torch
 
     from penstock import _native
-    from penstock.io.file_marks import FileMark
+    from penstock.io.files.file_marks import FileMark
     from penstock.io.tensor_io import TensorIO
     from penstock.io.transfer import Transfer
     from penstock.offload.streaming.expert_cache import ExpertCache
-    from penstock.offload.streaming.memory import RingRange
-    from penstock.offload.streaming.module_hooks import UnitCall
-    from penstock.offload.streaming.shares import MemoryShares
-    from penstock.offload.streaming.units import Unit
-    from penstock.offload.streaming.verify_on_first_read import FirstReadVerifier, SurroundingBytes
+    from penstock.offload.streaming.weights.units import Unit
+    from penstock.offload.streaming.weights.verify_on_first_read import (
+        FirstReadVerifier,
+        SurroundingBytes,
+    )
     from penstock.tensors.devices import DeviceStream
 
 _SURROUNDINGS_MAX = 4

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.features.features import Features
-from penstock.features.source import find
+from penstock.features.sources.source import find
 from penstock.offload import Buffers, TensorIO
 from penstock_bench.peers.gather.base import KEY
 from penstock_bench.peers.gather.calls import Rules, planned
@@ -25,7 +25,7 @@ from penstock_bench.peers.gather.policies import Belady, Policy, RandomAhead, Si
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.features.source import RowSegment
+    from penstock.features.sources.source import RowSegment
     from penstock_bench.peers.gather.base import Setting
 
     _Array = np.ndarray[Any, Any]

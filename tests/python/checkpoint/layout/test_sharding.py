@@ -530,7 +530,7 @@ def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
 
 def test_two_cuts_of_one_dimension_are_refused_where_pytorch_does_not_say_their_order(monkeypatch):
     """Before 2.5, FSDP around tensor parallelism reports wrong placements."""
-    monkeypatch.setattr("penstock.checkpoint.state.torch_names.SAYS_SHARD_ORDER", False)
+    monkeypatch.setattr("penstock.tensors.torch_names.SAYS_SHARD_ORDER", False)
     with as_rank(1, size=4):
         mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
         twice = distribute_tensor(torch.arange(8), mesh, [Shard(0), Shard(0)], src_data_rank=None)

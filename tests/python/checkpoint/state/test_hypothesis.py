@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from choices import choices
 from compare import assert_same, tensor_bytes, tensors_in
-from penstock.checkpoint.state.names import EMPTY, labels, matcher
+from penstock.checkpoint.state.tree.names import EMPTY, labels, matcher
 from penstock.errors import PenstockWarning, StateMismatchError
 from states import states
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import features, offload
-from penstock.checkpoint.state.names import escaped, is_wild, matcher, unescaped
+from penstock.checkpoint.state.tree.names import escaped, is_wild, matcher, unescaped
 from penstock.cli import cli
 from penstock.errors import PartialCheckpointError, StateMismatchError
 

@@ -1,0 +1,1 @@
+"""A state's structure as typed JSON: its nodes, names of leaves, references to tensors."""

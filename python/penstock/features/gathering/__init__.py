@@ -1,0 +1,1 @@
+"""Gathers of rows under way: their ids, requests and results."""

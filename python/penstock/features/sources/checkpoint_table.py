@@ -1,0 +1,155 @@
+"""`CheckpointTables`: the tables of a Penstock checkpoint, held open while they are read."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.checkpoint.loading.opened import CHUNK_BYTES, BoxRead, StoredTensor
+from penstock.checkpoint.loading.placed import placed
+from penstock.checkpoint.state.tree import tree
+from penstock.checkpoint.steps.newest import open_newest
+from penstock.errors import CorruptCheckpointError, StorageError
+from penstock.features.sources.row_tensor import RowTensor
+from penstock.features.sources.table_metadata import TableMetadata, table_metadata_of
+from penstock.io.arguments import to_native
+from penstock.io.files.extents import FileRange
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_array
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.loading.opened import OpenCheckpoint
+    from penstock.checkpoint.loading.placed import PlacedTensor
+
+_PIECE_BYTES = 16 * CHUNK_BYTES
+"""Bytes read and compared at a time."""
+
+
+class CheckpointTables:
+    """The tensors of a checkpoint, whose files nobody removes before `release`.
+
+    Args:
+        path: The directory of a checkpoint, or of a store, whose newest complete step is used.
+        stacklevel: Stack level for warnings, counted from the caller.
+
+    Attributes:
+        path: The directory of the checkpoint.
+        tables: Tensors by name, without those that hold checksums of other tables.
+        table_metadata: Metadata of tables written by Penstock, by name.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        IncompleteCheckpointError: The save there never finished.
+        CorruptCheckpointError: The checkpoint is damaged.
+        PartialCheckpointError: It was salvaged and lacks tensors.
+    """
+
+    def __init__(self, path: str, *, stacklevel: int) -> None:
+        self._checkpoint: OpenCheckpoint = open_newest(path, stacklevel=stacklevel + 1)
+        self.path = self._checkpoint.path
+        try:
+            self._checkpoint.view_as(0)
+            with self._checkpoint.reading():
+                tensors = {one.name: _table(one) for one in placed(self._checkpoint)}
+                self.table_metadata = table_metadata_of(self._checkpoint.metadata(), self.path)
+        except BaseException:
+            # A stored exception keeps this frame alive, which must not keep the files from removal.
+            self.release()
+            raise
+        self._checks = {table_note.checks for table_note in self.table_metadata.values()}
+        self.tables = {name: one for name, one in tensors.items() if name not in self._checks}
+        self._tensors = tensors
+
+    def release(self) -> None:
+        """Lets the files be removed."""
+        self._checkpoint.release()
+
+    def parts(self) -> dict[str, RowTensor]:
+        """Tensors that are parts of other values, such as those of a sparse tensor, by name."""
+        with self._checkpoint.reading():
+            found = {one.name: _table(one) for one in placed(self._checkpoint, is_plain=True)}
+        known = self.tables.keys() | self._checks
+        return {name: one for name, one in found.items() if name not in known}
+
+    def row_shape(self, key: str, table: RowTensor) -> tuple[int, ...]:
+        """The shape of a row of a table, without padding."""
+        table_note = self.table_metadata.get(key)
+        if table_note is None:
+            return table.shape[1:]
+        row_bytes = math.prod(table_note.row_shape) * table.item_bytes
+        if row_bytes > table.row_bytes:
+            raise self._disagreeing(key, f"rows of {row_bytes} bytes, of {table.row_bytes}")
+        return table_note.row_shape
+
+    def checks(self, key: str, blocks: int) -> np.ndarray[Any, Any] | None:
+        """The checksum of each block of a table, verified against its own digest.
+
+        Args:
+            key: Name of the table.
+            blocks: The number of its blocks.
+
+        Returns:
+            The checksums; None if the table was written without them.
+        """
+        table_note = self.table_metadata.get(key)
+        if table_note is None or table_note.checks is None:
+            return None
+        found = self._tensors.get(table_note.checks)
+        if found is None or (found.dtype, found.shape) != ("uint32", (blocks,)):
+            raise self._disagreeing(key, f"checksums of {blocks} blocks in {table_note.checks!r}")
+        sums = np.empty(blocks, np.uint32)
+        with self._checkpoint.reading():
+            wanted = BoxRead(self._leaf(table_note), (0,), of_array(sums, table_note.checks))
+            self._checkpoint.read([wanted], to_native(None))
+        return sums
+
+    def check_digests(self, path: str, offset: int, nbytes: int) -> None:
+        """Reads a range of a file and compares it with the digests of its chunks.
+
+        Args:
+            path: The file.
+            offset: Begin of the range, in bytes.
+            nbytes: Its length.
+        """
+        end = offset + nbytes
+        memory = bytearray(_PIECE_BYTES)
+        try:
+            with open(path, "rb") as file:
+                for at in range(offset // CHUNK_BYTES * CHUNK_BYTES, end, _PIECE_BYTES):
+                    file.seek(at)
+                    # Reads whole chunks, as a digest covers a whole chunk.
+                    last = min(at + _PIECE_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+                    count = file.readinto(memoryview(memory)[: last - at])
+                    piece = of_array(np.frombuffer(memory, np.uint8, count), path)
+                    self._checkpoint.check(os.path.basename(path), at, [piece], (offset, end))
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}", path=path, errno=error.errno
+            ) from error
+
+    def _leaf(self, table_note: TableMetadata) -> StoredTensor:
+        leaves: dict[str, Any] = dict(tree.leaves(self._checkpoint.root))
+        return self._checkpoint.tensor(leaves[table_note.checks or ""])
+
+    def _disagreeing(self, key: str, lacks: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            f"{self.path}: the metadata says that {key!r} has {lacks}, which is not so: write the"
+            " table again with penstock.features.write",
+            path=self.path,
+            tensor=key,
+        )
+
+
+def _table(one: PlacedTensor) -> RowTensor:
+    runs = one.runs
+    item_bytes = dtypes.ITEM_BYTES.get(one.dtype)
+    if item_bytes is None:
+        # A NumPy type, perhaps of a package not installed here; arrays are stored whole.
+        item_bytes = sum(run.nbytes for run in runs or ()) // max(1, math.prod(one.shape))
+    places = (
+        None if runs is None else tuple(FileRange(run.file, run.begin, run.nbytes) for run in runs)
+    )
+    return RowTensor(one.dtype, item_bytes, one.shape, places)

@@ -1,0 +1,1 @@
+"""Files and ranges of them: marks of changes, digests, durable replacement, safetensors headers."""

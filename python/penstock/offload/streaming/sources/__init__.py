@@ -1,0 +1,1 @@
+"""Locates a model's weights: in checkpoints, in files of transformers, in files of accelerate."""
