@@ -1,5 +1,7 @@
 //! A batch of rows that is being gathered.
 
+pub(crate) mod state;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,8 +9,8 @@ use std::time::{Duration, Instant};
 use penstock_io::executor::Transfer;
 use penstock_io::trace;
 
+use self::state::{BatchState, Place};
 use crate::error::Result;
-use crate::state::{BatchState, Place};
 
 /// How long a waiting thread spins for a transfer before it sleeps.
 const SPIN_MAX: Duration = Duration::from_micros(100);

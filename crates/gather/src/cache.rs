@@ -1,13 +1,15 @@
 //! Cached rows of all tables that share a row size and a budget.
 
+pub(crate) mod key;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_io::buffer::{IoBuf, Slots};
 
+use self::key::{TABLES_MAX, table_of};
+use crate::batch::state::Waiting;
 use crate::error::Result;
 use crate::index::{Index, Policy, Slot};
-use crate::key::{TABLES_MAX, table_of};
-use crate::state::Waiting;
 
 /// Rows of tables, each in a slot.
 #[derive(Debug)]

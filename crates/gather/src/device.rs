@@ -25,8 +25,8 @@ use penstock_io::trace;
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
+use crate::reader::shared::ReaderShared;
 use crate::reader::{HintedBatch, Reader};
-use crate::shared::ReaderShared;
 
 /// A batch up to this size is one piece, so that each of its rows is read once. A device copies it
 /// in a third of a millisecond.

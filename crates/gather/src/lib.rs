@@ -18,26 +18,16 @@
 
 mod batch;
 mod cache;
-mod checks;
-mod copying;
 mod device;
 mod error;
 mod index;
-mod key;
-mod landing;
-mod lookup;
 mod mutable_table;
 mod proxy;
 mod reader;
-mod requests;
-mod runs;
-mod shared;
-mod state;
 mod table;
 
 pub use batch::Batch;
 pub use cache::Cache;
-pub use checks::{BLOCK_BYTES, Checks};
 pub use device::{DeviceBatch, DeviceReader};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};
@@ -46,6 +36,7 @@ pub use mutable_table::{
 };
 pub use proxy::{Proxy, Serving};
 pub use reader::Reader;
-pub use runs::Merging;
-pub use shared::Counts;
+pub use reader::shared::Counts;
+pub use table::checks::{BLOCK_BYTES, Checks};
+pub use table::runs::Merging;
 pub use table::{Segment, Table};

@@ -45,11 +45,11 @@ use self::newest::{Address, Newest};
 use self::piece::Of;
 use crate::batch::Batch;
 use crate::cache::Cache;
-use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::runs::Merging;
-use crate::shared::{Counts, Number};
+use crate::reader::shared::{Counts, Number};
 use crate::table::Table;
+use crate::table::checks::BLOCK_BYTES;
+use crate::table::runs::Merging;
 
 pub use self::compact::{Compaction, Frozen};
 pub use self::form::Form;
@@ -255,7 +255,7 @@ impl MutableTable {
         let inner = Inner {
             newest: Newest::default(),
             pieces: Vec::new(),
-            base: Arc::new(crate::shared::ReaderShared {
+            base: Arc::new(crate::reader::shared::ReaderShared {
                 table: Table::new(Vec::new(), form.row_bytes, form.value_bytes),
                 cache: None,
                 counts: Arc::default(),

@@ -1,5 +1,11 @@
 //! Gathers batches of a table's rows.
 
+pub(crate) mod copying;
+mod landing;
+pub(crate) mod lookup;
+pub(crate) mod requests;
+pub(crate) mod shared;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,19 +15,19 @@ use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor;
 use penstock_io::trace;
 
+use self::copying::Pieces;
+use self::lookup::{Asked, How, Miss};
+use self::requests::Missing;
+use self::shared::{Counts, Number, ReaderShared};
 use crate::batch::Batch;
+use crate::batch::state::Place;
 use crate::cache::Cache;
-use crate::checks::BLOCK_BYTES;
-use crate::copying::Pieces;
+use crate::cache::key::key_of;
 use crate::error::{Error, Result};
 use crate::index::Index;
-use crate::key::key_of;
-use crate::lookup::{self, Asked, How, Miss};
-use crate::requests::Missing;
-use crate::runs::Merging;
-use crate::shared::{Counts, Number, ReaderShared};
-use crate::state::Place;
 use crate::table::Table;
+use crate::table::checks::BLOCK_BYTES;
+use crate::table::runs::Merging;
 
 /// A table, a share of an executor to read it, and an optional cache. Clones share all of these.
 #[derive(Clone, Debug)]

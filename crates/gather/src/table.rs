@@ -1,11 +1,14 @@
 //! Rows of equal size in files.
 
+pub(crate) mod checks;
+pub(crate) mod runs;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_io::executor::Target;
 
-use crate::checks::{BLOCK_BYTES, Checks};
+use self::checks::{BLOCK_BYTES, Checks};
 
 /// Consecutive rows in one file.
 #[derive(Clone, Debug)]

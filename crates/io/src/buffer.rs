@@ -13,9 +13,7 @@
 #![allow(unsafe_code)]
 
 mod array;
-mod available;
 mod bounds;
-mod caching_allocator;
 mod cuda;
 mod lease;
 mod lent;
@@ -23,7 +21,6 @@ mod lent_mut;
 mod memory;
 mod pool;
 mod region;
-mod reserve;
 mod slots;
 mod streaming;
 mod strided;
@@ -35,9 +32,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub use array::{HostArrayMut, Scatter};
-pub use available::available_bytes;
 pub use bounds::{Bounds, OverlapUndecided, find_overlap};
-pub use caching_allocator::{CachedMemory, CachingHostAllocator};
 pub use cuda::{
     Cut, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
     DeviceStreams, DeviceToHost, HostToDevice, Moving, RowGatherKernel, Snapshot, Words,
@@ -45,10 +40,12 @@ pub use cuda::{
 pub use lease::Lease;
 pub use lent::Region;
 pub use lent_mut::{ArrayMut, RegionMut};
+pub use memory::available::available_bytes;
+pub use memory::caching_allocator::{CachedMemory, CachingHostAllocator};
+pub use memory::reserve::reserve;
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
-pub use reserve::reserve;
 pub use slots::{Lent, Reading, Slots};
 pub use streaming::stream_copy;
 pub use watch::{Edges, Unwatchable, Watch};

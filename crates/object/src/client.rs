@@ -1,5 +1,12 @@
 //! The client of a bucket, of any provider.
 
+mod access;
+mod ask;
+pub(crate) mod requests;
+pub(crate) mod retry;
+mod signed;
+pub(crate) mod uploads;
+
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -14,23 +21,23 @@ use object_store::signer::Signer;
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig, UpdateVersion};
 use url::Url;
 
-use crate::access::{Access, OfAmazon, OfAzure, OfGoogle};
+use self::access::{Access, OfAmazon, OfAzure, OfGoogle};
+use self::signed::Signed;
+use self::uploads::Part;
 use crate::address::Address;
-use crate::answers::Connector;
-use crate::connection::Connection;
-use crate::credentials::{Credentials, Keys};
-use crate::env_bool::env_bool;
 use crate::provider::Provider;
 use crate::remote::Remote;
+use crate::remote::connection::Connection;
+use crate::remote::credentials::{Credentials, Keys};
+use crate::remote::env_bool::env_bool;
 use crate::request_error::RequestError;
-use crate::signed::Signed;
-use crate::uploads::Part;
+use crate::request_error::answers::Connector;
 
 /// A client of a bucket.
 #[derive(Clone)]
 pub(crate) struct BucketClient {
     /// Sends each request once: a retried conditional request may be refused because its first
-    /// attempt succeeded. Requests that may be retried are in [`crate::requests`].
+    /// attempt succeeded. Requests that may be retried are in [`crate::client::requests`].
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The same client, for paged listings.
     pub(crate) lists: Arc<dyn PaginatedListStore>,

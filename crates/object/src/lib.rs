@@ -10,44 +10,29 @@
 //! nothing. No lock is visible to all clients.
 //!
 //! Supported are S3 and stores that speak its protocol, Google Cloud Storage and Azure Blob
-//! Storage; their differences are in `provider`, `access` and `uploads`.
+//! Storage; their differences are in `provider`, `client::access` and
+//! `client::uploads`.
 //!
 //! Only this crate has an asynchronous runtime; its public functions are synchronous.
 
 #![forbid(unsafe_code)]
 
-mod access;
 mod address;
-mod answers;
-mod ask;
 pub mod buckets;
 mod client;
-mod conditional;
-mod connection;
-mod credentials;
-mod engine;
-mod env_bool;
-mod error_codes;
-mod handle;
 mod objects;
 mod probe;
-mod profile;
 mod provider;
 mod remote;
 mod request_error;
-mod requests;
-mod resume_upload;
-mod retry;
 mod runtime;
-mod signed;
-mod uploads;
 
 pub use address::Address;
-pub use credentials::{AskForKeys, Credentials, Keys};
+pub use client::uploads::{OpenUpload, Part};
 pub use objects::Objects;
+pub use objects::resume_upload::ResumedUpload;
 pub use probe::{Finding, Verdict, probe};
 pub use provider::{Provider, SCHEMES};
 pub use remote::Remote;
+pub use remote::credentials::{AskForKeys, Credentials, Keys};
 pub use request_error::{is_of_lost_upload, says_what_to_do};
-pub use resume_upload::ResumedUpload;
-pub use uploads::{OpenUpload, Part};

@@ -1,5 +1,10 @@
 //! A bucket as a file system.
 
+mod conditional;
+mod engine;
+mod handle;
+pub(crate) mod resume_upload;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,17 +23,17 @@ use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{self, Change, Entry, FileStat, FileSystem, Files, Kind, Seen};
 use penstock_io::{Error, Result};
 
+use self::conditional::Place;
+use self::engine::Requests;
+use self::handle::{Object, Upload, Written};
 use crate::address::Address;
 use crate::client::BucketClient;
-use crate::conditional::{self, Place};
-use crate::engine::Requests;
-use crate::handle::{Object, Upload, Written};
+use crate::client::requests::Got;
+use crate::client::uploads::{OpenUpload, PARTS_MAX};
 use crate::provider::Provider;
 use crate::remote::Remote;
 use crate::request_error::RequestError;
-use crate::requests::Got;
 use crate::runtime;
-use crate::uploads::{OpenUpload, PARTS_MAX};
 
 const MIB: u64 = 1 << 20;
 

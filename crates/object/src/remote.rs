@@ -1,12 +1,17 @@
 //! Options for reaching an object store, beyond its URL.
 
+pub(crate) mod connection;
+pub(crate) mod credentials;
+pub(crate) mod env_bool;
+mod profile;
+
 use std::env;
 use std::io;
 use std::time::Duration;
 
-use crate::connection::Connection;
-use crate::credentials::Credentials;
-use crate::profile::Profile;
+use self::connection::Connection;
+use self::credentials::Credentials;
+use self::profile::Profile;
 use crate::provider::Provider;
 use crate::request_error::RequestError;
 

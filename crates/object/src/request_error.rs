@@ -3,6 +3,9 @@
 //! An error response has a status and usually an XML body with a code, which is more precise.
 //! A HEAD request has no body in its response, so only the status is known.
 
+pub(crate) mod answers;
+mod error_codes;
+
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -12,7 +15,7 @@ use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
 use object_store::client::{HttpError, HttpErrorKind};
 
-use crate::error_codes::{Body, NO_UPLOAD, explain, is_passing};
+use self::error_codes::{Body, NO_UPLOAD, explain, is_passing};
 use crate::provider::Provider;
 
 /// An error of a store, in one sentence with its remedy.

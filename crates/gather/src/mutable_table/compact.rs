@@ -15,9 +15,9 @@ use super::form::whole_blocks;
 use super::manifest::{log_path, piece_path};
 use super::newest::{Address, Sealed};
 use super::piece::{self, Of};
-use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::shared::ReaderShared;
+use crate::reader::shared::ReaderShared;
+use crate::table::checks::BLOCK_BYTES;
 use crate::table::{Segment, Span};
 
 /// Gaps between rows of a log up to this size are read rather than skipped.

@@ -18,8 +18,8 @@ use super::record::Filling;
 use super::storage::Storage;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::runs::Merging;
-use crate::shared::{Counts, Number, ReaderShared};
+use crate::reader::shared::{Counts, Number, ReaderShared};
+use crate::table::runs::Merging;
 use crate::table::{Segment, Table};
 
 /// State of a mutable table. Locks are taken in the order of the fields, the cache's lock last.

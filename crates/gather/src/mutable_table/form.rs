@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::checks::{BLOCK_BYTES, Checks};
+use crate::table::checks::{BLOCK_BYTES, Checks};
 
 /// The fixed properties of a mutable table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use penstock_io::file_system::Change;
 use super::form::Form;
 use super::record::{self, Expected};
 use super::storage::{Storage, target};
-use crate::checks::{BLOCK_BYTES, Checks};
 use crate::error::{Error, Result};
+use crate::table::checks::{BLOCK_BYTES, Checks};
 use crate::table::{Segment, Table};
 
 const MAGIC: &[u8; 8] = b"PSTKLOGF";

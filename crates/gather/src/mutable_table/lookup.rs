@@ -8,14 +8,14 @@ use penstock_io::buffer::IoBuf;
 
 use super::core::{Core, Inner};
 use crate::batch::Batch;
+use crate::batch::state::Place;
 use crate::cache::Cache;
-use crate::copying::Pieces;
+use crate::cache::key::key_of;
 use crate::error::Result;
-use crate::key::key_of;
-use crate::lookup::{Asked, How, Miss};
-use crate::requests::Missing;
-use crate::shared::ReaderShared;
-use crate::state::Place;
+use crate::reader::copying::Pieces;
+use crate::reader::lookup::{Asked, How, Miss};
+use crate::reader::requests::Missing;
+use crate::reader::shared::ReaderShared;
 
 /// Rows that have to be read, by source.
 #[derive(Default)]

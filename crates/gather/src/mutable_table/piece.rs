@@ -14,9 +14,9 @@ use penstock_io::file_system::Change;
 
 use super::form::{Form, whole_blocks};
 use super::storage::{Storage, target};
-use crate::checks::{BLOCK_BYTES, Checks};
 use crate::error::{Error, Result};
 use crate::table::Segment;
+use crate::table::checks::{BLOCK_BYTES, Checks};
 
 const MAGIC: &[u8; 8] = b"PSTKROWS";
 

@@ -10,7 +10,7 @@ use crc_fast::CrcAlgorithm::Crc64Nvme;
 use penstock_io::buffer::{HostRegion, Memory};
 
 use super::form::whole_blocks;
-use crate::checks::BLOCK_BYTES;
+use crate::table::checks::BLOCK_BYTES;
 
 const MAGIC: &[u8; 8] = b"PSTKFRAM";
 const RECORD_HEADER_BYTES: usize = 64;

@@ -5,6 +5,10 @@
 
 #![allow(unsafe_code)]
 
+pub(super) mod available;
+pub(super) mod caching_allocator;
+pub(super) mod reserve;
+
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use penstock_io::buffer::IoBuf;
 use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
 
+use super::landing::{Landing, Row, ZeroCopy};
+use super::lookup::How;
+use super::shared::ReaderShared;
 use crate::batch::Batch;
+use crate::batch::state::{BatchState, Place, Waiting};
 use crate::cache::{Cache, Claimed};
 use crate::error::Result;
-use crate::landing::{Landing, Row, ZeroCopy};
-use crate::lookup::How;
-use crate::runs::{Run, runs};
-use crate::shared::ReaderShared;
-use crate::state::{BatchState, Place, Waiting};
+use crate::table::runs::{Run, runs};
 
 /// A row that is not cached, and its destination.
 pub(crate) struct Missing {

@@ -9,11 +9,11 @@ use http::{Method, StatusCode};
 use object_store::client::HttpClient;
 use object_store::path::Path as Key;
 
-use crate::access::Access;
-use crate::ask::{Answer, Ask};
+use super::access::Access;
+use super::ask::{Answer, Ask};
+use super::retry::Retry;
 use crate::provider::Provider;
 use crate::request_error::RequestError;
-use crate::retry::Retry;
 
 const SNAPSHOTS: HeaderName = HeaderName::from_static("x-ms-delete-snapshots");
 const INCLUDE: HeaderValue = HeaderValue::from_static("include");

@@ -13,7 +13,7 @@ use object_store::gcp::GcpCredential;
 use object_store::signer::{SignedUrlOptions, Signer};
 use url::Url;
 
-use crate::ask::Ask;
+use super::ask::Ask;
 use crate::request_error::RequestError;
 
 /// How long a signature is valid; the two clocks may differ by some minutes.

@@ -22,8 +22,8 @@ use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind
 use penstock_io::file::File;
 use tokio::sync::{oneshot, watch};
 
+use super::handle::{CHANGED, Object, Written};
 use crate::client::BucketClient;
-use crate::handle::{CHANGED, Object, Written};
 use crate::request_error::RequestError;
 use crate::runtime;
 

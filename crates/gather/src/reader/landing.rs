@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_io::executor::{Arrived, Visitor};
 
+use super::shared::ReaderShared;
+use crate::batch::state::{BatchState, Damage, Place};
+use crate::cache::key::row_of;
 use crate::cache::{Cache, Claimed};
-use crate::checks::BLOCK_BYTES;
-use crate::key::row_of;
-use crate::shared::ReaderShared;
-use crate::state::{BatchState, Damage, Place};
 use crate::table::Span;
+use crate::table::checks::BLOCK_BYTES;
 
 /// A row that is read once, and all its destinations.
 #[derive(Debug)]

@@ -20,10 +20,10 @@ use http::Method;
 use http::header::{ETAG, HeaderName, HeaderValue};
 use object_store::path::Path as Key;
 
-use crate::ask::{Answer, Ask};
+use super::ask::{Answer, Ask};
+use super::signed::Signed;
 use crate::provider::Provider;
 use crate::request_error::RequestError;
-use crate::signed::Signed;
 
 /// S3 and Google accept no more parts for one object; Azure accepts five times as many.
 pub(crate) const PARTS_MAX: u32 = 10_000;

@@ -1,8 +1,9 @@
 //! A cache of freed memory of any size, for the next allocation.
 //!
 //! Fresh memory costs a page fault for each page, more than it takes to fill it from a fast device.
-//! A [`Pool`](super::Pool) lends buffers of one size to operations; a [`CachingHostAllocator`] hands out whole
-//! [`Memory`] of the requested size, and gets it back on drop.
+//! A [`Pool`](crate::buffer::Pool) lends buffers of one size to operations; a
+//! [`CachingHostAllocator`] hands out whole [`Memory`] of the requested size, and gets it back on
+//! drop.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -9,7 +9,7 @@ use std::env;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
-use crate::env_bool::env_bool;
+use super::env_bool::env_bool;
 
 const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
 

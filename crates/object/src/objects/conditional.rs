@@ -27,9 +27,9 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::time::Instant;
 
+use crate::client::retry::first_pause;
 use crate::client::{BucketClient, kind_of};
 use crate::provider::only_over;
-use crate::retry::first_pause;
 
 /// Longest pause between two retries; each pause is twice as long as the one before.
 const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use ini::{Ini, ParseOption, Properties};
 use serde::Deserialize;
 
-use crate::credentials::{Credentials, Keys};
+use super::credentials::{Credentials, Keys};
 
 /// The settings of a profile.
 #[derive(Debug, Default)]

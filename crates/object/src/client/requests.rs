@@ -13,7 +13,7 @@ use object_store::list::{PaginatedListOptions, PaginatedListResult};
 use object_store::path::Path as Key;
 use object_store::{Attributes, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
-use crate::client::BucketClient;
+use super::BucketClient;
 use crate::request_error::RequestError;
 
 const DELIMITER: &str = "/";

@@ -8,11 +8,11 @@ use std::thread;
 use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor::{ParallelWork, Share};
 
+use super::copying::{Copying, Pieces, ResultPiece};
+use super::shared::Counts;
 use crate::cache::{Cache, CachedRow, Claimed};
-use crate::copying::{Copying, Pieces, ResultPiece};
 use crate::error::Result;
 use crate::index::FETCHED;
-use crate::shared::Counts;
 
 /// Rows looked up under one lock, and bytes of them copied while their slots cannot be reused.
 const LOOKED_UP: usize = 16 << 10;

@@ -16,8 +16,8 @@ use object_store::path::Path as Key;
 use serde::{Deserialize, Serialize};
 
 use super::{ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, Part, Result, parse};
-use crate::ask::{Answer, Ask};
-use crate::signed::Signed;
+use crate::client::ask::{Answer, Ask};
+use crate::client::signed::Signed;
 
 const BLOB_TYPE: HeaderName = HeaderName::from_static("x-ms-blob-type");
 const BLOCK_BLOB: HeaderValue = HeaderValue::from_static("BlockBlob");

@@ -11,9 +11,9 @@ use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
 use crate::client::BucketClient;
+use crate::client::uploads::{Begun, PARTS_MAX, Part, crc32c};
 use crate::request_error::RequestError;
 use crate::runtime;
-use crate::uploads::{Begun, PARTS_MAX, Part, crc32c};
 
 /// An object that is read.
 #[derive(Debug)]

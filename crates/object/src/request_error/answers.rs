@@ -17,8 +17,8 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Result};
 
+use super::RequestError;
 use crate::provider::Provider;
-use crate::request_error::RequestError;
 
 /// Query parameter of a request whose URL carries its signature.
 const SIGNED_URL: &str = "X-Amz-Signature=";

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::table::{Span, Table};
+use super::{Span, Table};
 
 /// When neighbouring rows are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU64;
 use penstock_io::executor;
 
 use crate::cache::Cache;
-use crate::runs::Merging;
 use crate::table::Table;
+use crate::table::runs::Merging;
 
 /// Counters of a reader.
 #[derive(Debug, Default)]

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use object_store::path::Path as Key;
 use penstock_io::file::File;
 
+use super::Objects;
+use super::handle::{Upload, Written};
 use crate::client::BucketClient;
-use crate::handle::{Upload, Written};
-use crate::objects::Objects;
+use crate::client::uploads::Part;
 use crate::provider::Provider;
 use crate::request_error::RequestError;
-use crate::uploads::Part;
 
 /// A file of an upload, with the parts that the store has.
 #[derive(Debug)]

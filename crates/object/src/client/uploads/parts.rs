@@ -16,10 +16,10 @@ use super::{
     ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, OpenUpload, Part, Result, checksum, parse,
     read_checksum, value,
 };
-use crate::ask::{Answer, Ask};
+use crate::client::ask::{Answer, Ask};
+use crate::client::signed::Signed;
 use crate::provider::Provider;
 use crate::request_error::RequestError;
-use crate::signed::Signed;
 
 const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
