@@ -12,6 +12,7 @@
 //! Pieces of all copy jobs are waited for in order, so a late one delays those behind it.
 
 mod device_copy;
+mod device_transfer;
 mod outcome;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -25,9 +26,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use crate::buffer::{DeviceToHost, HostToDevice, IoBuf, Pool};
 use crate::{Error, Result};
 
-pub use device_copy::{
-    DeviceCopyJob, DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Moment,
-};
+pub use device_copy::{DeviceCopyJob, DeviceKind, DeviceRequest, Moment};
+pub use device_transfer::{DeviceMoved, DeviceTransfer};
 pub use outcome::Outcome;
 
 /// How long the pipeline waits for more copy jobs before it checks whether outgoing pieces have

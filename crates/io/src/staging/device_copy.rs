@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use penstock_cuda::Event;
 
-use super::{CopyJob, Inbound, Outbound, Outcome, StagingPipeline};
+use super::device_transfer::{DeviceMoved, DeviceTransfer, TransferShared};
+use super::{CopyJob, Inbound, Outbound, StagingPipeline};
 use crate::buffer::{
     DeviceArrayMut, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter, DeviceStreams,
     DeviceToHost, HostToDevice, IoBuf, Lease,
@@ -41,15 +40,6 @@ pub enum DeviceKind {
 /// An event of a caller's stream, and the copy streams of its device.
 pub type Moment = (Arc<DeviceStreams>, Event);
 
-/// Bytes moved, in all and by path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceMoved {
-    /// Between files and host memory, the host's part of the transfer included.
-    pub moved: Moved,
-    /// Between the host and devices.
-    pub device_bytes: u64,
-}
-
 /// Requests that form one transfer, before it begins: those of devices, and perhaps the host's.
 pub struct DeviceCopyJob {
     share: Arc<Share>,
@@ -63,15 +53,6 @@ pub struct DeviceCopyJob {
     syncs: Vec<Arc<File>>,
     done: DeviceMoved,
     shared: Arc<TransferShared>,
-}
-
-#[derive(Debug)]
-struct TransferShared {
-    outcome: Outcome<(Result<DeviceMoved>, Duration)>,
-    is_cancelled: AtomicBool,
-    began: Instant,
-    /// The host's part of the transfer.
-    host_transfer: Option<Transfer>,
 }
 
 /// The part of a request that has not begun.
@@ -188,12 +169,7 @@ impl DeviceCopyJob {
                 .collect(),
             piece_bytes,
             moments,
-            shared: Arc::new(TransferShared {
-                outcome: Outcome::default(),
-                is_cancelled: AtomicBool::new(false),
-                began: Instant::now(),
-                host_transfer: host_transfer.clone(),
-            }),
+            shared: Arc::new(TransferShared::new(host_transfer.clone())),
             host_transfer,
             syncs,
             done: DeviceMoved::default(),
@@ -205,12 +181,7 @@ impl DeviceCopyJob {
     /// # Errors
     /// Those of [`StagingPipeline::submit`].
     pub fn begin(self, pipeline: &StagingPipeline<DeviceCopyJob>) -> Result<DeviceTransfer> {
-        let process = crate::process::id();
-        let transfer = DeviceTransfer {
-            shared: Arc::clone(&self.shared),
-            process,
-            forked: Error::Forked { process },
-        };
+        let transfer = DeviceTransfer::of(&self.shared);
         pipeline.submit(self)?;
         Ok(transfer)
     }
@@ -290,7 +261,7 @@ impl CopyJob for DeviceCopyJob {
     }
 
     fn begin(&mut self, mut memory: IoBuf) -> Result<Incoming> {
-        if self.shared.is_cancelled.load(Ordering::Acquire) {
+        if self.shared.is_cancelled() {
             return Err(Error::Cancelled);
         }
         let (whole, bytes, _) = self.next();
@@ -398,7 +369,7 @@ impl CopyJob for DeviceCopyJob {
         if let Some(host_transfer) = self.host_transfer.take() {
             return Ok(Some(Outgoing::Host(host_transfer)));
         }
-        if self.shared.is_cancelled.load(Ordering::Acquire) {
+        if self.shared.is_cancelled() {
             return Err(Error::Cancelled);
         }
         if self.syncs.is_empty() {
@@ -453,87 +424,5 @@ impl fmt::Debug for DeviceCopyJob {
         f.debug_struct("DeviceCopyJob")
             .field("left", &self.left.len())
             .finish_non_exhaustive()
-    }
-}
-
-impl TransferShared {
-    fn resolve(&self, result: Result<DeviceMoved>) {
-        self.outcome.resolve((result, self.began.elapsed()));
-    }
-}
-
-/// A transfer of device memory in flight. Dropping it does not stop it.
-#[derive(Debug)]
-pub struct DeviceTransfer {
-    shared: Arc<TransferShared>,
-    process: u32,
-    forked: Error,
-}
-
-impl DeviceTransfer {
-    /// Whether it has ended, with success or failure. Always false in a fork of the process that
-    /// moves the bytes.
-    pub fn is_done(&self) -> bool {
-        self.is_ours() && self.shared.outcome.get().is_some()
-    }
-
-    /// Waits until every byte is in place; returns the bytes moved, or `None` after the timeout.
-    ///
-    /// # Errors
-    /// The first failure, at every call; [`Error::Forked`].
-    pub fn wait(
-        &self,
-        timeout: Option<Duration>,
-    ) -> std::result::Result<Option<DeviceMoved>, &Error> {
-        if !self.is_ours() {
-            return Err(&self.forked);
-        }
-        match self.shared.outcome.wait(timeout) {
-            None => Ok(None),
-            Some((Ok(moved), _)) => Ok(Some(*moved)),
-            Some((Err(error), _)) => Err(error),
-        }
-    }
-
-    /// The time from creation to the end; zero until then.
-    pub fn took(&self) -> Duration {
-        match self.is_ours().then(|| self.shared.outcome.get()).flatten() {
-            Some((_, took)) => *took,
-            None => Duration::ZERO,
-        }
-    }
-
-    /// Cancels the pieces that have not begun, as [`Transfer::cancel`] does.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
-    pub fn cancel(&self) -> Result<()> {
-        if !self.is_ours() {
-            let process = self.process;
-            return Err(Error::Forked { process });
-        }
-        self.shared.is_cancelled.store(true, Ordering::Release);
-        match &self.shared.host_transfer {
-            Some(host_transfer) => host_transfer.cancel(),
-            None => Ok(()),
-        }
-    }
-
-    /// Calls `watcher` at the end, on the pipeline's thread, or at once if it has ended already. It
-    /// must not wait.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
-    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) -> Result<()> {
-        if !self.is_ours() {
-            let process = self.process;
-            return Err(Error::Forked { process });
-        }
-        self.shared.outcome.on_resolved(watcher);
-        Ok(())
-    }
-
-    fn is_ours(&self) -> bool {
-        self.process == crate::process::id()
     }
 }
