@@ -336,8 +336,8 @@ impl Drop for Rows {
             cache.lock().index.cancel(number);
         }
         // A batch that no staging pipeline finished would be waited for forever.
-        let source = std::io::Error::other("it was given up");
-        let operation = "ferry";
+        let source = std::io::Error::other("a batch was dropped unfinished");
+        let operation = "the staging pipeline";
         let error = penstock_io::Error::Engine { operation, source };
         self.outcome.resolve(Err(error.into()));
     }

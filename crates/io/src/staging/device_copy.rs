@@ -400,8 +400,8 @@ impl Drop for DeviceCopyJob {
     fn drop(&mut self) {
         // A pipeline may drop the request unfinished; its waiters must not wait forever.
         self.shared.resolve(Err(Error::Engine {
-            operation: "ferry",
-            source: std::io::Error::other("it was given up"),
+            operation: "the staging pipeline",
+            source: std::io::Error::other("a copy job was dropped unfinished"),
         }));
     }
 }
