@@ -11,7 +11,8 @@ use std::ops::Range;
 use penstock_io::buffer::{ArrayMut, Bounds, OverlapUndecided};
 
 use crate::error::{Error, Result};
-use crate::load::checkpoint::{Checkpoint, Fetch};
+use crate::load::checkpoint::Checkpoint;
+use crate::load::checkpoint::fetch::Fetch;
 use crate::options::Options;
 use crate::pipeline::target::{Places, Sink, Target};
 use crate::plan::read::{Goal, Request};

@@ -10,7 +10,7 @@ use penstock_object::{Part, ResumedUpload, is_of_lost_upload};
 use super::Copy;
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
-use crate::load::checkpoint::open_shard;
+use crate::load::checkpoint::fetch::open_shard;
 use crate::pipeline::send::{Sending, digest_of, send};
 use crate::report::Run;
 
