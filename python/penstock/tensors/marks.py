@@ -9,24 +9,33 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
+    import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boxes:
-    """An array in pieces, which is loaded as one array.
+    """An array or a tensor in pieces, which is loaded as one.
 
-    The pieces are written from their own memory; they are not assembled first.
+    The pieces are written from their own memory; they are not assembled first. Ranks of
+    `torch.distributed` that save together each give their pieces of a tensor, under one name; a
+    rank without a piece of it leaves it out. Arrays in pieces are saved by one process.
 
     Attributes:
-        shape: Sizes of the whole array, none of them 0.
-        dtype: The element type.
+        shape: Sizes of the whole, none of them 0 for an array.
+        dtype: The element type: NumPy's for an array, PyTorch's for a tensor.
         pieces: Index of the first element, and the elements, of each piece. The pieces of all ranks
-            that save the array cover it without overlaps.
+            that save the whole cover it without overlaps.
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    pieces: Sequence[tuple[tuple[int, ...], np.ndarray[Any, Any]]]
+    dtype: np.dtype[Any] | torch.dtype
+    pieces: Sequence[tuple[tuple[int, ...], np.ndarray[Any, Any] | torch.Tensor]]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is loaded as an array rather than a tensor."""
+        # PyTorch need not be installed.
+        return type(self.dtype).__module__ != "torch"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

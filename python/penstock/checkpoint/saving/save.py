@@ -12,6 +12,7 @@ from penstock.checkpoint.layout.sharding import find_mismatch, is_balanced
 from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.capture import capture
 from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
+from penstock.checkpoint.saving.tiling import find_mistiled
 from penstock.checkpoint.saving.versions import Versions
 from penstock.common.found import has_bytes
 from penstock.errors import (
@@ -248,6 +249,7 @@ class Save:
         """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
+            self._check_pieces(one, attempt_id)
             raise RankError(
                 f"{self.destination.path}: the ranks do not hold the same tensors: a DTensor has "
                 "to be in the state of every rank of its mesh, under the same name, with the same "
@@ -280,6 +282,21 @@ class Save:
             "each has as penstock.PerRank(tensor.to_local()); nothing was committed",
             rank=found.rank,
         )
+
+    def _check_pieces(self, one: Round, attempt_id: str) -> None:
+        """Compares the pieces of tensors, as far as this rank sees the parts of the others."""
+        path = self.destination.path
+        parts = [_native.part_file(rank, attempt_id) for rank in range(one.size)]
+        try:
+            found = find_mistiled(os.path.join(path, part) for part in parts)
+        except OSError:
+            return
+        if found is not None:
+            raise RankError(
+                f"{path}: {found.name} is not whole on all ranks together: {found.why}: every "
+                "element has to be in one piece on one rank; nothing was committed",
+                rank=one.rank,
+            )
 
     def _await_outcome(self, one: Round, attempt: _native.Attempt) -> None:
         """Waits until this rank's files are part of a checkpoint."""

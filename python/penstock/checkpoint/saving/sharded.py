@@ -200,6 +200,7 @@ class _ShardedFlattener(Flattener):
         leaves, in_files = self._name(balance, names)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
+        self._count_boxes(balance)
         self.link_files(len(own) + len(pieces), aliases)
         taken = [row[0] for rows in (own, self.linker.linked.tensors, aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
@@ -248,7 +249,7 @@ class _ShardedFlattener(Flattener):
 
     def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
         if self._own_depth:
-            raise _not_own(name)
+            raise _not_own(name, "DTensor")
         sharding = self._sharder.sharded(value, name)
         local = value._local_tensor
         if type(local) is not torch.Tensor:
@@ -266,11 +267,15 @@ class _ShardedFlattener(Flattener):
         return node
 
     def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
-        raise UnsupportedStateError(
-            f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
-            "save together: save with no_dist=True, each rank to a path of its own",
-            key=name,
-        )
+        if value.is_array:
+            raise UnsupportedStateError(
+                f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
+                "save together: save with no_dist=True, each rank to a path of its own",
+                key=name,
+            )
+        if self._own_depth:
+            raise _not_own(name, "tensor in pieces")
+        return super().encode_boxes(value, name, level)
 
     def encode_file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
         like = value.like
@@ -278,7 +283,7 @@ class _ShardedFlattener(Flattener):
             # Plain tensors in this rank's files are invisible to the other ranks.
             return super().encode_file_tensor(value, name, level)
         if self._own_depth:
-            raise _not_own(name)
+            raise _not_own(name, "DTensor")
         sharding = self._sharder.sharded(like, name)
         if sharding.is_held:
             check_local(sharding.boxes, like, value.shape, name)
@@ -295,6 +300,18 @@ class _ShardedFlattener(Flattener):
         return node
 
     # Completion of the nodes.
+
+    def _count_boxes(self, balance: Balance) -> None:
+        """Adds this rank's pieces of tensors to the facts that the ranks compare."""
+        for name, value, nodes in self._boxed.values():
+            if nodes[0]["g"] != name:
+                raise UnsupportedStateError(
+                    f"{name}: two leaves have this name, and one is a tensor in pieces: rename a "
+                    "key of one",
+                    key=name,
+                )
+            blocks = ((start, tuple(piece.shape)) for start, piece in value.pieces)
+            balance.add_pieces(name, nodes[0]["dtype"], value.shape, blocks)
 
     def _name(
         self, balance: Balance, names: Mapping[int, str]
@@ -405,9 +422,9 @@ def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh
     return bases
 
 
-def _not_own(name: str) -> UnsupportedStateError:
+def _not_own(name: str, what: str) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"{name}: a DTensor is shared by its mesh and cannot be a rank's own: take it out of "
+        f"{name}: a {what} is shared with other ranks and cannot be a rank's own: take it out of "
         "PerRank",
         key=name,
     )

@@ -379,8 +379,8 @@ class Flattener:
         return node
 
     def encode_boxes(self, value: Boxes, name: str, level: int) -> Node:
-        """The node of an array in pieces."""
-        node: dict[str, Any] = {"$": "ndarray"}
+        """The node of an array or tensor in pieces."""
+        node: dict[str, Any] = {"$": "ndarray" if value.is_array else "tensor"}
         self._boxed.setdefault(id(value), (name, value, []))[2].append(node)
         return node
 
@@ -469,13 +469,15 @@ class Flattener:
         boxed = list(zip(wholes, self._boxed.values(), strict=True))
         further = [whole for whole, (_, value, _) in boxed for _ in value.pieces[1:]]
         names = iter(unique_names([*taken, *further])[len(taken) :])
+        places = CurrentStreams()
         for whole, (_, value, nodes) in boxed:
             for node in nodes:
-                dtype = dtypes.numpy_name(value.dtype)
-                node |= {"g": whole, "dtype": dtype, "shape": list(value.shape)}
-            for index, (start, array) in enumerate(value.pieces):
+                node |= {"g": whole, "dtype": dtype_of(value, whole), "shape": list(value.shape)}
+            for index, (start, elements) in enumerate(value.pieces):
                 name = next(names) if index else whole
-                yield to_source(of_array(array, name), name, (whole, value.shape, start))
+                read: Callable[[Any, str], Memory] = of_array if value.is_array else of_tensor
+                memory = read(elements, name)
+                yield to_source(memory, name, (whole, value.shape, start), places)
 
     def link_files(self, first: int, aliases: list[_Alias]) -> None:
         """Completes the nodes of leaves in files, after `finish`.
@@ -515,6 +517,18 @@ class Flattener:
             if sources:
                 found.append(Overlap(sources, [rows[index][1] for index in run]))
         return found
+
+
+def dtype_of(value: Boxes, name: str) -> str:
+    """Returns the name of the element type of an array or tensor in pieces."""
+    dtype: Any = value.dtype
+    known = None if value.is_array else dtypes.torch_names().get(dtype)
+    found = dtypes.numpy_name(dtype) if value.is_array else known and known[0]
+    if found is None:
+        raise UnsupportedStateError(
+            f"{name}: pieces of dtype {dtype} cannot be stored: convert them first", key=name
+        )
+    return found
 
 
 def facts_of(parts: Parts, name: str) -> dict[str, Node]:
