@@ -1,0 +1,156 @@
+"""`enable`: makes Megatron-Core save and load ``torch_dist`` checkpoints through Penstock.
+
+``pretrain_gpt.py``, Megatron Bridge and what stands on them make the strategies of
+`megatron.core.dist_checkpointing` themselves, so the methods of its two classes are replaced.
+`fitting.check` looks first whether they are as expected.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies import fully_parallel
+from megatron.core.dist_checkpointing.strategies import torch as theirs
+
+from penstock.integrations.megatron import structure
+from penstock.integrations.megatron.saving import Writer
+from penstock.integrations.megatron.strategies import (
+    LoadStrategy,
+    SaveStrategy,
+    loading,
+    saving,
+)
+from penstock.plugin import is_checkpoint, to_native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.options import Options
+
+_MISSING: Any = object()
+
+
+class _Patch(NamedTuple):
+    """A replaced attribute.
+
+    Attributes:
+        owner: A class or module.
+        name: The attribute.
+        before: Its own value before; `_MISSING` if it had inherited it.
+    """
+
+    owner: Any
+    name: str
+    before: Any
+
+
+class Enabled:
+    """The active replacements; as a context manager, it takes them back at the end of the block."""
+
+    def __init__(self, options: Options | None) -> None:
+        self._patches: list[_Patch] = []
+        for owner, name, ours in _replacements(options):
+            self._patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING)))
+            setattr(owner, name, ours)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        # A second call of `enable` has taken back the first.
+        if _enabled is self:
+            disable()
+
+    def take_back(self) -> None:
+        """Makes Megatron-Core save and load as before."""
+        for owner, name, before in self._patches:
+            if before is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+_enabled: Enabled | None = None
+
+
+def enable(*, options: Options | None = None) -> Enabled:
+    """Makes Megatron-Core save and load through Penstock.
+
+    Call it on every rank, before the first save or load; `python -m penstock.megatron` does it for
+    a program that is not edited. Checkpoints that Megatron-Core has saved itself are loaded by it
+    as before, and so is everything at a URL (``msc://…``). Another call replaces the settings of
+    the one before.
+
+    Args:
+        options: Settings of the I/O; None for ``Options()``.
+
+    Returns:
+        A context manager that takes it back, as `disable` does.
+
+    Raises:
+        MissingDependencyError: Megatron-Core is older than 0.13, or has changed what is replaced.
+            With a version newer than those tested the first save can raise it, too, as it first
+            saves and loads a tiny state on trial.
+
+    Example:
+        ```python
+        from penstock.integrations.megatron import enable
+
+        enable()
+        pretrain(...)
+        ```
+    """
+    global _enabled
+    to_native(options)
+    disable()
+    _enabled = Enabled(options)
+    _register(options)
+    return _enabled
+
+
+def disable() -> None:
+    """Takes back `enable`. Does nothing without it."""
+    global _enabled
+    if _enabled is not None:
+        _enabled.take_back()
+        _enabled = None
+
+
+def _replacements(options: Options | None) -> Iterator[tuple[Any, str, Any]]:
+    save, load = theirs.TorchDistSaveShardedStrategy, theirs.TorchDistLoadShardedStrategy
+    for owner, methods in ((save, saving(save, Writer(options))), (load, loading(load, options))):
+        for name, method in methods.items():
+            yield owner, name, method
+    wrapper = fully_parallel.FullyParallelSaveStrategyWrapper
+    apply = wrapper.apply_saving_parallelization
+    yield wrapper, apply.__name__, structure.forgetting_stale(apply)
+    yield serialization, "save_config", _keeping(serialization.save_config)
+
+
+def _keeping(save_config: Callable[..., None]) -> Callable[..., None]:
+    @wraps(save_config)
+    def save(config: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+        # The commit has written it. Megatron-Core would empty the file before it fills it.
+        if not is_checkpoint(os.fspath(checkpoint_dir)):
+            save_config(config, checkpoint_dir)
+
+    return save
+
+
+def _register(options: Options | None) -> None:
+    """Registers the strategies by name, where there is a registry: before Megatron-Core 0.17."""
+    try:
+        from megatron.core.dist_checkpointing.strategies.base import (
+            StrategyAction,
+            register_default_strategy,
+        )
+    except ImportError:
+        return
+    for action, strategy in (
+        (StrategyAction.SAVE_SHARDED, SaveStrategy(options=options)),
+        (StrategyAction.LOAD_SHARDED, LoadStrategy(options=options)),
+    ):
+        register_default_strategy(action, "penstock", 1, strategy)

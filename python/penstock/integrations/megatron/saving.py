@@ -1,0 +1,178 @@
+"""Saves what Megatron-Core's `save` hands to a strategy, as one Penstock checkpoint of all ranks.
+
+A `ShardedTensor` says which box of which global tensor it is, and whether this rank stores it. So
+no rank plans for the others: each writes its boxes, and the ranks exchange votes of fixed size. The
+state is a dictionary of two: ``"tensors"`` by their keys, and under ``"objects"`` the bytes that
+Megatron-Core would write of each `ShardedObject`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    is_main_replica,
+)
+
+import penstock
+from penstock.errors import UnsupportedStateError
+from penstock.integrations.dcp import directory, layout
+from penstock.integrations.megatron.pieces import pieces_of
+from penstock.integrations.megatron.waiting import EndMark, wait_for_end
+from penstock.plugin import Boxes
+
+if TYPE_CHECKING:
+    from penstock.options import Options
+
+TENSORS, OBJECTS = "tensors", "objects"
+"""The members of the state."""
+
+COMMON_KEY = "common_state"
+"""Key of the object that holds the common state, from Megatron-Core 0.19 on."""
+
+_COMMON_FILE = "common.pt"
+
+
+class Writer:
+    """Saves one checkpoint after the other, and keeps its staging memory for the next.
+
+    Args:
+        options: Settings of the I/O; None for ``Options()``.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._saver = penstock.Saver(options=options)
+
+    def save(self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+        """Saves, and returns on every rank once the checkpoint is durable."""
+        path, further = _begin(sharded_state, checkpoint_dir)
+        self._saver.save(path, _state_of(sharded_state), overwrite=True, **further)
+        _end(path)
+
+    def save_async(
+        self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str], request: Any
+    ) -> Any:
+        """Copies the state, and saves it in the background.
+
+        Args:
+            sharded_state: The state.
+            checkpoint_dir: The checkpoint's directory.
+            request: The class of the request to return.
+
+        Returns:
+            A request whose work waits for the end, and whose finalizer raises the save's error.
+        """
+        path, further = _begin(sharded_state, checkpoint_dir)
+        state = _state_of(sharded_state)
+        pending = self._saver.save_async(path, state, overwrite=True, **further)
+        mark = EndMark()
+
+        def release() -> None:
+            while not pending.wait_ended(60):
+                pass
+            mark.release()
+
+        def finish() -> None:
+            pending.result()
+            _end(path)
+
+        threading.Thread(target=release, name="penstock-megatron", daemon=True).start()
+        return request(wait_for_end, (mark.path,), [finish])
+
+
+def _begin(
+    sharded_state: Any, checkpoint_dir: str | os.PathLike[str]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the directory, and the files and the note of the checkpoint."""
+    path = os.path.abspath(checkpoint_dir)
+    if dist.get_rank() != 0:
+        return path, {}
+    files = {CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist", 1))).encode()}
+    common = _common_of(sharded_state, path)
+    if common is not None:
+        files[_COMMON_FILE] = common
+    replaced = directory.dcp_digest(path)
+    note = {} if replaced is None else {layout.NOTE: {directory.REPLACED: replaced}}
+    return path, {"files": files, "metadata": note}
+
+
+def _common_of(sharded_state: Any, path: str) -> bytes | None:
+    """The common state as Megatron-Core before 0.19 stores it, which all versions read."""
+    for one in nested_values(sharded_state):
+        if isinstance(one, ShardedObject) and one.key == COMMON_KEY:
+            return _pickled(one.data)
+    try:
+        with open(os.path.join(path, _COMMON_FILE), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _end(path: str) -> None:
+    """Removes the files of a checkpoint of Megatron-Core's own that was replaced."""
+    if dist.get_rank() == 0:
+        directory.mark(path)
+
+
+def _state_of(sharded_state: Any) -> dict[str, Any]:
+    """This rank's boxes and objects."""
+    tensors: dict[str, list[Any]] = {}
+    objects: dict[str, list[Any]] = {}
+    for one in nested_values(sharded_state):
+        if not is_main_replica(one.replica_id):
+            continue
+        if isinstance(one, ShardedObject):
+            objects.setdefault(one.unique_key, []).append(one.data)
+        elif isinstance(one, ShardedTensor):
+            tensors.setdefault(one.key, []).append(one)
+        else:
+            raise UnsupportedStateError(
+                f"{one.key}: a {type(one).__name__} cannot be stored: apply its factory first, as "
+                "megatron.core.dist_checkpointing.save does",
+                key=one.key,
+            )
+    return {
+        TENSORS: {key: _boxes(key, found) for key, found in tensors.items()},
+        OBJECTS: {key: _bytes(_pickled(data)) for key, data in objects.items()},
+    }
+
+
+def _boxes(key: str, found: list[Any]) -> Boxes:
+    first = found[0]
+    pieces = []
+    for one in found:
+        if one.data is None:
+            raise UnsupportedStateError(
+                f"{key}: this ShardedTensor has no data: give it the tensor before the save",
+                key=key,
+            )
+        if (one.dtype, one.global_shape) != (first.dtype, first.global_shape):
+            raise UnsupportedStateError(
+                f"{key}: two tensors of one key: {tuple(first.global_shape)} of {first.dtype} and "
+                f"{tuple(one.global_shape)} of {one.dtype}: give them keys of their own",
+                key=key,
+            )
+        pieces += pieces_of(one)
+    return Boxes(tuple(map(int, first.global_shape)), first.dtype, pieces)
+
+
+def _pickled(value: Any) -> bytes:
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def _bytes(data: bytes) -> Boxes:
+    elements = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return Boxes((len(data),), torch.uint8, [((0,), elements)])

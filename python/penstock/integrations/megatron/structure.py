@@ -1,0 +1,49 @@
+"""Compares the tensors of a save with those of the one before, whatever Megatron-Core assumes.
+
+`FullyParallelSaveStrategyWrapper` decides which rank stores which tensor. With
+``--ckpt-assume-constant-structure`` it keeps the decision of the first save, and of a tensor that
+has come since no rank would store anything.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DIGEST = "_penstock_structure"
+
+
+def forgetting_stale(apply: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Makes the wrapper forget its decision where any rank has other tensors than then."""
+
+    @wraps(apply)
+    def apply_saving_parallelization(self: Any, sharded_state_dict: Any) -> None:
+        if self.do_cache_distribution:
+            digest = _digest(sharded_state_dict)
+            changed: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(changed, getattr(self, _DIGEST, digest) != digest)
+            if any(changed):
+                self.cached_distribution = None
+            setattr(self, _DIGEST, digest)
+        apply(self, sharded_state_dict)
+
+    return apply_saving_parallelization
+
+
+def _digest(sharded_state_dict: Any) -> bytes:
+    """A digest of the names, types and places of the tensors."""
+    found = blake2b(digest_size=16)
+    for one in nested_values(sharded_state_dict):
+        if isinstance(one, ShardedTensor):
+            held = getattr(one, "flattened_range", None)
+            places = (tuple(one.local_shape), tuple(one.global_shape), tuple(one.global_offset))
+            found.update(f"{one.key}\0{one.dtype}\0{places}\0{held}\n".encode())
+    return found.digest()

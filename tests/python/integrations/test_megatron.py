@@ -1,0 +1,390 @@
+"""`penstock.integrations.megatron`: `dist_checkpointing` saved and loaded by Penstock."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+megatron = pytest.importorskip("megatron.core.dist_checkpointing")
+
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor  # noqa: E402
+
+import penstock  # noqa: E402
+from megatrons import (  # noqa: E402
+    OWN,
+    assert_loaded,
+    load,
+    on_cpu,
+    queue,
+    save,
+    state,
+    strategy,
+)
+from penstock.errors import CorruptCheckpointError, MissingDependencyError  # noqa: E402
+from penstock.integrations import versions  # noqa: E402
+from penstock.integrations.megatron import (  # noqa: E402
+    LoadStrategy,
+    SaveStrategy,
+    ShardedStateMismatchError,
+    enable,
+    fitting,
+)
+from penstock.integrations.megatron.pieces import pieces_of  # noqa: E402
+from penstock.integrations.megatron.waiting import EndMark, wait_for_end  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def save_model(path, tensor_parallel, is_parallel):
+    with enable():
+        save(state(tensor_parallel), path, strategy(is_parallel=is_parallel))
+
+
+def load_model(path, tensor_parallel):
+    with enable():
+        # There is one object for each rank that saved.
+        found = load(state(tensor_parallel, is_blank=True) | {"rng": []}, path)
+        found["rng"] = state(tensor_parallel)["rng"]
+        assert_loaded(found, tensor_parallel)
+
+
+def round_trip(path, tensor_parallel, is_parallel):
+    """As many ranks: the objects, too; equal to what Megatron-Core itself loads of its own."""
+    save(state(tensor_parallel), f"{path}-own", strategy(is_parallel=is_parallel))
+    assert_loaded(load(state(tensor_parallel, is_blank=True), f"{path}-own"), tensor_parallel)
+    with enable():
+        save(state(tensor_parallel), path, strategy(is_parallel=is_parallel))
+        found = load(state(tensor_parallel, is_blank=True), path, strict="raise_all")
+        assert_loaded(found, tensor_parallel)
+        # A checkpoint of Megatron-Core's own loads as before.
+        assert_loaded(load(state(tensor_parallel, is_blank=True), f"{path}-own"), tensor_parallel)
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_a_state_comes_back_as_from_megatron_itself(jobs, disk_path, is_parallel):
+    jobs.of(2).call(round_trip, disk_path / "iter_0000001", 2, is_parallel)
+    path = disk_path / "iter_0000001"
+    assert penstock.verify(path).ok
+    config = json.loads((path / "metadata.json").read_bytes())
+    assert config["sharded_backend"] == "torch_dist"
+    assert (path / "common.pt").exists()
+    stored = penstock.load(path)["tensors"]
+    assert stored["layers.fc1"].shape == (4, 12, 8)
+    assert not list(path.glob("*.distcp"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tensor_parallel", "ranks_later", "tensor_parallel_later"),
+    [(2, 1, 2, 2), (2, 2, 1, 1), pytest.param(4, 2, 2, 2, marks=pytest.mark.slow)],
+)
+def test_it_loads_at_other_parallel_sizes(
+    jobs, disk_path, ranks, tensor_parallel, ranks_later, tensor_parallel_later
+):
+    path = disk_path / "iter_0000001"
+    jobs.of(ranks).call(save_model, path, tensor_parallel, True)
+    jobs.of(ranks_later).call(load_model, path, tensor_parallel_later)
+
+
+def save_in_background(path, worker):
+    on_cpu()
+    with enable():
+        before = state(2)
+        request = save(before, path, async_sharded_save=True)
+        if worker == "spawn":
+            process = multiprocessing.get_context("spawn").Process(
+                target=request.async_fn, args=request.async_fn_args
+            )
+            process.start()
+        else:
+            calls = queue()
+            calls.schedule_async_request(request)
+        for layer in before["model"]["layers"].values():
+            layer["fc1"].data.fill_(-1)
+        if worker == "spawn":
+            process.join()
+            assert process.exitcode == 0
+            for finalize in request.finalize_fns:
+                finalize()
+        else:
+            assert calls.maybe_finalize_async_calls(blocking=True) == [0]
+        assert_loaded(load(state(2, is_blank=True), path), 2)
+
+
+@pytest.mark.parametrize("worker", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_request_waits_for_the_save_and_the_state_may_change(jobs, disk_path, worker):
+    jobs.of(2).call(save_in_background, disk_path / "iter_0000001", worker)
+
+
+def lose_a_shard(path, is_async):
+    with enable():
+        save(state(2), path)
+        before = state(2)
+        if dist.get_rank() == 1:
+            del before["model"]["layers"][3]["fc2"]
+        try:
+            request = save(
+                before, path, validate_access_integrity=False, async_sharded_save=is_async
+            )
+            if is_async:
+                request.async_fn(*request.async_fn_args)
+                request.finalize_fns[0]()
+        except penstock.PenstockError as error:
+            assert_loaded(load(state(2, is_blank=True), path), 2)
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_lost_shard_fails_the_save_by_name_on_all_ranks(jobs, disk_path, is_async):
+    for said in jobs.of(2).call(lose_a_shard, disk_path / "iter_0000001", is_async):
+        assert "layers.fc2 is not whole on all ranks" in said
+        assert "nothing was committed" in said
+
+
+def grow(path):
+    """Saves twice as if the structure were constant, with a tensor more at the second time."""
+    on_cpu()
+    with enable():
+        how = strategy(is_parallel=True, do_cache_distribution=True)
+        save(state(1), path, how)
+        later = state(1)
+        later["late"] = ShardedTensor.from_rank_offsets(
+            "late", torch.arange(6.0), replica_id=dist.get_rank()
+        )
+        save(later, path, how, validate_access_integrity=False)
+        into = {"late": ShardedTensor.from_rank_offsets("late", torch.zeros(6))}
+        found = load(into, path, validate_access_integrity=False)
+        assert torch.equal(found["late"], torch.arange(6.0))
+
+
+def test_a_tensor_that_has_come_is_saved_although_the_structure_is_assumed_constant(
+    jobs, disk_path
+):
+    jobs.of(2).call(grow, disk_path / "iter_0000001")
+
+
+def differ(path):
+    """Loads with other names, shapes and strictness; returns what the errors say."""
+    on_cpu()
+    said = []
+    with enable():
+        save(state(1), path)
+        into = state(1, is_blank=True)
+        into["more"] = ShardedTensor.from_rank_offsets(
+            "more", torch.zeros(3), replica_id=dist.get_rank()
+        )
+        del into["model"]["embedding"]
+        _, missing, unexpected = load(into, path, strict="return_all")
+        assert (missing, unexpected) == ({"embedding"}, {"more"})
+        with pytest.raises(megatron.core.CheckpointingException, match="embedding"):
+            load(into, path, strict="raise_all")
+        found = load(state(1, is_blank=True) | {"more": into["more"]}, path, strict="log_all")
+        assert "more" not in found
+        for wrong in (
+            into["more"],
+            ShardedTensor.from_rank_offsets("embedding", torch.zeros(17, 4)),
+            ShardedObject("nothing", None, (1,), (0,)),
+        ):
+            with pytest.raises(ShardedStateMismatchError) as caught:
+                load({"wrong": wrong}, path, validate_access_integrity=False)
+            said.append(str(caught.value))
+            assert caught.value.key == getattr(wrong, "unique_key", wrong.key)
+        padded = ShardedTensor.from_rank_offsets(
+            "embedding", torch.ones(20, 4, dtype=torch.bfloat16), allow_shape_mismatch=True
+        )
+        found = load({"padded": padded}, path, validate_access_integrity=False)["padded"]
+        whole = state(1)["model"]["embedding"].data
+        assert torch.equal(found[:16], whole)
+        assert not found[16:].any()
+        # Of another type, and without memory given.
+        wide = ShardedTensor.from_rank_offsets("embedding", torch.zeros(16, 4))
+        wide.data = None
+        found = load({"wide": wide}, path, validate_access_integrity=False)["wide"]
+        assert torch.equal(found, whole.float())
+    return said
+
+
+def test_other_names_and_shapes_are_errors_by_name_or_as_strictness_says(jobs, disk_path):
+    for said in jobs.of(2).call(differ, disk_path / "iter_0000001"):
+        assert "no tensor 'more'" in said[0]
+        assert "embedding has the global shape (16, 4), and the model wants (17, 4)" in said[1]
+        assert "no object 'nothing/shard_0_1'" in said[2]
+
+
+def read_damaged(path):
+    with enable(), pytest.raises(CorruptCheckpointError) as caught:
+        load(state(1, is_blank=True), path)
+    return str(caught.value)
+
+
+def test_damage_is_found_and_named(jobs, disk_path):
+    path = disk_path / "iter_0000001"
+    jobs.of(1).call(save_model, path, 1, False)
+    shard = next(path.glob("shard-*"))
+    with shard.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xee")
+    (said,) = jobs.of(1).call(read_damaged, path)
+    assert shard.name in said
+
+
+def take_turns(path):
+    """Megatron-Core and Penstock save over each other's checkpoint."""
+    save(state(2), path)
+    with enable():
+        save(state(2), path)
+        assert_loaded(load(state(2, is_blank=True), path), 2)
+        if dist.get_rank() == 0:
+            assert not [name for name in os.listdir(path) if name.endswith(".distcp")]
+    save(state(1), path)
+    assert_loaded(load(state(1, is_blank=True), path), 1)
+    with enable():
+        # The newest is Megatron-Core's.
+        assert_loaded(load(state(1, is_blank=True), path), 1)
+
+
+def test_each_may_save_over_the_other(jobs, disk_path):
+    jobs.of(2).call(take_turns, disk_path / "iter_0000001")
+
+
+def pass_strategies(path):
+    """Without `enable`."""
+    on_cpu()
+    save(state(2), path, SaveStrategy())
+    assert penstock.verify(path).ok
+    assert_loaded(load(state(2, is_blank=True), path, LoadStrategy()), 2)
+    common = megatron.load_common_state_dict(str(path))
+    assert common["args"] == {"lr": 0.5}
+    plain = LoadStrategy().load_sharded_metadata(path)
+    assert plain["embedding"].global_shape == (16, 4)
+    assert "rng/shard_0_2" in plain
+
+
+def test_loops_can_pass_the_strategies(jobs, disk_path):
+    jobs.of(2).call(pass_strategies, disk_path / "iter_0000001")
+
+
+def pass_names(path):
+    save(state(1), path, ("penstock", 1))
+    assert penstock.verify(path).ok
+    assert_loaded(load(state(1, is_blank=True), path, ("penstock", 1)), 1)
+
+
+def register_names(path):
+    with enable():
+        pass_names(path)
+
+
+def test_the_strategies_are_registered_where_there_is_a_registry(jobs, disk_path):
+    pytest.importorskip("megatron.core.dist_checkpointing.strategies.base")
+    jobs.of(1).call(register_names, disk_path / "iter_0000001")
+
+
+def test_enable_takes_back_what_it_has_replaced():
+    before = dict(vars(OWN))
+    with enable():
+        assert OWN.save is not before.get("save")
+        with enable():
+            pass
+        assert dict(vars(OWN)) == before
+    assert dict(vars(OWN)) == before
+
+
+def try_newer(path):
+    versions._tried["megatron-core"] = ("0.1", "0.2")
+    try:
+        with enable():
+            save(state(1), path)
+            assert_loaded(load(state(1, is_blank=True), path), 1)
+    finally:
+        versions._tried["megatron-core"] = ("0.13", "0.19")
+        versions._self_checked.discard("megatron-core")
+    assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
+
+
+def test_a_newer_version_is_tried_out_first(jobs, disk_path):
+    jobs.of(2).call(try_newer, disk_path / "run" / "iter_0000001")
+
+
+def test_what_is_missing_in_another_version_is_named(monkeypatch):
+    monkeypatch.delattr(megatron.serialization, "save_config")
+    with pytest.raises(MissingDependencyError, match=r"no .*serialization\.save_config"):
+        fitting.check()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_a_flattened_range_is_taken_apart_into_boxes(shape, ends):
+    items = int(np.prod(shape))
+    first, end = sorted(round(one * items) for one in ends)
+    flat = torch.arange(float(items))[first:end]
+    sharded = SimpleNamespace(
+        data=flat,
+        prepend_axis_num=1,
+        global_offset=(5, *(2 * size for size in shape)),
+        local_shape=shape,
+        flattened_range=slice(first, end),
+    )
+    filled = torch.full((6, *(3 * size for size in shape)), -1.0)
+    for start, elements in pieces_of(sharded):
+        assert not elements.numel() or elements.untyped_storage().data_ptr() == (
+            flat.untyped_storage().data_ptr()
+        )
+        box = tuple(slice(at, at + size) for at, size in zip(start, elements.shape, strict=True))
+        assert (filled[box] == -1).all()
+        filled[box] = elements
+    local = filled[(5, *(slice(2 * size, None) for size in shape))]
+    assert torch.equal(local.flatten()[first:end], flat)
+    assert (filled != -1).sum() == end - first
+
+
+HOLDER = """
+import sys, time
+from penstock.integrations.megatron.waiting import EndMark
+mark = EndMark()
+print(mark.path, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_wait_ends_with_the_save_or_with_its_process():
+    fork = multiprocessing.get_context("fork")
+    mark = EndMark()
+    waiter = fork.Process(target=wait_for_end, args=(mark.path,))
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive()
+    mark.release()
+    waiter.join(60)
+    assert waiter.exitcode == 0
+    wait_for_end(mark.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        path = holder.stdout.readline().strip()
+        waiter = fork.Process(target=wait_for_end, args=(path,))
+        waiter.start()
+        waiter.join(0.3)
+        assert waiter.is_alive()
+        holder.send_signal(signal.SIGKILL)
+        waiter.join(60)
+        assert waiter.exitcode == 0
+    os.unlink(path)
