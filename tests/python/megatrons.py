@@ -28,10 +28,12 @@ def on_cpu() -> None:
 
     Some calls for a GPU, which it makes in any case, do nothing; and it may start processes.
     """
-    multiprocessing.current_process()._config["daemon"] = False
-    if not torch.cuda.is_available():
-        torch.cuda.synchronize = lambda *_, **__: None
-        torch.cuda.current_device = lambda: "cpu"
+    process: Any = multiprocessing.current_process()
+    process._config["daemon"] = False
+    cuda: Any = torch.cuda
+    if not cuda.is_available():
+        cuda.synchronize = lambda *_, **__: None
+        cuda.current_device = lambda: "cpu"
 
 
 def whole(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -47,7 +49,7 @@ def part(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor
     return tensor.narrow(dim, index * size, size)
 
 
-def _swiglu(key: str, data: torch.Tensor, rank: int, size: int) -> ShardedTensorFactory:
+def _swiglu(data: torch.Tensor, rank: int, size: int, replica: int) -> ShardedTensorFactory:
     """The two halves of a gated layer, each cut by tensor parallelism, as one local tensor."""
 
     def build(key: str, tensor: torch.Tensor, replica: Any, flattened_range: Any = None) -> Any:
@@ -57,17 +59,23 @@ def _swiglu(key: str, data: torch.Tensor, rank: int, size: int) -> ShardedTensor
             for half, offset in zip(tensor.chunk(2), offsets, strict=True)
         ]
 
-    return ShardedTensorFactory(key, data, build, torch.cat)
+    return ShardedTensorFactory("gated", data, build, torch.cat, (0, 0, replica))
 
 
-def state(tensor_parallel: int, *, is_blank: bool = False) -> dict[str, Any]:
-    """The state of a model of some layers, cut by tensor parallelism, replicated by the rest."""
+def state(tensor_parallel: int, *, is_blank: bool = False, step: int = 0) -> dict[str, Any]:
+    """The state of a model of some layers, cut by tensor parallelism, replicated by the rest.
+
+    Args:
+        tensor_parallel: Number of ranks that cut a tensor.
+        is_blank: Whether the values are those before a load.
+        step: Added to all elements.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     tp, dp = rank % tensor_parallel, rank // tensor_parallel
 
     def sharded(key: str, tensor: torch.Tensor, dim: int | None, layer: int | None = None) -> Any:
         held = tensor if dim is None else part(tensor, dim, tp, tensor_parallel)
-        held = torch.zeros_like(held) if is_blank else held.clone()
+        held = torch.zeros_like(held) if is_blank else held + step
         ahead = 0 if layer is None else 1
         offsets = [] if layer is None else [(0, layer, LAYERS)]
         replica = (0, tp if dim is None else 0, dp)
@@ -87,23 +95,21 @@ def state(tensor_parallel: int, *, is_blank: bool = False) -> dict[str, Any]:
     }
     gated = whole("gated", 2 * ROWS, 4)
     halves = torch.cat([part(half, 0, tp, tensor_parallel) for half in gated.chunk(2)])
-    found = {
+    return {
         "model": {
             "layers": layers,
             "embedding": sharded("embedding", whole("embedding", 16, 4, dtype=torch.bfloat16), 0),
-            "gated": _swiglu("gated", halves * (not is_blank), tp, tensor_parallel),
+            "gated": _swiglu((halves + step) * (not is_blank), tp, tensor_parallel, dp),
             "step": sharded("step", torch.tensor(7 * (not is_blank)), None),
         },
         "rng": [ShardedObject("rng", None if is_blank else {"rank": rank}, (size,), (rank,))],
         "args": {"lr": 0.5},
     }
-    found["model"]["gated"].replica_id = (0, 0, dp)
-    return found
 
 
-def expected(tensor_parallel: int) -> dict[str, Any]:
+def expected(tensor_parallel: int, step: int = 0) -> dict[str, Any]:
     """What a load into `state` returns."""
-    return leaves(state(tensor_parallel))
+    return leaves(state(tensor_parallel, step=step))
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
@@ -121,9 +127,9 @@ def leaves(value: Any, name: str = "") -> dict[str, Any]:
     return found
 
 
-def assert_loaded(found: Any, tensor_parallel: int) -> None:
+def assert_loaded(found: Any, tensor_parallel: int, step: int = 0) -> None:
     """Raises unless a load has given every value."""
-    found, wanted = leaves(found), expected(tensor_parallel)
+    found, wanted = leaves(found), expected(tensor_parallel, step)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         if isinstance(value, torch.Tensor):

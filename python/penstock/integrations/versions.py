@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _tried: dict[str, tuple[str, str]] = {}
 """The first and the last version that a plug-in was tested with, by the framework's package."""
 
+_modules: dict[str, str] = {}
+"""The module that says the version of a package which is used without being installed."""
+
 _warned: set[str] = set()
 _self_checked: set[str] = set()
 
@@ -34,13 +37,14 @@ class NewerVersionWarning(UserWarning):
     """A framework is newer than the versions that its plug-in was tested with."""
 
 
-def check_version(package: str, first: str, last: str) -> None:
+def check_version(package: str, first: str, last: str, *, module: str | None = None) -> None:
     """Refuses versions of a framework that are too old, and warns of newer ones than tested.
 
     Args:
         package: The name under which it is installed.
         first: The first version that the plug-in supports, as ``"2.4"``.
         last: The last version tested; its patch releases (``"2.6"``: 2.6.1, 2.6.2, …) are included.
+        module: A module with a ``__version__``, for a checkout that is not installed.
 
     Warns:
         NewerVersionWarning: It is newer than `last`; once in a process.
@@ -50,8 +54,10 @@ def check_version(package: str, first: str, last: str) -> None:
     """
     plug_in = f"Penstock's plug-in for {package}"
     _tried[package] = first, last
+    if module is not None:
+        _modules[package] = module
     try:
-        found = version(package)
+        found = _version(package)
     except PackageNotFoundError:
         raise MissingDependencyError(
             f"{plug_in} needs it: pip install '{package}>={first}'", name=package
@@ -75,7 +81,7 @@ def check_version(package: str, first: str, last: str) -> None:
 def is_newer(package: str) -> bool:
     """Whether a framework is newer than the versions that `check_version` was called with."""
     newest = Version(_tried[package][1]).release
-    return Version(version(package)).release[: len(newest)] > newest
+    return Version(_version(package)).release[: len(newest)] > newest
 
 
 def self_check(package: str, trial: Callable[[], None]) -> None:
@@ -110,10 +116,27 @@ def self_check(package: str, trial: Callable[[], None]) -> None:
             ) from error
         raise MissingDependencyError(
             f"Penstock's plug-in for {package} saved and loaded a small state as a trial, as "
-            f"{version(package)} is newer than the versions it was tried with, and that failed: "
+            f"{_version(package)} is newer than the versions it was tried with, and that failed: "
             f"{error}: {_remedy(package)}",
             name=package,
         ) from error
+
+
+def _version(package: str) -> str:
+    """The version of a package.
+
+    Raises:
+        PackageNotFoundError: It is neither installed nor on the path.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        if package not in _modules:
+            raise
+        try:
+            return str(import_module(_modules[package]).__version__)
+        except ImportError:
+            raise PackageNotFoundError(package) from None
 
 
 def skip_self_check(package: str) -> None:
@@ -233,7 +256,7 @@ class Probe:
         """
         if self._moved:
             raise MissingDependencyError(
-                f"{self._plug_in} does not fit {self._package} {version(self._package)}: "
+                f"{self._plug_in} does not fit {self._package} {_version(self._package)}: "
                 f"{'; '.join(self._moved)}: {_remedy(self._package)}",
                 name=self._package,
             )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +24,7 @@ megatron = pytest.importorskip("megatron.core.dist_checkpointing")
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor  # noqa: E402
 
 import penstock  # noqa: E402
+from conftest import tell  # noqa: E402
 from megatrons import (  # noqa: E402
     OWN,
     assert_loaded,
@@ -43,6 +46,9 @@ from penstock.integrations.megatron import (  # noqa: E402
 )
 from penstock.integrations.megatron.pieces import pieces_of  # noqa: E402
 from penstock.integrations.megatron.waiting import EndMark, wait_for_end  # noqa: E402
+from ranks import Job  # noqa: E402
+
+KILLS = int(os.environ.get("PENSTOCK_TORTURE_MEGATRON_KILLS", "3"))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -129,6 +135,65 @@ def save_in_background(path, worker):
 @pytest.mark.parametrize("worker", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_request_waits_for_the_save_and_the_state_may_change(jobs, disk_path, worker):
     jobs.of(2).call(save_in_background, disk_path / "iter_0000001", worker)
+
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def newest(root):
+    """The iteration that the tracker names; 0 if there is none."""
+    return int((root / TRACKER).read_text()) if (root / TRACKER).exists() else 0
+
+
+def train(root, tensor_parallel):
+    """Goes on with the newest iteration, and saves every further one in the background."""
+    on_cpu()
+    step, calls = newest(root), queue()
+    with enable():
+        if step:
+            path = root / f"iter_{step:07}"
+            found = load(state(tensor_parallel, is_blank=True), path, strict="raise_all")
+            assert_loaded(found, tensor_parallel, step)
+        while True:
+            step += 1
+            request = save(
+                state(tensor_parallel, step=step),
+                root / f"iter_{step:07}",
+                strategy(is_parallel=True),
+                async_sharded_save=True,
+            )
+            request.add_finalize_fn(lambda step=step: track(root, step))
+            calls.schedule_async_request(request)
+            calls.maybe_finalize_async_calls(blocking=True)
+
+
+def track(root, step):
+    """Writes the tracker, as a trainer's finalizer does."""
+    if dist.get_rank() == 0:
+        (root / "tracker.tmp").write_text(str(step))
+        os.replace(root / "tracker.tmp", root / TRACKER)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_resumes_at_another_geometry(disk_path):
+    seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", "4207"))
+    tell(f"seed {seed}")
+    draw = random.Random(seed)
+    steps = []
+    for turn in range(KILLS):
+        job = Job(2)
+        job.start(train, disk_path, 1 + turn % 2, timeout_seconds=120)
+        deadline = time.monotonic() + 100
+        while newest(disk_path) <= (steps[-1] if steps else 0) + 1:
+            assert time.monotonic() < deadline, "no save has ended"
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.3))
+        for rank in (0, 1):
+            job.signal(rank, signal.SIGKILL)
+        job.is_broken = True
+        job.close()
+        steps.append(newest(disk_path))
+    assert steps == sorted(set(steps))
 
 
 def lose_a_shard(path, is_async):
@@ -304,6 +369,38 @@ def test_enable_takes_back_what_it_has_replaced():
             pass
         assert dict(vars(OWN)) == before
     assert dict(vars(OWN)) == before
+
+
+PROGRAM = """
+import os, sys, torch, torch.distributed as dist
+import beside
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--save", sys.argv[2]], sys.argv
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.arange(5.0))}
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1)
+    dist_checkpointing.save(state, sys.argv[2], strategy)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_is_not_edited_saves_through_penstock(tmp_path):
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "beside.py").touch()
+    (tmp_path / "program" / "train.py").write_text(PROGRAM)
+    (tmp_path / "ckpt").mkdir()
+    command = [sys.executable, "-m", "penstock.megatron"]
+    subprocess.run(
+        [*command, "program/train.py", "--save", tmp_path / "ckpt"], cwd=tmp_path, check=True
+    )
+    assert torch.equal(penstock.load(tmp_path / "ckpt")["tensors"]["w"], torch.arange(5.0))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "usage: python -m penstock.megatron PROGRAM.py" in done.stderr
 
 
 def try_newer(path):

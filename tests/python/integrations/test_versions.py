@@ -1,6 +1,7 @@
 """Versions of frameworks: older is refused, newer warns, moved names are reported."""
 
 import errno
+import sys
 import types
 import warnings
 from importlib.metadata import version
@@ -14,7 +15,12 @@ from penstock.integrations.versions import NewerVersionWarning, Probe, check_ver
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
-    for name, value in (("_tried", {}), ("_warned", set()), ("_self_checked", set())):
+    for name, value in (
+        ("_tried", {}),
+        ("_modules", {}),
+        ("_warned", set()),
+        ("_self_checked", set()),
+    ):
         monkeypatch.setattr(versions, name, value)
 
 
@@ -49,6 +55,20 @@ def test_a_newer_version_is_taken_with_one_warning(monkeypatch, found, last):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_version("lightning", "2.6", last)
+
+
+def test_a_checkout_that_is_not_installed_has_the_version_of_its_module(monkeypatch):
+    package, module = "penstock-no-such-package", "penstock_no_such_module"
+    with pytest.raises(MissingDependencyError, match="needs it: pip install"):
+        check_version(package, "1.2", "1.3", module=module)
+    found = types.ModuleType(module)
+    found.__version__ = "1.4.0"
+    monkeypatch.setitem(sys.modules, module, found)
+    with pytest.warns(NewerVersionWarning, match=r"1\.4\.0 is newer"):
+        check_version(package, "1.2", "1.3", module=module)
+    found.__version__ = "1.1"
+    with pytest.raises(MissingDependencyError, match=r"1\.1 is installed"):
+        check_version(package, "1.2", "1.3", module=module)
 
 
 def test_an_older_version_is_refused_with_what_to_install(monkeypatch):

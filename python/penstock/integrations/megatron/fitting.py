@@ -27,7 +27,7 @@ def check() -> None:
     Raises:
         MissingDependencyError: Megatron-Core is missing or too old, or lacks something.
     """
-    check_version(PACKAGE, "0.13", "0.19")
+    check_version(PACKAGE, "0.13", "0.19", module="megatron.core")
     probe = Probe(PACKAGE, "penstock.integrations.megatron")
     strategies = f"{_CORE}.strategies.torch"
     state, where = "sharded_state_dict", "checkpoint_dir"
