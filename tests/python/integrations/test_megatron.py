@@ -357,7 +357,8 @@ def register_names(path):
 
 
 def test_the_strategies_are_registered_where_there_is_a_registry(jobs, disk_path):
-    pytest.importorskip("megatron.core.dist_checkpointing.strategies.base")
+    if not hasattr(megatron.serialization, "get_default_strategy"):
+        pytest.skip("Megatron-Core looks strategies up by name before 0.17 only")
     jobs.of(1).call(register_names, disk_path / "iter_0000001")
 
 

@@ -87,7 +87,7 @@ class Writer:
             pending.result()
             _end(path)
 
-        threading.Thread(target=release, name="penstock-megatron", daemon=True).start()
+        threading.Thread(target=release, name="penstock-megatron").start()
         return request(wait_for_end, (mark.path,), [finish])
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.core.dist_checkpointing.strategies import async_utils
 from megatron.core.dist_checkpointing.strategies import torch as theirs
-from megatron.core.msc_utils import MultiStorageClientFeature
 
 from penstock.integrations.dcp import directory
 from penstock.integrations.megatron.loading import Reader
@@ -46,7 +45,7 @@ def saving(base: Any, writer: Writer) -> Methods:
     def save(
         self: Any, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str], **further: Any
     ) -> None:
-        if MultiStorageClientFeature.is_enabled():
+        if _is_url(checkpoint_dir):
             save_otherwise(self, sharded_state_dict, checkpoint_dir, **further)
         else:
             trying(checkpoint_dir)
@@ -60,7 +59,7 @@ def saving(base: Any, writer: Writer) -> Methods:
         *strategy: str,
         **further: str,
     ) -> Any:
-        if MultiStorageClientFeature.is_enabled():
+        if _is_url(checkpoint_dir):
             return save_async_otherwise(
                 self, sharded_state_dict, checkpoint_dir, *strategy, **further
             )
@@ -69,6 +68,12 @@ def saving(base: Any, writer: Writer) -> Methods:
         return writer.save_async(sharded_state_dict, checkpoint_dir, request)
 
     return {"save": save, "async_save": async_save}
+
+
+def _is_url(checkpoint_dir: str | os.PathLike[str]) -> bool:
+    """Whether Megatron-Core takes this for a URL of its storage client."""
+    # A `pathlib.Path` of one has a single slash.
+    return os.fspath(checkpoint_dir).startswith("msc:/")
 
 
 def _request_class(async_strategy: str | None = None) -> Any:
@@ -91,10 +96,9 @@ def loading(base: Any, options: Options | None) -> Methods:
     metadata_otherwise = base.load_sharded_metadata
 
     def reader(checkpoint_dir: str | os.PathLike[str]) -> Reader | None:
-        path = os.fspath(checkpoint_dir)
-        if MultiStorageClientFeature.is_enabled() or directory.holds_dcp(path):
+        if _is_url(checkpoint_dir) or directory.holds_dcp(os.fspath(checkpoint_dir)):
             return None
-        return Reader(path, options)
+        return Reader(checkpoint_dir, options)
 
     @wraps(load_otherwise)
     def load(
