@@ -9,6 +9,8 @@ hands over a whole state. A framework with a plan of its own takes what is here:
 - **Saving by ranks**: the ranks of `penstock.save` exchange messages of their own. Where those of
   the framework do that, each takes part in a `RankAttempt`, and the coordinator commits the
   `PartVote` of every rank.
+- **Pieces**: `Boxes` is a tensor of which a rank gives some pieces. Ranks of `torch.distributed`
+  that save together each give theirs, in any kind of save, and need no attempt of their own.
 - **States**: a `Flattener` turns a state into tensors and a tree of `Node`s. A class derived from
   `LiveState` gives its state when a save begins. It replaces `_wanted`, `_targets` and `_restore`
   to say what of a checkpoint is loaded into what, and `_optimizers` for lazy saves.

@@ -139,9 +139,9 @@ def assert_loaded(found: Any, tensor_parallel: int, step: int = 0) -> None:
             assert found[name] == value, name
 
 
-def strategy(*, is_parallel: bool = False, **settings: Any) -> Any:
-    """Megatron-Core's own strategy, perhaps wrapped."""
-    one = OWN("torch_dist", 1)
+def strategy(one: Any = None, *, is_parallel: bool = False, **settings: Any) -> Any:
+    """A strategy, Megatron-Core's own unless one is given, perhaps wrapped."""
+    one = one or OWN("torch_dist", 1)
     wrapper = fully_parallel.FullyParallelSaveStrategyWrapper
     return wrapper(one, **settings) if is_parallel else one
 
@@ -168,6 +168,20 @@ def load(into: Any, path: str | os.PathLike[str], *how: Any, **further: Any) -> 
     return dist_checkpointing.load(into, str(path), *how, **further)
 
 
-def queue() -> Any:
-    """A queue of requests, as that of a trainer."""
-    return async_utils.AsyncCallsQueue()
+def queue(workers_path: str | os.PathLike[str] | None = None) -> Any:
+    """A queue of requests, as that of a trainer.
+
+    Args:
+        workers_path: A directory of the test, to make the worker a persistent one, which finds
+            there what it needs without a GPU.
+    """
+    if workers_path is None:
+        return async_utils.AsyncCallsQueue()
+    with open(os.path.join(workers_path, "sitecustomize.py"), "w") as file:
+        file.write(
+            "import torch\n"
+            "torch.cuda.device_count = lambda: 1\n"
+            "torch.cuda.set_device = lambda *_: None\n"
+        )
+    os.environ["PYTHONPATH"] = f"{workers_path}:{os.environ.get('PYTHONPATH', '')}"
+    return async_utils.AsyncCallsQueue(persistent=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -107,34 +108,25 @@ def test_it_loads_at_other_parallel_sizes(
     jobs.of(ranks_later).call(load_model, path, tensor_parallel_later)
 
 
-def save_in_background(path, worker):
+def save_in_background(path, is_persistent):
     on_cpu()
     with enable():
-        before = state(2)
-        request = save(before, path, async_sharded_save=True)
-        if worker == "spawn":
-            process = multiprocessing.get_context("spawn").Process(
-                target=request.async_fn, args=request.async_fn_args
-            )
-            process.start()
-        else:
-            calls = queue()
-            calls.schedule_async_request(request)
-        for layer in before["model"]["layers"].values():
-            layer["fc1"].data.fill_(-1)
-        if worker == "spawn":
-            process.join()
-            assert process.exitcode == 0
-            for finalize in request.finalize_fns:
-                finalize()
-        else:
-            assert calls.maybe_finalize_async_calls(blocking=True) == [0]
-        assert_loaded(load(state(2, is_blank=True), path), 2)
+        workers = path.parent / f"rank-{dist.get_rank()}"
+        workers.mkdir()
+        calls = queue(workers if is_persistent else None)
+        for step in (1, 2):
+            before = state(2, step=step)
+            calls.schedule_async_request(save(before, path, async_sharded_save=True))
+            for layer in before["model"]["layers"].values():
+                layer["fc1"].data.fill_(-1)
+            assert calls.maybe_finalize_async_calls(blocking=True) == [step - 1]
+            assert_loaded(load(state(2, is_blank=True), path), 2, step)
+        calls.close()
 
 
-@pytest.mark.parametrize("worker", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_request_waits_for_the_save_and_the_state_may_change(jobs, disk_path, worker):
-    jobs.of(2).call(save_in_background, disk_path / "iter_0000001", worker)
+@pytest.mark.parametrize("is_persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_request_waits_for_the_save_and_the_state_may_change(jobs, disk_path, is_persistent):
+    jobs.of(2).call(save_in_background, disk_path / "iter_0000001", is_persistent)
 
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -222,11 +214,12 @@ def test_a_lost_shard_fails_the_save_by_name_on_all_ranks(jobs, disk_path, is_as
         assert "nothing was committed" in said
 
 
-def grow(path):
+def grow(path, is_enabled):
     """Saves twice as if the structure were constant, with a tensor more at the second time."""
     on_cpu()
-    with enable():
-        how = strategy(is_parallel=True, do_cache_distribution=True)
+    with enable() if is_enabled else contextlib.nullcontext():
+        one = None if is_enabled else SaveStrategy()
+        how = strategy(one, is_parallel=True, do_cache_distribution=True)
         save(state(1), path, how)
         later = state(1)
         later["late"] = ShardedTensor.from_rank_offsets(
@@ -234,14 +227,15 @@ def grow(path):
         )
         save(later, path, how, validate_access_integrity=False)
         into = {"late": ShardedTensor.from_rank_offsets("late", torch.zeros(6))}
-        found = load(into, path, validate_access_integrity=False)
+        found = load(into, path, LoadStrategy(), validate_access_integrity=False)
         assert torch.equal(found["late"], torch.arange(6.0))
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
 def test_a_tensor_that_has_come_is_saved_although_the_structure_is_assumed_constant(
-    jobs, disk_path
+    jobs, disk_path, is_enabled
 ):
-    jobs.of(2).call(grow, disk_path / "iter_0000001")
+    jobs.of(2).call(grow, disk_path / "iter_0000001", is_enabled)
 
 
 def differ(path):

@@ -126,7 +126,7 @@ def _replacements(options: Options | None) -> Iterator[tuple[Any, str, Any]]:
             yield owner, name, method
     wrapper = fully_parallel.FullyParallelSaveStrategyWrapper
     apply = wrapper.apply_saving_parallelization
-    yield wrapper, apply.__name__, structure.forgetting_stale(apply)
+    yield wrapper, apply.__name__, structure.comparing(apply)
     yield serialization, "save_config", _keeping(serialization.save_config)
 
 

@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing.strategies import async_utils
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
 from penstock.integrations.dcp import directory
+from penstock.integrations.megatron import structure
 from penstock.integrations.megatron.loading import Reader
 from penstock.integrations.megatron.saving import Writer
 from penstock.integrations.megatron.trying import try_out
@@ -156,6 +157,7 @@ class SaveStrategy(theirs.TorchDistSaveShardedStrategy):  # type: ignore[misc]
 
     def __init__(self, *, options: Options | None = None, **settings: Any) -> None:
         super().__init__("torch_dist", 1, **settings)
+        structure.compare()
         for name, method in saving(theirs.TorchDistSaveShardedStrategy, Writer(options)).items():
             setattr(self, name, method.__get__(self))
 

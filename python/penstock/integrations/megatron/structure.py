@@ -14,27 +14,40 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelSaveStrategyWrapper,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DIGEST = "_penstock_structure"
+_COMPARES = "_penstock_compares"
 
 
-def forgetting_stale(apply: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Makes the wrapper forget its decision where any rank has other tensors than then."""
+def compare() -> None:
+    """Makes the wrapper compare, also around a strategy that is used without `enable`."""
+    apply = FullyParallelSaveStrategyWrapper.apply_saving_parallelization
+    FullyParallelSaveStrategyWrapper.apply_saving_parallelization = comparing(apply)
+
+
+def comparing(apply: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Makes the wrapper forget its decision if any rank has other tensors than then."""
+    if hasattr(apply, _COMPARES):
+        return apply
 
     @wraps(apply)
     def apply_saving_parallelization(self: Any, sharded_state_dict: Any) -> None:
         if self.do_cache_distribution:
             digest = _digest(sharded_state_dict)
             changed: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(changed, getattr(self, _DIGEST, digest) != digest)
+            dist.all_gather_object(changed, getattr(self, _DIGEST, None) != digest)
             if any(changed):
                 self.cached_distribution = None
             setattr(self, _DIGEST, digest)
         apply(self, sharded_state_dict)
 
+    setattr(apply_saving_parallelization, _COMPARES, True)
     return apply_saving_parallelization
 
 
