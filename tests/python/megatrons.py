@@ -108,7 +108,7 @@ def state(tensor_parallel: int, *, is_blank: bool = False, step: int = 0) -> dic
 
 
 def expected(tensor_parallel: int, step: int = 0) -> dict[str, Any]:
-    """What a load into `state` returns."""
+    """Returns what a load into `state` has to return."""
     return leaves(state(tensor_parallel, step=step))
 
 

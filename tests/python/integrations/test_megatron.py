@@ -138,7 +138,7 @@ def newest(root):
 
 
 def train(root, tensor_parallel):
-    """Goes on with the newest iteration, and saves every further one in the background."""
+    """Trains on from the newest iteration, and saves each further one in the background."""
     on_cpu()
     step, calls = newest(root), queue()
     with enable():

@@ -258,7 +258,7 @@ class Balance:
     each holder has the tensor, under the same name, with the same type, shape and placements.
     Replicated elements are counted once more in the same way, by their fingerprints.
 
-    Of a tensor in pieces no rank knows the holders. Each piece counts with its elements, and the
+    No rank knows the holders of a tensor in pieces. Each piece counts with its elements, and the
     piece at the tensor's origin subtracts the elements of the whole.
 
     Attributes:

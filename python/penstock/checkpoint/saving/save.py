@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.checkpoint.layout.sharding import find_mismatch, is_balanced
+from penstock.checkpoint.layout.tiling import find_mistiled
 from penstock.checkpoint.ranks.round import Vote
 from penstock.checkpoint.saving.capture import capture
 from penstock.checkpoint.saving.lazy import LazySources, lazy_sources
-from penstock.checkpoint.saving.tiling import find_mistiled
 from penstock.checkpoint.saving.versions import Versions
 from penstock.common.found import has_bytes
 from penstock.errors import (
