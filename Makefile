@@ -217,16 +217,17 @@ bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buck
 	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
 	$(OBJECTS_VENV)/bin/python -m penstock_bench.suites.objects $(BENCH_ARGS)
 
-# Repeats tests of `make test`, which has the driver for tests, with PyTorch and its kernels on a GPU.
+# Repeats tests of `make test`, which has the driver for tests, with PyTorch and its kernels on a GPU. Tests
+# that never passed come first; each result goes to tests/gpu/results.json at once.
 .PHONY: test-gpu
-test-gpu: $(VENV)/.gpu $(NATIVE) ## Run the tests that need a GPU: a minute.
+test-gpu: $(VENV)/.gpu $(NATIVE) ## Run the tests that need a GPU: two minutes.
 	$(VENV)/bin/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 # PyTorch is that of `make test`, with CUDA. On the driver for tests (PENSTOCK_CUDA_DRIVER) it shows that
-# everything runs.
+# everything runs. A run goes on where the last one on such a GPU stopped.
 .PHONY: gpu
 gpu: $(VENV)/.gpu $(NATIVE) ## Measure the promises about GPUs on this machine: a table and JSON, 20 minutes.
-	$(VENV)/bin/python -m penstock_bench.suites.gpu $(BENCH_ARGS)
+	$(VENV)/bin/python -m penstock_bench.suites.gpu --resume docs/maintainers/gpus $(BENCH_ARGS)
 
 .PHONY: bench-frameworks
 bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its own means and by the plug-in: how long training waits.

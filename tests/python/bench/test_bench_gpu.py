@@ -64,6 +64,40 @@ def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     assert list((disk_path / "work").iterdir()) == []
 
 
+def test_a_run_continues_where_the_last_one_stopped(disk_path):
+    if not DRIVER.exists():
+        pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
+    kept = disk_path / "kept"
+
+    def run(groups, *more):
+        options = ("--rounds", 1, "--directory", disk_path, "--resume", kept, *more)
+        done = make_gpu("--only", groups, "--output", disk_path / groups, *options, driver=DRIVER)
+        return done, json.loads(next(kept.glob("*.json")).read_text())
+
+    first, found = run("link,graphs")
+    assert first.returncode == 0, first.stderr
+    assert {name: one["is_whole"] for name, one in found["groups"].items()} == {
+        "link": True, "graphs": True,
+    }  # fmt: skip
+    before = found["figures"], found["groups"]["graphs"]
+    # What the first run was cut off in is measured anew; what it finished is not.
+    found["groups"]["link"]["is_whole"] = False
+    next(kept.glob("*.json")).write_text(json.dumps(found))
+    second, found = run("leaks,link,graphs")
+    assert second.returncode == 0, second.stderr
+    assert list(found["groups"]) == ["graphs", "leaks", "link"], "new ones first"
+    assert found["values"].keys() == {"graphs", "leaks"}
+    assert found["groups"]["graphs"] == before[1]
+    assert found["figures"].keys() == before[0].keys()
+    assert all(len(values) == 1 for values in found["figures"].values())
+    found["settings"]["size_bytes"] += 1
+    next(kept.glob("*.json")).write_text(json.dumps(found))
+    refused, _ = run("link")
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    assert "name another directory" in refused.stderr
+
+
 def test_without_a_gpu_it_is_refused_with_words(tmp_path):
     done = make_gpu("--directory", tmp_path, driver="/nowhere/libcuda.so")
     assert done.returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import sys
 import time
@@ -82,9 +83,9 @@ def _groups(_: click.Context, __: click.Parameter, value: str | None) -> tuple[s
 @click.option("--gigabytes", type=click.FloatRange(min=0.01), help="Of the large state. [10]")
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Results to continue: begins with groups that they lack, leaves out whole ones, and "
-    "writes them back after each round.",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A directory with a file of results for each kind of GPU. Continues them: begins with "
+    "groups that they lack, leaves out whole ones, and writes them back after each round.",
 )
 def main(
     groups: tuple[str, ...],
@@ -128,10 +129,10 @@ def main(
                     "minutes": minutes,
                     "seconds": 0.0,
                 }
-                if resume is not None and resume.exists():
-                    _continue(results, resume)
                 where = output_directory(output)
-                files = [where / "gpu.json", *([] if resume is None else [resume])]
+                files = [where / "gpu.json"]
+                if resume is not None:
+                    files.append(_continue(results, resume))
                 order = _order(results, groups)
 
                 def save() -> None:
@@ -167,11 +168,17 @@ def main(
     click.echo(f"{where}: gpu.json, gpu.md")
 
 
-def _continue(results: Results, path: Path) -> None:
+def _continue(results: Results, directory: Path) -> Path:
+    """Takes over the results for this kind of GPU, if there are any; returns their file."""
+    name = re.sub(r"[^a-z0-9]+", "-", results.gpu["name"].lower()).strip("-")
+    path = directory / f"{name}.json"
     try:
-        results.continue_from(path)
+        if path.exists():
+            results.continue_from(path)
     except ValueError as error:
         raise click.UsageError(f"--resume {error}") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _order(results: Results, groups: tuple[str, ...]) -> list[str]:
@@ -189,10 +196,10 @@ def _share(end: float, names: list[str]) -> float:
 
 def _write(results: Results, files: list[Path]) -> str:
     """All that there is so far; returns the table."""
-    text = markdown(results)
     for file in files:
         results.write(file)
-        file.with_suffix(".md").write_text(text)
+    text = markdown(results)
+    files[0].with_suffix(".md").write_text(text)
     return text
 
 

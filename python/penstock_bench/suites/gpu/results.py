@@ -99,20 +99,22 @@ class Results:
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def continue_from(self, path: Path) -> None:
-        """Takes over the groups of an earlier run that measured the same on the same kind of GPU.
+        """Takes over the groups of an earlier run on the same kind of GPU.
 
         Raises:
-            ValueError: The file has no results.
+            ValueError: The file has no results, or those of a state of another size.
         """
         try:
             found = json.loads(path.read_text())
             earlier = Results(**{one.name: found[one.name] for one in fields(Results)})
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: it has no results of `make gpu`: {error!r}") from error
-        if any(earlier.gpu.get(name) != self.gpu[name] for name in ("name", "is_stand_in")):
-            return
-        if earlier.settings["size_bytes"] != self.settings["size_bytes"]:
-            return
+        size, earlier_size = self.settings["size_bytes"], earlier.settings["size_bytes"]
+        if size != earlier_size:
+            raise ValueError(
+                f"{path}: it was measured with {earlier_size / 1e9:g} GB, and this run has "
+                f"{size / 1e9:g} GB: name another directory"
+            )
         self.values, self.figures, self.groups = earlier.values, earlier.figures, earlier.groups
         self.notes, self.reasons = earlier.notes, earlier.reasons
 
