@@ -80,7 +80,7 @@ def test_a_run_continues_where_the_last_one_stopped(disk_path):
         "link": True, "graphs": True,
     }  # fmt: skip
     before = found["figures"], found["groups"]["graphs"]
-    # What the first run was cut off in is measured anew; what it finished is not.
+    # A group that was cut off is measured anew, a finished one is not.
     found["groups"]["link"]["is_whole"] = False
     next(kept.glob("*.json")).write_text(json.dumps(found))
     second, found = run("leaks,link,graphs")
