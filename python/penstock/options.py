@@ -58,7 +58,8 @@ class Options:
 
     Attributes:
         engine: ``"uring"``, ``"threads"``, or ``"auto"``: io_uring where the kernel allows it, else
-            a pool of threads; the report's ``fallbacks`` gives the reason.
+            a pool of threads; the report's ``fallbacks`` gives the reason. Loads of files in memory
+            (tmpfs) read by plain calls on the I/O threads, ``"sync"`` in the report.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"``, or ``"auto"``: where the
             file system supports it.
         queue_depth: Requests in flight per I/O thread, 1 to 4096. If not given, ranks that save

@@ -1,9 +1,9 @@
 //! The engine contract: many operations in flight, each owning its buffer.
 //!
 //! An [`Engine`] takes operations ([`Op`]) and returns completions ([`Completion`]), in the order
-//! in which they finish. Two backends implement it, `uring` over `io_uring` and a thread pool over
-//! `pread` and `pwrite`; [`open`] picks one, and code above never asks which. For files in memory
-//! there is a third, [`open_sync`], which performs operations as they are submitted.
+//! in which they finish. Three backends implement it: `uring` over `io_uring`, a thread pool over
+//! `pread` and `pwrite`, and `sync`, which makes these calls as operations are submitted, for files
+//! in memory. [`open`] picks one, and code above never asks which.
 //!
 //! Invariants, proven by the conformance suite on every backend:
 //! - an accepted operation completes exactly once, with its token and its buffer;
@@ -30,7 +30,7 @@ use crate::Result;
 use crate::buffer::IoBuf;
 use crate::file::File;
 pub use arrivals::Arrivals;
-pub use choice::{EngineChoice, EngineConfig, Opened, open, open_sync};
+pub use choice::{EngineChoice, EngineConfig, Opened, open};
 
 /// The most bytes that one operation moves; the kernel's own bound is just under 2 GiB. A longer
 /// buffer becomes a short transfer, whose rest starts at an offset that is a multiple of any

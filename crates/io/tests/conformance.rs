@@ -28,6 +28,14 @@ fn threads_decorated(queue_depth: usize) -> Box<dyn Engine> {
     decorate(threads(queue_depth))
 }
 
+fn sync(queue_depth: usize) -> Box<dyn Engine> {
+    bare(EngineChoice::Sync, queue_depth)
+}
+
+fn sync_decorated(queue_depth: usize) -> Box<dyn Engine> {
+    decorate(sync(queue_depth))
+}
+
 #[cfg(feature = "uring")]
 fn uring(queue_depth: usize) -> Box<dyn Engine> {
     bare(EngineChoice::Uring, queue_depth)
@@ -107,7 +115,7 @@ macro_rules! suite {
 }
 
 macro_rules! plain_suite {
-    ($name:ident: $engine:ident on $backend:literal) => {
+    ($name:ident: $engine:ident on $backend:literal $(, $more:ident)?) => {
         suite! {
             $name: $engine on $backend, plain:
             round_trip,
@@ -121,7 +129,7 @@ macro_rules! plain_suite {
             poll_minimum,
             poll_without_waiting,
             padded_tail,
-            woken,
+            $($more,)?
         }
     };
 }
@@ -143,13 +151,18 @@ macro_rules! fault_suite {
     };
 }
 
-plain_suite!(on_threads: threads on "threads");
-plain_suite!(on_threads_decorated: threads_decorated on "threads");
+plain_suite!(on_threads: threads on "threads", woken);
+plain_suite!(on_threads_decorated: threads_decorated on "threads", woken);
 fault_suite!(on_threads_with_faults: threads on "threads");
 
+// It never waits, so nothing has to wake it.
+plain_suite!(on_sync: sync on "sync");
+plain_suite!(on_sync_decorated: sync_decorated on "sync");
+fault_suite!(on_sync_with_faults: sync on "sync");
+
 #[cfg(feature = "uring")]
-plain_suite!(on_uring: uring on "uring");
+plain_suite!(on_uring: uring on "uring", woken);
 #[cfg(feature = "uring")]
-plain_suite!(on_uring_decorated: uring_decorated on "uring");
+plain_suite!(on_uring_decorated: uring_decorated on "uring", woken);
 #[cfg(feature = "uring")]
 fault_suite!(on_uring_with_faults: uring on "uring");

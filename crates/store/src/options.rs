@@ -218,21 +218,17 @@ impl Options {
     pub fn choose_to_read(&self, path: &Path, bytes: u64) -> Settings {
         match self.file_system.files().is_memory(path) {
             true => {
-                let settings = self.suit(Requests::suited_to_memory(), None, "it is memory", bytes);
-                self.without_ring(settings)
+                let engine = match self.engine {
+                    EngineChoice::Auto => EngineChoice::Sync,
+                    chosen => chosen,
+                };
+                let options = Options {
+                    engine,
+                    ..self.clone()
+                };
+                options.suit(Requests::suited_to_memory(), None, "it is memory", bytes)
             }
             false => self.choose(path, bytes),
-        }
-    }
-
-    /// Has workers move the bytes of files in memory themselves, unless the caller chose an engine.
-    fn without_ring(&self, settings: Settings) -> Settings {
-        match (self.engine, &self.engine_factory) {
-            (EngineChoice::Auto, None) => Settings {
-                engine_factory: Arc::new(|queue_depth| Ok(engine::open_sync(queue_depth))),
-                ..settings
-            },
-            _ => settings,
         }
     }
 

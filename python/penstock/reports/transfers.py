@@ -118,7 +118,8 @@ class LoadReport:
             the state from the bytes read).
         tensors: Tensors read.
         files: Files read.
-        engine: ``"uring"`` or ``"threads"``.
+        engine: ``"uring"``, ``"threads"``, or ``"sync"``: plain calls of the I/O threads, for files
+            in memory.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
         fallbacks: Preferred methods that could not be used, each a reason with a ``kind``; see

@@ -24,6 +24,8 @@ pub enum EngineChoice {
     Uring,
     /// The thread pool.
     Threads,
+    /// The submitting thread, which suits files in memory. It has no waker.
+    Sync,
 }
 
 impl fmt::Display for EngineChoice {
@@ -32,6 +34,7 @@ impl fmt::Display for EngineChoice {
             EngineChoice::Auto => "auto",
             EngineChoice::Uring => "uring",
             EngineChoice::Threads => "threads",
+            EngineChoice::Sync => "sync",
         })
     }
 }
@@ -44,10 +47,11 @@ impl FromStr for EngineChoice {
             "auto" => Ok(EngineChoice::Auto),
             "uring" => Ok(EngineChoice::Uring),
             "threads" => Ok(EngineChoice::Threads),
+            "sync" => Ok(EngineChoice::Sync),
             _ => Err(Error::UnknownWord {
                 setting: "engine",
                 word: word.to_owned(),
-                expected: "\"auto\", \"uring\" or \"threads\"",
+                expected: "\"auto\", \"uring\", \"threads\" or \"sync\"",
             }),
         }
     }
@@ -105,6 +109,10 @@ pub fn open(config: &EngineConfig) -> Result<Opened> {
             engine: open_threads(queue_depth)?,
             fallback: None,
         }),
+        EngineChoice::Sync => Ok(Opened {
+            engine: Box::new(Sync::new(queue_depth)),
+            fallback: None,
+        }),
         EngineChoice::Auto => match open_uring(queue_depth) {
             Ok(engine) => Ok(Opened {
                 engine,
@@ -116,15 +124,6 @@ pub fn open(config: &EngineConfig) -> Result<Opened> {
             }),
             Err(error) => Err(error),
         },
-    }
-}
-
-/// Opens an engine that performs operations as they are submitted, which suits files in memory. It
-/// has no waker.
-pub fn open_sync(queue_depth: usize) -> Opened {
-    Opened {
-        engine: Box::new(Sync::new(queue_depth.clamp(1, QUEUE_DEPTH_MAX))),
-        fallback: None,
     }
 }
 
@@ -156,6 +155,7 @@ mod tests {
             EngineChoice::Auto,
             EngineChoice::Uring,
             EngineChoice::Threads,
+            EngineChoice::Sync,
         ] {
             assert_eq!(choice.to_string().parse::<EngineChoice>().unwrap(), choice);
         }
@@ -163,7 +163,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("\"auto\", \"uring\" or \"threads\""),
+                .contains("\"auto\", \"uring\", \"threads\" or \"sync\""),
             "{error}"
         );
     }
@@ -171,7 +171,11 @@ mod tests {
     #[test]
     fn any_queue_depth_is_brought_into_bounds() {
         for (asked, given) in [(0, 1), (1, 1), (7, 7), (usize::MAX, QUEUE_DEPTH_MAX)] {
-            for choice in [EngineChoice::Auto, EngineChoice::Threads] {
+            for choice in [
+                EngineChoice::Auto,
+                EngineChoice::Threads,
+                EngineChoice::Sync,
+            ] {
                 let opened = open(&EngineConfig {
                     choice,
                     queue_depth: asked,

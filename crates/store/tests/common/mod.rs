@@ -385,6 +385,11 @@ pub fn engines() -> &'static [EngineChoice] {
     }
 }
 
+/// The backends of loads, which read files in memory by another one.
+pub fn read_engines() -> Vec<EngineChoice> {
+    [engines(), &[EngineChoice::Sync]].concat()
+}
+
 /// Options whose engines fail according to `faults`. Extents are one chunk, so that even a small
 /// state takes several operations.
 pub fn faulty(choice: EngineChoice, faults: Arc<Faults>) -> Options {
@@ -442,10 +447,10 @@ pub fn bytes_of(loaded: &Loaded, place: usize, bytes: usize) -> &[u8] {
     }
 }
 
-/// Both engines, direct and buffered, one worker and several, small extents and large.
+/// Every engine, direct and buffered, one worker and several, small extents and large.
 pub fn options_matrix() -> Vec<(String, Options)> {
     let mut matrix = Vec::new();
-    for &engine in engines() {
+    for engine in read_engines() {
         for direct in [Direct::Auto, Direct::Off] {
             for (io_threads, queue_depth, extent_bytes) in [(1, 16, 4 << 20), (3, 1, 1 << 20)] {
                 matrix.push((

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::{self, engines, forge, noise, options_matrix, publication};
+use crate::common::{self, forge, noise, options_matrix, publication, read_engines};
 use penstock_io::buffer::{ArrayMut, Bounds, HostArrayMut, HostRegion};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;
@@ -579,7 +579,7 @@ fn damage_in_a_box_is_reported_with_its_rank() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_box(&checkpoint, &global, &bounds(&[0, 0], &[2, 1 << 20]));
     for direct in [Direct::Auto, Direct::Off] {
-        for &engine in engines() {
+        for engine in read_engines() {
             let options = Options {
                 direct,
                 engine,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::forge::{self, ATTEMPT};
-use crate::common::{self, Rng, Sample, engines, load, noise};
+use crate::common::{self, Rng, Sample, load, noise, read_engines};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;
 use penstock_store::format::digest::Digest;
@@ -546,7 +546,7 @@ fn every_layout_that_a_part_may_describe_loads_bit_exact() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
         forge::checkpoint(&path, &shard, &tensors.into());
-        for &engine in engines() {
+        for engine in read_engines() {
             for direct in [Direct::Auto, Direct::Off] {
                 let options = Options {
                     engine,

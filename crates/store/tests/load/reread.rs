@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{self, Sample, engines, skip};
+use crate::common::{self, Sample, engines, read_engines, skip};
 use penstock_io::Result;
 use penstock_io::engine::{
     Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Opened, Rejected,
@@ -142,7 +142,7 @@ fn sample() -> Sample {
 
 #[test]
 fn what_was_wrong_once_loads_and_verifies() {
-    for &engine in engines() {
+    for engine in read_engines() {
         for direct in [Direct::Auto, Direct::Off] {
             let root = tempfile::tempdir().unwrap();
             let path = root.path().join("ckpt");
@@ -201,7 +201,7 @@ fn what_cannot_be_read_right_is_read_from_another_copy() {
     for name in common::names(&path) {
         std::fs::copy(path.join(&name), copy.join(&name)).unwrap();
     }
-    for &engine in engines() {
+    for engine in read_engines() {
         for direct in [Direct::Auto, Direct::Off] {
             for fault in [Fault::Always, Fault::Lost(1 << 20)] {
                 let (options, _) = flaky(engine, direct, fault);
@@ -230,7 +230,7 @@ fn what_cannot_be_read_right_is_read_from_another_copy() {
 #[test]
 fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
     let sample = Sample::of_sizes(&[1 << 20, 1 << 20, 1 << 20, 4096, 1 << 20]);
-    for &engine in engines() {
+    for engine in read_engines() {
         for direct in [Direct::Auto, Direct::Off] {
             let root = tempfile::tempdir().unwrap();
             let (path, out) = (root.path().join("ckpt"), root.path().join("out"));
