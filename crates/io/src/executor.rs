@@ -45,7 +45,7 @@ use worker::Worker;
 /// Number and limits of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorConfig {
-    /// The backend of each worker.
+    /// The backend of each worker; not [`EngineChoice::Sync`], which has no waker.
     pub engine: EngineChoice,
     /// Threads; at least 1.
     pub workers: usize,

@@ -2,12 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// A page that the kernel clears in each fork; null until the first call.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether the system has refused such a page; it is not asked again.
+static IS_REFUSED: AtomicBool = AtomicBool::new(cfg!(miri));
 
 /// As [`std::process::id`], which makes a system call each time: too much for a check of each row
 /// or request. Correct in every fork.
@@ -27,8 +30,8 @@ fn find(known: Option<&AtomicU32>) -> u32 {
     let id = std::process::id();
     match known {
         Some(known) => known.store(id, Ordering::Relaxed),
-        None if !cfg!(miri) => publish(id),
-        None => {}
+        None if IS_REFUSED.load(Ordering::Relaxed) => {}
+        None => publish(id),
     }
     id
 }
@@ -39,6 +42,7 @@ fn publish(id: u32) {
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: the kernel chooses an address that nobody uses.
     let Ok(page) = (unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, flags) }) else {
+        IS_REFUSED.store(true, Ordering::Relaxed);
         return;
     };
     // SAFETY: the page is this function's, and its content does not matter yet.
@@ -56,6 +60,9 @@ fn publish(id: u32) {
         if published.is_ok() {
             return;
         }
+    }
+    if cleared.is_err() {
+        IS_REFUSED.store(true, Ordering::Relaxed);
     }
     // SAFETY: it was not published, so nobody else has its address. A failure leaks a page.
     let _ = unsafe { munmap(page, bytes) };

@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use penstock_io::buffer::{IoBuf, Pool};
 use penstock_io::engine::{Engine, Op, OpKind};
 use penstock_io::trace;
 use penstock_io::transfer::WholeTransfers;
@@ -120,19 +119,6 @@ fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
 /// Adds the operation and the file to a completion's error.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     Error::storage(operation, PathBuf::from(path))
-}
-
-/// Takes a staging buffer. If none is free, returns `None` if the caller has operations in flight
-/// that will return one; otherwise other workers hold the whole budget, and this waits until they
-/// return some.
-fn take_buffer(pool: &Pool, has_own: bool) -> Result<Option<IoBuf>> {
-    if let Some(buf) = pool.try_take()? {
-        return Ok(Some(buf));
-    }
-    if has_own {
-        return Ok(None);
-    }
-    Ok(Some(pool.take()?))
 }
 
 /// Submits an operation to an engine whose queue has room.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -53,6 +54,37 @@ def test_what_a_stream_has_queued_comes_before_a_load_and_what_it_gets_after(gpu
         gpu.change(tensor, torch.ones(MIB))
         penstock.load(disk_path / f"{seed}", into={"w": tensor})
         assert same(gpu.read(tensor), host)
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+@pytest.mark.parametrize("io_threads", [1, 2, 5])
+def test_loads_end_with_few_buffers_also_when_they_fail(
+    gpu, disk_path, memory_path, place, io_threads
+):
+    """Workers pass on each other's copies, and wait for buffers that others have filled."""
+    path = (disk_path if place == "disk" else memory_path) / "a"
+    hosts = {f"{number}": drawn((MIB,), torch.float32, number) for number in range(6)}
+    penstock.save(path, hosts)
+    options = penstock.Options(staging_bytes=5 * MIB, extent_bytes=MIB, io_threads=io_threads)
+    (shard,) = (one for one in path.iterdir() if one.suffix == ".safetensors")
+    for seed in range(12):
+        gpu.draw(seed, 500)
+        state = {name: gpu.put(torch.zeros(MIB)) for name in hosts}
+        reports = []
+        penstock.load(path, into=state, options=options, report=reports.append)
+        if str(memory_path).startswith("/dev/shm") and place == "memory":
+            assert reports[0].engine == "sync"
+        for name, host in hosts.items():
+            assert same(gpu.read(state[name]), host), name
+        bytes_ = bytearray(shard.read_bytes())
+        at = len(bytes_) * (seed + 1) // 13
+        bytes_[at] ^= 1
+        damaged = path.with_name(f"damaged-{seed}")
+        shutil.copytree(path, damaged)
+        (damaged / shard.name).write_bytes(bytes_)
+        with pytest.raises(CorruptCheckpointError):
+            penstock.load(damaged, into=state, options=options)
+        shutil.rmtree(damaged)
 
 
 def test_a_view_that_is_stored_with_its_whole_is_filled_with_it(gpu, disk_path):

@@ -39,7 +39,7 @@ impl SlotTable {
 
     /// Loads the entry at which the search for a hash begins; the value means nothing.
     pub(super) fn fetch(&self, hash: u64) -> u64 {
-        self.entries[self.preferred(hash)]
+        self.entries[self.preferred(mixed(hash))]
     }
 
     /// The slot of a hash that is probably the key's, to be fetched.
@@ -49,6 +49,7 @@ impl SlotTable {
 
     /// The slot of a hash for which `is_it` holds.
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let hash = mixed(hash);
         let mut at = self.preferred(hash);
         loop {
             let entry = self.entries[at];
@@ -64,6 +65,7 @@ impl SlotTable {
 
     /// Adds a slot, which is not in the table.
     pub(super) fn insert(&mut self, hash: u64, slot: Slot) {
+        let hash = mixed(hash);
         let mut at = self.preferred(hash);
         while self.entries[at] != EMPTY {
             at = self.after(at);
@@ -77,6 +79,7 @@ impl SlotTable {
     /// # Panics
     /// If it is not there under this hash.
     pub(super) fn remove(&mut self, hash: u64, slot: Slot) {
+        let hash = mixed(hash);
         let mut hole = self.preferred(hash);
         while self.entries[hole] != hash & UPPER | (u64::from(slot) + 1) {
             assert!(self.entries[hole] != EMPTY, "a slot with a row is found");
@@ -99,9 +102,9 @@ impl SlotTable {
         self.len -= 1;
     }
 
-    /// Where a hash, or the entry of one, belongs.
+    /// Where a mixed hash, or the entry of one, belongs.
     fn preferred(&self, hash: u64) -> usize {
-        ((hash >> 32) as u128 * self.entries.len() as u128 >> 32) as usize
+        ((u128::from(hash >> 32) * self.entries.len() as u128) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
@@ -120,6 +123,14 @@ impl SlotTable {
     }
 }
 
+/// Mixes a hash once more: the hasher multiplies once, by a number that it draws, and some numbers
+/// put the keys of neighbouring rows next to each other.
+fn mixed(hash: u64) -> u64 {
+    // The golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4).
+    let product = u128::from(hash) * 0x9e37_79b9_7f4a_7c15;
+    product as u64 ^ (product >> 64) as u64
+}
+
 const UPPER: u64 = 0xffff_ffff_0000_0000;
 
 fn is_of(entry: u64, hash: u64) -> bool {
@@ -136,10 +147,31 @@ mod tests {
 
     use super::*;
 
-    /// Hashes with few different upper halves: long runs of entries, around the end too.
+    /// Few different hashes: long runs of entries, around the end too.
     fn hash_of(slot: Slot) -> u64 {
-        let upper = [0, 1, 0x8000_0000, 0xffff_fffe, 0xffff_ffff][slot as usize % 5];
-        upper << 32 | u64::from(slot)
+        [0, 1, 2, 3, 5, 8, 13, u64::MAX][slot as usize % 8]
+    }
+
+    /// Lookups of neighbouring rows end soon for each number that the hasher may draw.
+    #[test]
+    fn keys_of_neighbouring_rows_are_apart() {
+        for seed in [1, 2, 3, 1 << 32, (1 << 32) + 1, u64::MAX / 3, u64::MAX / 5] {
+            let slots = 10_000;
+            let mut table = SlotTable::new(slots);
+            let hash_of = |row: u64| {
+                let product = u128::from(row ^ seed) * u128::from(seed);
+                product as u64 ^ (product >> 64) as u64
+            };
+            for slot in 0..slots {
+                table.insert(hash_of(u64::from(slot)), slot);
+            }
+            let run = table
+                .entries
+                .split(|&entry| entry == EMPTY)
+                .map(<[u64]>::len)
+                .max();
+            assert!(run.unwrap() < 400, "{seed:#x}: {run:?} entries in a row");
+        }
     }
 
     #[test]

@@ -58,10 +58,21 @@ impl DeviceCopies {
         queued.append(fills);
         let is_due = queued.bytes() >= self.call_bytes;
         drop(queued);
-        if is_due && let Ok(under_way) = self.under_way.try_lock() {
-            self.pass_on(under_way)?;
+        match is_due {
+            true => self.try_flush(),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// As [`flush`](DeviceCopies::flush), unless another worker calls the driver, or waits for it.
+    ///
+    /// # Errors
+    /// As [`queue`](DeviceCopies::queue).
+    pub(super) fn try_flush(&self) -> Result<()> {
+        match self.under_way.try_lock() {
+            Ok(under_way) => self.pass_on(under_way),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Passes on all copies that are queued, and takes back the buffers of those that are done.

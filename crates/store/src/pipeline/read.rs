@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use penstock_io::buffer::{DeviceFills, IoBuf, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
@@ -32,7 +33,7 @@ use super::device_copies::DeviceCopies;
 use super::placed::{PlacedItem, untoken};
 use super::replica;
 use super::target::{Region, Rest, Target};
-use super::{Halt, failed, open_engine, run_workers, submit, take_buffer};
+use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::plain::is_lost;
@@ -41,6 +42,9 @@ use crate::options::Settings;
 use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::report::Run;
+
+/// How long a worker waits for a buffer of others before it looks after copies to devices again.
+const TURN: Duration = Duration::from_millis(5);
 
 /// Approximate amount that a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;
@@ -358,21 +362,29 @@ impl<'a> Worker<'a> {
         Ok(is_asked)
     }
 
-    /// Takes a staging buffer; `None` if other workers hold all of them and something in flight
-    /// here will return one.
+    /// Takes a staging buffer; `None` if all are taken and this worker has reads to collect or to
+    /// digest, which come first.
     fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
         let pool = &self.settings.pool;
         if let Some(buf) = pool.try_take()? {
             return Ok(Some(buf));
         }
-        self.device_copies.flush()?;
-        let has_own = self.engine.in_flight() > 0 || !self.arrived.is_empty();
-        while !has_own && self.device_copies.wait_oldest()? {
+        if self.engine.in_flight() > 0 || !self.arrived.is_empty() {
+            self.device_copies.try_flush()?;
+            return Ok(pool.try_take()?);
+        }
+        // A worker that has left may have queued copies: their buffers come back by this one.
+        loop {
+            self.device_copies.flush()?;
             if let Some(buf) = pool.try_take()? {
                 return Ok(Some(buf));
             }
+            if !self.device_copies.wait_oldest()?
+                && let Some(buf) = pool.take_timeout(TURN)?
+            {
+                return Ok(Some(buf));
+            }
         }
-        take_buffer(pool, has_own)
     }
 
     /// The next item. A worker claims several neighbours at a time, so that workers mostly use

@@ -95,6 +95,10 @@ impl DeviceFills {
             fills: self.fills,
             _lent: None,
         };
+        // Copies of several workers alternate between devices.
+        host_to_device
+            .fills
+            .sort_by_key(|fill| Arc::as_ptr(fill.to.device_streams()));
         let mut next = 0;
         while let Some(first) = host_to_device.fills.get(next) {
             let device_streams = Arc::clone(first.to.device_streams());
