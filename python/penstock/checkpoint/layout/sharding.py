@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from penstock.checkpoint.layout.boxes import Block
 
 _U64 = (1 << 64) - 1
 
@@ -258,9 +257,6 @@ class Balance:
     each holder has the tensor, under the same name, with the same type, shape and placements.
     Replicated elements are counted once more in the same way, by their fingerprints.
 
-    No rank knows the holders of a tensor in pieces. Each piece counts with its elements, and the
-    piece at the tensor's origin subtracts the elements of the whole.
-
     Attributes:
         copies: The replicated boxes, one by one.
     """
@@ -281,24 +277,6 @@ class Balance:
         self.copies.append(Copy(name, replicas.leader, mark, device))
         text = f"{name}\0{mark}\0".encode("utf-8", "surrogatepass")
         self._count(text + replicas.token, replicas)
-
-    def add_pieces(
-        self, name: str, dtype: str, shape: tuple[int, ...], pieces: Iterable[Block]
-    ) -> None:
-        """Adds this rank's pieces of a tensor to the sum.
-
-        Args:
-            name: Its global name.
-            dtype: The element type.
-            shape: Sizes of the whole.
-            pieces: Start and sizes of each piece.
-        """
-        share = _hash(f"{name}\0{dtype}\0{shape}\0pieces".encode("utf-8", "surrogatepass"))
-        for start, sizes in pieces:
-            items = math.prod(sizes)
-            if items and not any(start):
-                items -= math.prod(shape)
-            self._sum = (self._sum + share * items) & _U64
 
     def _count(self, text: bytes, members: Members) -> None:
         share = _hash(text)

@@ -1,8 +1,4 @@
-"""Finds the tensor whose pieces on all ranks do not cover it once, to name it in an error.
-
-The ranks compare one number each (`penstock.checkpoint.layout.sharding.Balance`), which says that a
-tensor is wrong, and not which. The parts that they have written say it.
-"""
+"""Finds tensors whose pieces do not cover them once, on one process or on all ranks together."""
 
 from __future__ import annotations
 
@@ -10,11 +6,26 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoint.layout.boxes import check_tiled
+from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.checkpoint.layout.boxes import Block
+
+
+class Pieces(NamedTuple):
+    """The pieces of an array or tensor that this process gives.
+
+    Attributes:
+        name: The name of the whole.
+        shape: Sizes of the whole.
+        blocks: Start and sizes of each piece.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    blocks: list[Block]
 
 
 class Mistiled(NamedTuple):
@@ -29,18 +40,37 @@ class Mistiled(NamedTuple):
     why: str
 
 
-def find_mistiled(parts: Iterable[str]) -> Mistiled | None:
+def check_pieces(pieces: Pieces, *, is_whole: bool) -> None:
+    """Refuses pieces of one process that overlap or reach beyond the whole.
+
+    Args:
+        pieces: The pieces.
+        is_whole: Whether they have to cover the whole: no other process has any.
+
+    Raises:
+        UnsupportedStateError: They are wrong.
+    """
+    name, shape, blocks = pieces
+    try:
+        if len(set(blocks)) < len(blocks):
+            raise ValueError("two of its pieces are in the same place")
+        check_tiled(tuple(shape), blocks, is_whole=is_whole)
+    except ValueError as error:
+        raise UnsupportedStateError(
+            f"{name}: it is not whole: {error}: every element has to be in one piece", key=name
+        ) from None
+
+
+def find_mistiled(parts: Iterable[bytes]) -> Mistiled | None:
     """Returns the first tensor that the parts do not cover once; None if there is none.
 
     Args:
-        parts: Paths of the parts of all ranks.
+        parts: The parts of all ranks, as JSON.
     """
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     blocks: dict[str, list[Block]] = {}
-    for path in parts:
-        with open(path, encoding="utf-8") as file:
-            entries = json.load(file)["tensors"]
-        for entry in entries:
+    for text in parts:
+        for entry in json.loads(text)["tensors"]:
             box = entry.get("box")
             if box is None:
                 continue

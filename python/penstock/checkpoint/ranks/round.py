@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ranks.mailbox import Mailbox
     from penstock.checkpoint.ranks.node_ranks import Neighbours
 
-_VOTE = struct.Struct("<QQQ")
-"""Size and digest of the part, and the balance."""
+_VOTE = struct.Struct("<QQQ?")
+"""Size and digest of the part, the balance, and whether the rank gives pieces."""
 
 _COMMIT_SECONDS = 10
 """Longest wait for the end of a commit that has begun."""
@@ -65,11 +65,13 @@ class Vote(NamedTuple):
         part_bytes: Size of its part.
         part_digest: Digest of its part.
         balance: Its sum; see `penstock.checkpoint.layout.sharding.Balance`.
+        has_pieces: Whether it gives pieces of tensors without a mesh.
     """
 
     part_bytes: int
     part_digest: int
     balance: int
+    has_pieces: bool
 
 
 class Round(Exchange):

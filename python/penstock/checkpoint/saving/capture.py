@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout.sharding import Sharder
+from penstock.checkpoint.layout.tiling import check_pieces
 from penstock.checkpoint.saving.grouping import Grouping
 from penstock.checkpoint.state.flatten import flatten
 from penstock.checkpoint.view.live import captured
@@ -37,6 +38,7 @@ class Captured:
         fallbacks: Fallbacks for the report of the rank that commits.
         balance: The sum that the ranks compare; 0 for this process alone.
         copies: The replicated tensors, for the comparison of ranks.
+        has_pieces: Whether this rank gives pieces of tensors.
     """
 
     destination: Destination
@@ -46,6 +48,7 @@ class Captured:
     fallbacks: list[Fallback]
     balance: int = 0
     copies: Sequence[Copy] = ()
+    has_pieces: bool = False
 
     def report(self, written: dict[str, Any], **facts: object) -> SaveReport:
         """Completes the fields of a report.
@@ -85,6 +88,8 @@ def capture(
     with span("flatten"):
         if save_round is None:
             flat = flatten(captured(state), finds_overlaps=finds_overlaps)
+            for pieces in flat.pieces:
+                check_pieces(pieces, is_whole=True)
         else:
             from penstock.checkpoint.saving.sharded import flatten_sharded
 
@@ -106,6 +111,7 @@ def capture(
         fallbacks=[*grouping.fallbacks, *_untied(flat)],
         balance=balance,
         copies=copies,
+        has_pieces=bool(flat.pieces),
     )
     return flat, grouping.rows, facts
 

@@ -31,8 +31,8 @@ class LastSave:
 
     @property
     def is_running(self) -> bool:
-        """Whether a background save is running."""
-        return self.pending is not None and not self.pending.done()
+        """Whether a background save of this process is running; a fork has none."""
+        return self.pending is not None and self.pending.is_ours and not self.pending.done()
 
     def covers(self, step: int) -> bool:
         """Whether the last save or restore was that of a step.

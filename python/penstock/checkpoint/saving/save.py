@@ -182,7 +182,7 @@ class Save:
             written = self._write(attempt, one)
             began = time.perf_counter()
             _, nbytes, digest = written["vote"]
-            one.cast(Vote(nbytes, digest, self._captured.balance), self._captured.copies)
+            one.cast(self._vote(nbytes, digest), self._captured.copies)
             self._await_outcome(one, attempt)
             return self._report(written, attempt.id, began)
         finally:
@@ -239,9 +239,12 @@ class Save:
         file, nbytes, digest = own
         if one is None:
             return [(0, file, nbytes, digest)]
-        captured = self._captured
-        votes = one.count_votes(Vote(nbytes, digest, captured.balance), captured.copies)
+        votes = one.count_votes(self._vote(nbytes, digest), self._captured.copies)
         return self._check_votes(one, votes, attempt_id)
+
+    def _vote(self, part_bytes: int, part_digest: int) -> Vote:
+        captured = self._captured
+        return Vote(part_bytes, part_digest, captured.balance, captured.has_pieces)
 
     def _check_votes(
         self, one: Round, votes: list[Vote], attempt_id: str
@@ -249,7 +252,6 @@ class Save:
         """Checks the parts of all votes and returns them."""
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
-            self._check_pieces(one, attempt_id)
             raise RankError(
                 f"{self.destination.path}: the ranks do not hold the same tensors: a DTensor has "
                 "to be in the state of every rank of its mesh, under the same name, with the same "
@@ -267,6 +269,8 @@ class Save:
                     rank=rank,
                 )
             parts.append((rank, file, vote.part_bytes, vote.part_digest))
+        if any(vote.has_pieces for vote in votes):
+            self._check_pieces(parts)
         return parts
 
     def _check_copies(self, one: Round) -> None:
@@ -283,19 +287,22 @@ class Save:
             rank=found.rank,
         )
 
-    def _check_pieces(self, one: Round, attempt_id: str) -> None:
-        """Compares the pieces of tensors, as far as this rank sees the parts of the others."""
+    def _check_pieces(self, parts: list[tuple[int, str, int, int]]) -> None:
+        """Refuses tensors that the pieces of all ranks do not cover once.
+
+        Only the parts say where each piece lies: no sum of all ranks tells a gap beside an overlap,
+        or a tensor that two ranks give whole, from one that is right.
+        """
         path = self.destination.path
-        parts = [_native.part_file(rank, attempt_id) for rank in range(one.size)]
-        try:
-            found = find_mistiled(os.path.join(path, part) for part in parts)
-        except OSError:
-            return
+        texts = (
+            _native.read_start(os.path.join(path, part), nbytes) for _, part, nbytes, _ in parts
+        )
+        found = find_mistiled(texts)
         if found is not None:
             raise RankError(
                 f"{path}: {found.name} is not whole on all ranks together: {found.why}: every "
                 "element has to be in one piece on one rank; nothing was committed",
-                rank=one.rank,
+                rank=0,
             )
 
     def _await_outcome(self, one: Round, attempt: _native.Attempt) -> None:

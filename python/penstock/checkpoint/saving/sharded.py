@@ -200,7 +200,7 @@ class _ShardedFlattener(Flattener):
         leaves, in_files = self._name(balance, names)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
-        self._count_boxes(balance)
+        self._check_names_of_pieces()
         self.link_files(len(own) + len(pieces), aliases)
         taken = [row[0] for rows in (own, self.linker.linked.tensors, aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
@@ -231,6 +231,7 @@ class _ShardedFlattener(Flattener):
             self.linker.linked,
             overlaps,
             self.untied,
+            self.in_pieces,
             balance=balance,
         )
 
@@ -301,17 +302,15 @@ class _ShardedFlattener(Flattener):
 
     # Completion of the nodes.
 
-    def _count_boxes(self, balance: Balance) -> None:
-        """Adds this rank's pieces of tensors to the facts that the ranks compare."""
-        for name, value, nodes in self._boxed.values():
+    def _check_names_of_pieces(self) -> None:
+        """Refuses a tensor in pieces whose name on this rank is not that of the whole."""
+        for name, _, nodes in self._boxed.values():
             if nodes[0]["g"] != name:
                 raise UnsupportedStateError(
                     f"{name}: two leaves have this name, and one is a tensor in pieces: rename a "
                     "key of one",
                     key=name,
                 )
-            blocks = ((start, tuple(piece.shape)) for start, piece in value.pieces)
-            balance.add_pieces(name, nodes[0]["dtype"], value.shape, blocks)
 
     def _name(
         self, balance: Balance, names: Mapping[int, str]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.checkpoint.layout.tiling import Pieces, check_pieces
 from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.assembly import check_parts
 from penstock.checkpoint.state.composites import Parts, take_apart
@@ -113,6 +114,7 @@ class Flattener:
         self._file_names: Sequence[str] = ()
         # Arrays in pieces, each once, with the nodes of all leaves that refer to it.
         self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
+        self.in_pieces: list[Pieces] = []
         self.linker = Linker()
         self.untied: list[tuple[str, str]] = []
         self._open: set[int] = set()
@@ -157,7 +159,9 @@ class Flattener:
         # The walk has found any cycles; the encoder need not search again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
-        return Flattened(tensors, aliases, tree, self.linker.linked, overlaps, untied=self.untied)
+        return Flattened(
+            tensors, aliases, tree, self.linker.linked, overlaps, self.untied, self.in_pieces
+        )
 
     def encode(self, value: Any, name: str, level: int) -> Node:
         """Returns the node of any value; ``level`` counts the containers around it."""
@@ -471,12 +475,15 @@ class Flattener:
         names = iter(unique_names([*taken, *further])[len(taken) :])
         places = CurrentStreams()
         for whole, (_, value, nodes) in boxed:
+            dtype = dtype_of(value, whole)
             for node in nodes:
-                node |= {"g": whole, "dtype": dtype_of(value, whole), "shape": list(value.shape)}
+                node |= {"g": whole, "dtype": dtype, "shape": list(value.shape)}
+            blocks = [(tuple(start), tuple(piece.shape)) for start, piece in value.pieces]
+            check_pieces(Pieces(whole, value.shape, blocks), is_whole=False)
+            self.in_pieces.append(Pieces(whole, value.shape, blocks))
             for index, (start, elements) in enumerate(value.pieces):
                 name = next(names) if index else whole
-                read: Callable[[Any, str], Memory] = of_array if value.is_array else of_tensor
-                memory = read(elements, name)
+                memory = _piece(elements, name, dtype, is_array=value.is_array)
                 yield to_source(memory, name, (whole, value.shape, start), places)
 
     def link_files(self, first: int, aliases: list[_Alias]) -> None:
@@ -517,6 +524,24 @@ class Flattener:
             if sources:
                 found.append(Overlap(sources, [rows[index][1] for index in run]))
         return found
+
+
+def _piece(elements: Any, name: str, dtype: str, *, is_array: bool) -> Memory:
+    """The memory of a piece, whose elements have to be of the type of the whole."""
+    if dtypes.is_tensor(elements) == is_array:
+        raise UnsupportedStateError(
+            f"{name}: a piece is a {type(elements).__name__}: give pieces of "
+            f"{'an array as arrays' if is_array else 'a tensor as tensors'}",
+            key=name,
+        )
+    memory = of_array(elements, name) if is_array else of_tensor(elements, name)
+    if memory.dtype != dtype:
+        raise UnsupportedStateError(
+            f"{name}: a piece has elements of {memory.dtype}, and the whole of {dtype}: convert "
+            "the piece, or name its type as that of the whole",
+            key=name,
+        )
+    return memory
 
 
 def dtype_of(value: Boxes, name: str) -> str:

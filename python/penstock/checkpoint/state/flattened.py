@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock._native import _Alias
+    from penstock.checkpoint.layout.tiling import Pieces
     from penstock.tensors.native_rows import Linked, TensorSource
 
 
@@ -23,6 +24,7 @@ class Flattened:
         linked: Tensors already stored in files, numbered after the tensors.
         overlaps: Leaves that share memory, if requested.
         untied: Names of tensors that share memory with another, but are restored as independent.
+        pieces: The arrays and tensors in pieces.
     """
 
     tensors: list[TensorSource]
@@ -31,6 +33,7 @@ class Flattened:
     linked: Linked
     overlaps: Sequence[Overlap] = ()
     untied: Sequence[tuple[str, str]] = ()
+    pieces: Sequence[Pieces] = ()
 
 
 class Overlap(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,16 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 
 from penstock.errors import CorruptCheckpointError, StateMismatchError
 from penstock.integrations.megatron.pieces import pieces_of
-from penstock.integrations.megatron.saving import OBJECTS, TENSORS
-from penstock.plugin import BoxRead, OpenCheckpoint, TreeError, branches, of_tensor, to_native
+from penstock.integrations.megatron.saving import COMMON_FILE, OBJECTS, TENSORS
+from penstock.plugin import (
+    MANIFEST,
+    BoxRead,
+    OpenCheckpoint,
+    TreeError,
+    branches,
+    of_tensor,
+    to_native,
+)
 from penstock.tensors import dtypes
 from penstock.tensors.copying import bump_versions
 
@@ -86,6 +95,7 @@ class Reader:
         self._options = to_native(options)
         self._checkpoint = OpenCheckpoint(self.path)
         try:
+            _check_common(self.path)
             self._checkpoint.view_as(dist.get_rank() if dist.is_initialized() else 0)
             with self._checkpoint.reading():
                 members = dict(branches(self._checkpoint.root) or ())
@@ -230,6 +240,32 @@ class Reader:
             "it, or pass strict='log_all' (--dist-ckpt-strictness log_all) to go on without it",
             key=key,
             path=self.path,
+        )
+
+
+def _check_common(path: str) -> None:
+    """Refuses a common state of another save than the tensors.
+
+    Megatron-Core before 0.19 writes it in place before a save begins, which may then fail.
+    """
+    with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
+        kept = {one["name"]: one["file"] for one in json.load(file).get("beside", ())}
+    if COMMON_FILE not in kept:
+        return
+    contents = []
+    for name in (COMMON_FILE, kept[COMMON_FILE]):
+        try:
+            with open(os.path.join(path, name), "rb") as file:
+                contents.append(file.read())
+        except FileNotFoundError:
+            contents.append(b"")
+    if contents[0] != contents[1]:
+        raise CorruptCheckpointError(
+            f"{path}: {COMMON_FILE} is not of the save that wrote the tensors: a later save into "
+            f"this directory did not complete: copy {kept[COMMON_FILE]} over {COMMON_FILE} to load "
+            "the one before",
+            path=path,
+            file=COMMON_FILE,
         )
 
 

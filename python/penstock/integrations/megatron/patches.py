@@ -12,7 +12,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megatron.core.dist_checkpointing import serialization
-from megatron.core.dist_checkpointing.strategies import fully_parallel
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
 from penstock.integrations.megatron import structure
@@ -106,6 +105,8 @@ def enable(*, options: Options | None = None) -> Enabled:
     global _enabled
     to_native(options)
     disable()
+    # Stays: strategies that were made meanwhile are used after `disable`, too.
+    structure.compare()
     _enabled = Enabled(options)
     _register(options)
     return _enabled
@@ -124,9 +125,6 @@ def _replacements(options: Options | None) -> Iterator[tuple[Any, str, Any]]:
     for owner, methods in ((save, saving(save, Writer(options))), (load, loading(load, options))):
         for name, method in methods.items():
             yield owner, name, method
-    wrapper = fully_parallel.FullyParallelSaveStrategyWrapper
-    apply = wrapper.apply_saving_parallelization
-    yield wrapper, apply.__name__, structure.comparing(apply)
     yield serialization, "save_config", _keeping(serialization.save_config)
 
 

@@ -30,7 +30,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import directory, layout
 from penstock.integrations.megatron.pieces import pieces_of
 from penstock.integrations.megatron.waiting import EndMark, wait_for_end
-from penstock.plugin import Boxes
+from penstock.plugin import Boxes, LiveState
 
 if TYPE_CHECKING:
     from penstock.options import Options
@@ -41,7 +41,8 @@ TENSORS, OBJECTS = "tensors", "objects"
 COMMON_KEY = "common_state"
 """Key of the object that holds the common state, from Megatron-Core 0.19 on."""
 
-_COMMON_FILE = "common.pt"
+COMMON_FILE = "common.pt"
+"""The common state as Megatron-Core before 0.19 stores it."""
 
 
 class Writer:
@@ -56,8 +57,8 @@ class Writer:
 
     def save(self, sharded_state: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
         """Saves, and returns on every rank once the checkpoint is durable."""
-        path, further = _begin(sharded_state, checkpoint_dir)
-        self._saver.save(path, _state_of(sharded_state), overwrite=True, **further)
+        path, state, further = _begin(sharded_state, checkpoint_dir)
+        self._saver.save(path, state, overwrite=True, **further)
         _end(path)
 
     def save_async(
@@ -73,10 +74,13 @@ class Writer:
         Returns:
             A request whose work waits for the end, and whose finalizer raises the save's error.
         """
-        path, further = _begin(sharded_state, checkpoint_dir)
-        state = _state_of(sharded_state)
-        pending = self._saver.save_async(path, state, overwrite=True, **further)
+        path, state, further = _begin(sharded_state, checkpoint_dir)
         mark = EndMark()
+        try:
+            pending = self._saver.save_async(path, state, overwrite=True, **further)
+        except BaseException:
+            mark.release()
+            raise
 
         def release() -> None:
             while not pending.wait_ended(60):
@@ -91,20 +95,50 @@ class Writer:
         return request(wait_for_end, (mark.path,), [finish])
 
 
+class _State(LiveState):
+    """The state of a save, made once the ranks have begun it, so that an error reaches all of them.
+
+    Args:
+        sharded_state: What Megatron-Core hands over.
+        error: An error from before.
+    """
+
+    def __init__(self, sharded_state: Any, error: Exception | None) -> None:
+        self._sharded_state, self._error = sharded_state, error
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's boxes and objects.
+
+        Raises:
+            UnsupportedStateError: Something cannot be stored.
+        """
+        if self._error is not None:
+            raise self._error
+        return _state_of(self._sharded_state)
+
+
 def _begin(
     sharded_state: Any, checkpoint_dir: str | os.PathLike[str]
-) -> tuple[str, dict[str, Any]]:
-    """Returns the directory, and the files and the note of the checkpoint."""
+) -> tuple[str, _State, dict[str, Any]]:
+    """Returns the directory, the state, and the files and the note of the checkpoint."""
     path = os.path.abspath(checkpoint_dir)
     if dist.get_rank() != 0:
-        return path, {}
+        return path, _State(sharded_state, None), {}
+    try:
+        further = _further(sharded_state, path)
+    except Exception as error:
+        return path, _State(sharded_state, error), {}
+    return path, _State(sharded_state, None), further
+
+
+def _further(sharded_state: Any, path: str) -> dict[str, Any]:
     files = {CONFIG_FNAME: json.dumps(asdict(CheckpointingConfig("torch_dist", 1))).encode()}
     common = _common_of(sharded_state, path)
     if common is not None:
-        files[_COMMON_FILE] = common
+        files[COMMON_FILE] = common
     replaced = directory.dcp_digest(path)
     note = {} if replaced is None else {layout.NOTE: {directory.REPLACED: replaced}}
-    return path, {"files": files, "metadata": note}
+    return {"files": files, "metadata": note}
 
 
 def _common_of(sharded_state: Any, path: str) -> bytes | None:
@@ -113,7 +147,7 @@ def _common_of(sharded_state: Any, path: str) -> bytes | None:
         if isinstance(one, ShardedObject) and one.key == COMMON_KEY:
             return _pickled(one.data)
     try:
-        with open(os.path.join(path, _COMMON_FILE), "rb") as file:
+        with open(os.path.join(path, COMMON_FILE), "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -157,14 +191,14 @@ def _boxes(key: str, found: list[Any]) -> Boxes:
                 f"{key}: this ShardedTensor has no data: give it the tensor before the save",
                 key=key,
             )
-        if (one.dtype, one.global_shape) != (first.dtype, first.global_shape):
+        if (one.data.dtype, one.global_shape) != (first.data.dtype, first.global_shape):
             raise UnsupportedStateError(
-                f"{key}: two tensors of one key: {tuple(first.global_shape)} of {first.dtype} and "
-                f"{tuple(one.global_shape)} of {one.dtype}: give them keys of their own",
+                f"{key}: two tensors of one key: {tuple(first.global_shape)} of {first.data.dtype} "
+                f"and {tuple(one.global_shape)} of {one.data.dtype}: give them keys of their own",
                 key=key,
             )
         pieces += pieces_of(one)
-    return Boxes(tuple(map(int, first.global_shape)), first.dtype, pieces)
+    return Boxes(tuple(map(int, first.global_shape)), first.data.dtype, pieces)
 
 
 def _pickled(value: Any) -> bytes:

@@ -58,5 +58,6 @@ def _digest(sharded_state_dict: Any) -> bytes:
         if isinstance(one, ShardedTensor):
             held = getattr(one, "flattened_range", None)
             places = (tuple(one.local_shape), tuple(one.global_shape), tuple(one.global_offset))
-            found.update(f"{one.key}\0{one.dtype}\0{places}\0{held}\n".encode())
+            kept = (one.dtype, places, held, one.replica_id)
+            found.update(f"{one.key}\0{kept}\n".encode())
     return found.digest()

@@ -130,7 +130,7 @@ def _gathered_bytes(ranks: int) -> tuple[int, int]:
     one = Ranks(lambda: mailbox, ranks - 1, range(ranks)).enter("step", 0)
     # Others wait for the key that a rank puts when it enters; rank 0 does not gather it.
     come_bytes = mailbox.sent_bytes
-    one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1))
+    one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, has_pieces=False))
     vote_bytes = mailbox.sent_bytes - come_bytes
     with suppress(RankError):
         one.holders([1])

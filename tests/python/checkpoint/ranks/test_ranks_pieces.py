@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock
 from dtensors import rank
-from penstock.checkpoint.layout.sharding import Balance, is_balanced
+from penstock.checkpoint.layout.tiling import find_mistiled
 from penstock.errors import RankError, UnsupportedStateError
 from penstock.plugin import Boxes, PerRank
 from ranks import IMPATIENT
@@ -67,6 +68,10 @@ def test_pieces_of_one_process_come_back_as_a_tensor(tmp_path):
 MISTAKES = {
     "only 48 of its 60 elements": lambda: boxes((0, 4)) if rank() else boxes((4, 8)),
     "overlap": lambda: boxes((0, 6)) if rank() else boxes((5, 10)),
+    # A gap beside an overlap of the same size.
+    "overlap|only": lambda: boxes((0, 6)) if rank() else boxes((5, 9)),
+    "same piece": lambda: boxes((0, 10)),
+    "a tensor of its own": lambda: boxes((0, 10)) if rank() else WHOLE.clone(),
     "as ('float32'": lambda: boxes((0, 5)) if rank() else boxes((5, 10), dtype=torch.float64),
 }
 
@@ -106,20 +111,54 @@ def test_pieces_that_are_no_common_tensor_are_refused(jobs, disk_path, wrap, sai
 @given(
     cuts=st.lists(st.integers(0, 20), max_size=6),
     owners=st.lists(st.integers(0, 3), min_size=8, max_size=8),
-    lost=st.integers(0, 7),
+    changed=st.integers(0, 7),
+    shift=st.integers(-20, 20),
+    lengths=st.integers(-3, 3),
 )
-def test_pieces_are_balanced_exactly_if_they_cover_the_tensor(cuts, owners, lost):
-    ends = sorted({0, 20, *cuts})
-    pieces = list(itertools.pairwise(ends))
+def test_the_parts_of_all_ranks_tell_exactly_whether_pieces_cover_a_tensor(
+    cuts, owners, changed, shift, lengths
+):
+    pieces = [[first, end] for first, end in itertools.pairwise(sorted({0, 20, *cuts}))]
+    chosen = pieces[changed % len(pieces)]
+    chosen[0] += shift
+    chosen[1] += shift + lengths
+    parts = [{"tensors": []} for _ in range(4)]
+    times = [0] * 20
+    is_within = True
+    for index, (first, end) in enumerate(pieces):
+        end = max(first, end)
+        is_within = is_within and first >= 0 and end <= 20
+        for row in range(max(0, first), min(20, end)):
+            times[row] += 1
+        parts[owners[index]]["tensors"].append(
+            {
+                "name": f"w{index}",
+                "dtype": "float32",
+                "shape": [end - first, 3],
+                "box": {"tensor": "w", "shape": [20, 3], "start": [first, 0]},
+            }
+        )
+    found = find_mistiled(json.dumps(part).encode() for part in parts)
+    places = [(first, max(first, end)) for first, end in pieces]
+    is_twice = len(set(places)) < len(places)
+    assert (found is None) == (is_within and not is_twice and times == [1] * 20)
 
-    def sums(kept):
-        balances = [Balance(rank) for rank in range(4)]
-        for index, (first, end) in enumerate(kept):
-            block = ((first, 0), (end - first, 3))
-            balances[owners[index]].add_pieces("w", "float32", (20, 3), [block])
-        return [one.sum for one in balances]
 
-    assert is_balanced(sums(pieces))
-    kept = [piece for index, piece in enumerate(pieces) if index != lost % len(pieces)]
-    # If all are lost no rank knows of the tensor.
-    assert is_balanced(sums(kept)) == (not kept)
+WRONG = {
+    "only 48 of its 60": lambda: boxes((0, 8)),
+    "only 0 of its 60": lambda: Boxes((10, 6), torch.float32, []),
+    "overlap": lambda: boxes((0, 6), (4, 10)),
+    "reaches beyond": lambda: Boxes((4, 6), torch.float32, [((-1, 0), WHOLE[:5])]),
+    "elements of float64": lambda: Boxes(
+        (10, 6), torch.float32, [((0, 0), WHOLE[:5]), ((5, 0), WHOLE[5:].double())]
+    ),
+    "a piece is a ndarray": lambda: Boxes((10, 6), torch.float32, [((0, 0), WHOLE.numpy())]),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_pieces_of_one_process_that_are_no_tensor_are_refused(tmp_path, said):
+    penstock.save(tmp_path / "ckpt", {"w": WHOLE})
+    with pytest.raises(UnsupportedStateError, match=said):
+        penstock.save(tmp_path / "ckpt", {"w": WRONG[said]()}, overwrite=True)
+    assert torch.equal(penstock.load(tmp_path / "ckpt")["w"], WHOLE)
