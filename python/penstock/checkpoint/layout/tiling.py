@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.layout.boxes import check_tiled
 from penstock.errors import UnsupportedStateError
+from penstock.tensors import dtypes
+from penstock.tensors.memory import of_array, of_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.checkpoint.layout.boxes import Block
+    from penstock.tensors.memory import Memory
 
 
 class Pieces(NamedTuple):
@@ -86,3 +89,31 @@ def find_mistiled(parts: Iterable[bytes]) -> Mistiled | None:
         except ValueError as error:
             return Mistiled(name, str(error))
     return None
+
+
+def memory_of_piece(elements: Any, name: str, dtype: str, *, is_array: bool) -> Memory:
+    """The memory of a piece, whose elements have to be of the type of the whole.
+
+    Args:
+        elements: A tensor or an array.
+        name: Its name, for errors.
+        dtype: The type of the whole.
+        is_array: Whether the whole is an array.
+
+    Raises:
+        UnsupportedStateError: It is something else, or of another type.
+    """
+    if dtypes.is_tensor(elements) == is_array:
+        raise UnsupportedStateError(
+            f"{name}: a piece is a {type(elements).__name__}: give pieces of "
+            f"{'an array as arrays' if is_array else 'a tensor as tensors'}",
+            key=name,
+        )
+    memory = of_array(elements, name) if is_array else of_tensor(elements, name)
+    if memory.dtype != dtype:
+        raise UnsupportedStateError(
+            f"{name}: a piece has elements of {memory.dtype}, and the whole of {dtype}: convert "
+            "the piece, or name its type as that of the whole",
+            key=name,
+        )
+    return memory

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.layout.tiling import Pieces, check_pieces
+from penstock.checkpoint.layout.tiling import Pieces, check_pieces, memory_of_piece
 from penstock.checkpoint.state import ties
 from penstock.checkpoint.state.assembly import check_parts
 from penstock.checkpoint.state.composites import Parts, take_apart
@@ -483,7 +483,7 @@ class Flattener:
             self.in_pieces.append(Pieces(whole, value.shape, blocks))
             for index, (start, elements) in enumerate(value.pieces):
                 name = next(names) if index else whole
-                memory = _piece(elements, name, dtype, is_array=value.is_array)
+                memory = memory_of_piece(elements, name, dtype, is_array=value.is_array)
                 yield to_source(memory, name, (whole, value.shape, start), places)
 
     def link_files(self, first: int, aliases: list[_Alias]) -> None:
@@ -524,24 +524,6 @@ class Flattener:
             if sources:
                 found.append(Overlap(sources, [rows[index][1] for index in run]))
         return found
-
-
-def _piece(elements: Any, name: str, dtype: str, *, is_array: bool) -> Memory:
-    """The memory of a piece, whose elements have to be of the type of the whole."""
-    if dtypes.is_tensor(elements) == is_array:
-        raise UnsupportedStateError(
-            f"{name}: a piece is a {type(elements).__name__}: give pieces of "
-            f"{'an array as arrays' if is_array else 'a tensor as tensors'}",
-            key=name,
-        )
-    memory = of_array(elements, name) if is_array else of_tensor(elements, name)
-    if memory.dtype != dtype:
-        raise UnsupportedStateError(
-            f"{name}: a piece has elements of {memory.dtype}, and the whole of {dtype}: convert "
-            "the piece, or name its type as that of the whole",
-            key=name,
-        )
-    return memory
 
 
 def dtype_of(value: Boxes, name: str) -> str:
