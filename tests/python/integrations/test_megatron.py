@@ -19,9 +19,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import parse
 
 megatron = pytest.importorskip("megatron.core.dist_checkpointing")
 
+from megatron.core import __version__ as megatron_version  # noqa: E402
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor  # noqa: E402
 
 import penstock  # noqa: E402
@@ -108,7 +110,7 @@ def test_it_loads_at_other_parallel_sizes(
     jobs.of(ranks_later).call(load_model, path, tensor_parallel_later)
 
 
-def rows(first, *, dtype=torch.float32, data=None):
+def rows(first, *, dtype=torch.float32, data=None, is_regular=True):
     """Three of the six rows of a tensor, from a row on; perhaps of another type than declared."""
     found = ShardedTensor(
         key="w",
@@ -117,7 +119,7 @@ def rows(first, *, dtype=torch.float32, data=None):
         local_shape=(3, 2),
         global_shape=(6, 2),
         global_offset=(first, 0),
-        axis_fragmentations=None,
+        axis_fragmentations=(2, 1) if is_regular else None,
     )
     # Megatron-Core compares the types when the description is made.
     found.data = found.data.to(dtype)
@@ -130,7 +132,7 @@ class Unpicklable:
 
 
 MISTAKES = {
-    "a gap beside an overlap": lambda rank: {"w": rows(2 * rank)},
+    "a gap beside an overlap": lambda rank: {"w": rows(2 * rank, is_regular=False)},
     "another type on all ranks": lambda rank: {"w": rows(3 * rank, dtype=torch.bfloat16)},
     "another type on one rank": lambda rank: {
         "w": rows(3 * rank, dtype=torch.bfloat16 if rank else torch.float32)
@@ -161,6 +163,7 @@ def save_mistaken(path, mistake):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_save_that_could_not_be_loaded_is_refused_on_all_ranks(jobs, disk_path, mistake):
+    skip_irregular(mistake)
     path = disk_path / "iter_0000001"
     for refusal, seconds, loaded in jobs.of(2).call(save_mistaken, path, mistake):
         if mistake == "another type on all ranks":
@@ -178,7 +181,13 @@ def test_a_save_that_could_not_be_loaded_is_refused_on_all_ranks(jobs, disk_path
     assert (penstock.load(path)["tensors"]["w"] == expected).all()
 
 
+def skip_irregular(mistake):
+    if mistake == "a gap beside an overlap" and parse(megatron_version).release < (0, 16):
+        pytest.skip(f"Megatron-Core {megatron_version} refuses such pieces itself, on rank 0 alone")
+
+
 def test_a_common_state_of_a_failed_save_can_be_put_back(jobs, disk_path):
+    skip_irregular("a gap beside an overlap")
     path = disk_path / "iter_0000001"
     jobs.of(2).call(save_mistaken, path, "a gap beside an overlap")
     (kept,) = path.glob("beside.*.common.pt")
