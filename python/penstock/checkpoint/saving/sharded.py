@@ -200,7 +200,7 @@ class _ShardedFlattener(Flattener):
         leaves, in_files = self._name(balance, names)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
-        self._check_names_of_pieces()
+        self._check_pieces()
         self.link_files(len(own) + len(pieces), aliases)
         taken = [row[0] for rows in (own, self.linker.linked.tensors, aliases) for row in rows]
         wanted = [leaves[piece.tensor].name for piece in pieces]
@@ -302,9 +302,18 @@ class _ShardedFlattener(Flattener):
 
     # Completion of the nodes.
 
-    def _check_names_of_pieces(self) -> None:
-        """Refuses a tensor in pieces whose name on this rank is not that of the whole."""
-        for name, _, nodes in self._boxed.values():
+    def _check_pieces(self) -> None:
+        """Refuses tensors in pieces that the parts of all ranks do not show to be wrong.
+
+        These are one whose name on this rank is not that of the whole, and one without a piece
+        here, of which no other rank need have any.
+        """
+        for name, value, nodes in self._boxed.values():
+            if not value.pieces:
+                raise UnsupportedStateError(
+                    f"{name}: this rank gives no piece of it: leave it out of the state here",
+                    key=name,
+                )
             if nodes[0]["g"] != name:
                 raise UnsupportedStateError(
                     f"{name}: two leaves have this name, and one is a tensor in pieces: rename a "

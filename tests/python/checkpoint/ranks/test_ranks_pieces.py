@@ -103,6 +103,17 @@ def refused(path, wrap):
     return str(caught.value)
 
 
+def without_pieces(path):
+    empty = Boxes((10, 6), torch.float32, [])
+    with pytest.raises((UnsupportedStateError, RankError), match="leave it out") as caught:
+        penstock.save(path, {"w": empty}, options=IMPATIENT)
+    return str(caught.value)
+
+
+def test_a_tensor_of_which_no_rank_gives_a_piece_is_refused(jobs, disk_path):
+    assert all("w: " in text for text in jobs.of(2).call(without_pieces, disk_path / "ckpt"))
+
+
 @pytest.mark.parametrize(("wrap", "said"), [(True, "take it out of PerRank"), (False, "no_dist")])
 def test_pieces_that_are_no_common_tensor_are_refused(jobs, disk_path, wrap, said):
     assert all(said in text for text in jobs.of(2).call(refused, disk_path / "ckpt", wrap))
