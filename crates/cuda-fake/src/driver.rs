@@ -128,8 +128,13 @@ impl Session {
 
     /// Waits for any change.
     pub(crate) fn wait(&mut self) {
+        self.wait_for_work(&DRIVER.changed);
+    }
+
+    /// Waits until a stream has work, or is gone.
+    pub(crate) fn wait_for_work(&mut self, work: &Condvar) {
         if let Some(state) = self.state.take() {
-            let waited = DRIVER.changed.wait(state);
+            let waited = work.wait(state);
             self.state = Some(waited.unwrap_or_else(PoisonError::into_inner));
         }
     }

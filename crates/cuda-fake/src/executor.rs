@@ -54,6 +54,7 @@ fn run(id: u64) {
                 session.changed();
             }
             Next::Wait => session.wait(),
+            Next::Idle(work) => session.wait_for_work(&work),
             Next::End => return,
         }
     }
@@ -63,7 +64,7 @@ fn run(id: u64) {
 pub(crate) fn destroy_stream(session: &mut Session, id: u64) {
     session.captures.leave(id);
     if let Some(stream) = session.streams.get_mut(id) {
-        stream.is_destroyed = true;
+        stream.destroy();
         if stream.thread.is_none() {
             session.streams.remove(id);
         }

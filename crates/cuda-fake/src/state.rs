@@ -1,7 +1,7 @@
 //! The driver's whole state, behind one lock, and the path of an operation through it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 use std::time::Instant;
 
 use crate::capture::Captures;
@@ -43,7 +43,10 @@ pub(crate) enum Next {
         space: Arc<AddressSpace>,
         fault: Answer,
     },
+    /// The stream has work, which may not begin yet.
     Wait,
+    /// The stream has no work.
+    Idle(Arc<Condvar>),
     End,
 }
 
@@ -154,7 +157,7 @@ impl DriverState {
             return if stream.is_destroyed {
                 self.end_stream(id)
             } else {
-                Next::Wait
+                Next::Idle(Arc::clone(&stream.work))
             };
         };
         let context = self.contexts.get(&stream.context);

@@ -1,4 +1,4 @@
-//! Stream capture, and the captured graphs, which can only be destroyed.
+//! Stream capture, and the captured graphs. The fake cannot launch a graph, only destroy it.
 
 use super::{Out, put, wanted};
 use crate::capture::CaptureStatus;

@@ -1,6 +1,6 @@
 //! Single copies and fills.
 
-use super::rows::{End, Rows, copy, end_at, finish, kind_of};
+use super::rows::{End, Rows, copy, end_at, finish};
 use super::stream::context_of;
 use crate::driver::{Needs, Session, call};
 use crate::executor::submit;
@@ -14,14 +14,7 @@ pub(super) const NULL: u64 = 0;
 extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) -> i32 {
     call("cuMemcpyHtoDAsync_v2", Needs::Context, |session| {
         let rows = Rows::line(bytes);
-        copy(
-            session,
-            Kind::HostToDevice,
-            (End::Host, from),
-            (End::Device, to),
-            &rows,
-            stream,
-        )
+        copy(session, (End::Host, from), (End::Device, to), &rows, stream)
     })
 }
 
@@ -29,14 +22,7 @@ extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64
 extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) -> i32 {
     call("cuMemcpyDtoHAsync_v2", Needs::Context, |session| {
         let rows = Rows::line(bytes);
-        copy(
-            session,
-            Kind::DeviceToHost,
-            (End::Device, from),
-            (End::Host, to),
-            &rows,
-            stream,
-        )
+        copy(session, (End::Device, from), (End::Host, to), &rows, stream)
     })
 }
 
@@ -46,7 +32,6 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64
         let rows = Rows::line(bytes);
         copy(
             session,
-            Kind::DeviceToDevice,
             (End::Device, from),
             (End::Device, to),
             &rows,
@@ -58,35 +43,27 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) -> i32 {
     call("cuMemcpyHtoD_v2", Needs::Context, |session| {
-        session.captures.refuse_unsafe_call()?;
-        let rows = Rows::line(bytes);
-        copy(
-            session,
-            Kind::HostToDevice,
-            (End::Host, from),
-            (End::Device, to),
-            &rows,
-            NULL,
-        )?;
-        finish(session, NULL)
+        copy_now(session, (End::Host, from), (End::Device, to), bytes)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) -> i32 {
     call("cuMemcpyDtoH_v2", Needs::Context, |session| {
-        session.captures.refuse_unsafe_call()?;
-        let rows = Rows::line(bytes);
-        copy(
-            session,
-            Kind::DeviceToHost,
-            (End::Device, from),
-            (End::Host, to),
-            &rows,
-            NULL,
-        )?;
-        finish(session, NULL)
+        copy_now(session, (End::Device, from), (End::Host, to), bytes)
     })
+}
+
+/// Copies bytes in the null stream, and waits for it.
+fn copy_now(
+    session: &mut Session,
+    source: (End, u64),
+    destination: (End, u64),
+    bytes: usize,
+) -> Answer {
+    session.captures.refuse_unsafe_call()?;
+    copy(session, source, destination, &Rows::line(bytes), NULL)?;
+    finish(session, NULL)
 }
 
 /// `CUDA_MEMCPY2D`.
@@ -136,8 +113,7 @@ extern "C" fn cuMemcpy2DAsync_v2(copied: Option<&Copy2D>, stream: u64) -> i32 {
                 copied.destination_pitch,
             ],
         )?;
-        let kind = kind_of(source.0, destination.0);
-        copy(session, kind, source, destination, &rows, stream)
+        copy(session, source, destination, &rows, stream)
     })
 }
 

@@ -1,5 +1,5 @@
-//! The functions of cuFile that exist here: files are read and written at once, and requests
-//! counted by path.
+//! The functions of cuFile that exist here. Reads and writes end before the call returns; requests
+//! are counted by their way: direct, or through host memory.
 
 use std::ffi::{c_long, c_void};
 use std::fs::File;

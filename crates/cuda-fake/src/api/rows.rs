@@ -28,7 +28,7 @@ pub(super) fn end_at(session: &Session, address: u64) -> End {
     }
 }
 
-pub(super) fn kind_of(source: End, destination: End) -> Kind {
+fn kind_of(source: End, destination: End) -> Kind {
     match (source, destination) {
         (End::Host, End::Host) => Kind::HostToHost,
         (End::Host, End::Device) => Kind::HostToDevice,
@@ -105,7 +105,6 @@ impl Rows {
 
 pub(super) fn copy(
     session: &mut Session,
-    kind: Kind,
     source: (End, u64),
     destination: (End, u64),
     rows: &Rows,
@@ -120,6 +119,7 @@ pub(super) fn copy(
     if piece.source.is_pageable() && !session.captures.includes(id) {
         piece.stage(session.memory.space(), context)?;
     }
+    let kind = kind_of(source.0, destination.0);
     queue(session, kind, vec![piece], id, context)
 }
 
