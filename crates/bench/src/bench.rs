@@ -57,9 +57,6 @@ impl Bench {
     /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares,
     /// and with another cuFile.
     ///
-    /// # Errors
-    /// As [`prepare`](Bench::prepare).
-    ///
     /// # Panics
     /// As [`prepare`](Bench::prepare).
     pub fn prepare_with(

@@ -81,10 +81,6 @@ impl DeviceReader {
     /// number if it was announced. No copy starts before the work queued on `stream` so far has
     /// completed.
     ///
-    /// # Errors
-    /// As [`Reader::gather`], and [`Error::Io`] if the stream is being captured or the driver
-    /// fails.
-    ///
     /// # Panics
     /// If `out` is not `ids.len()` times the bytes of a row's values, or is on another device.
     pub fn gather(
@@ -359,9 +355,6 @@ impl DeviceBatch {
     }
 
     /// Waits until all copies have been queued; `false` on timeout.
-    ///
-    /// # Errors
-    /// As [`Batch::wait`], and [`Error::Io`] if the driver fails; the same error on every call.
     pub fn wait(&self, timeout: Option<Duration>) -> std::result::Result<bool, &Error> {
         if !self.is_ours() {
             return Err(&self.forked);

@@ -107,7 +107,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// This thread already holds the snapshot that it waits for.
-    #[error("{}: this thread folds the table, or reads all of it", path.display())]
+    #[error("{}: this thread compacts the table, or reads all of it", path.display())]
     Held {
         /// The table.
         path: PathBuf,

@@ -6,6 +6,8 @@
 //!
 //! A [`DeviceReader`] gathers into device memory, through pinned host memory.
 //!
+//! A [`RangeReader`] reads byte ranges of one file: rows of any lengths.
+//!
 //! A [`Proxy`] serves requests of kernels on a device.
 //!
 //! A [`MutableTable`] is a table whose rows can be updated.
@@ -23,6 +25,7 @@ mod error;
 mod index;
 mod mutable_table;
 mod proxy;
+mod ranges;
 mod reader;
 mod table;
 
@@ -35,6 +38,7 @@ pub use mutable_table::{
     Compaction, Form, Frozen, MutableTable, NewTable, Opening, Storage, TABLE_MANIFEST,
 };
 pub use proxy::{Proxy, Serving};
+pub use ranges::RangeReader;
 pub use reader::Reader;
 pub use reader::shared::Counts;
 pub use table::checks::{BLOCK_BYTES, Checks};

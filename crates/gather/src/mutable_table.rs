@@ -129,9 +129,6 @@ impl NewTable {
 
     /// Appends rows, given as the bytes of their values.
     ///
-    /// # Errors
-    /// [`Error::Io`].
-    ///
     /// # Panics
     /// If the table has fewer rows, or the last row is incomplete.
     pub fn append(&mut self, rows: &HostRegion) -> Result<()> {
@@ -184,9 +181,6 @@ impl NewTable {
     }
 
     /// Commits the table; rows that were not appended are zero.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
     pub fn finish(mut self) -> Result<()> {
         while (self.manifest.pieces.len() as u64) < self.form.pieces() {
             self.write_piece()?;
@@ -353,9 +347,6 @@ impl MutableTable {
     }
 
     /// Makes all updates durable: when it returns, a power cut cannot undo them.
-    ///
-    /// # Errors
-    /// As [`update`](MutableTable::update).
     pub fn flush(&self) -> Result<()> {
         let _span = trace::span("flush");
         self.core.check_process()?;
@@ -363,9 +354,6 @@ impl MutableTable {
     }
 
     /// Takes a snapshot of all rows, while updates go on. Waits until no other snapshot exists.
-    ///
-    /// # Errors
-    /// As [`flush`](MutableTable::flush), which it calls.
     pub fn freeze(&self) -> Result<Frozen> {
         loop {
             if let Some(frozen) = self.try_freeze(Duration::from_secs(60))? {
@@ -376,10 +364,6 @@ impl MutableTable {
 
     /// As [`freeze`](MutableTable::freeze), but returns `None` if another snapshot still exists
     /// after `timeout`.
-    ///
-    /// # Errors
-    /// As [`freeze`](MutableTable::freeze); [`Error::Held`] if this thread holds the other
-    /// snapshot.
     pub fn try_freeze(&self, timeout: Duration) -> Result<Option<Frozen>> {
         self.core.check_process()?;
         let Some(held) = self.core.hold(timeout)? else {

@@ -1,4 +1,4 @@
-//! Gathers batches of a table's rows.
+//! `Reader`: gathers rows of a table by id, from a cache and by requests to an executor.
 
 pub(crate) mod copying;
 mod landing;
@@ -97,9 +97,6 @@ impl Reader {
     /// As [`gather`](Reader::gather), for a batch announced with [`hint`](Reader::hint),
     /// which is then over.
     ///
-    /// # Errors
-    /// As [`gather`](Reader::gather).
-    ///
     /// # Panics
     /// As [`gather`](Reader::gather).
     pub fn gather_hinted(&self, ids: &[u64], out: IoBuf, hinted: Option<u64>) -> Result<Batch> {
@@ -120,9 +117,6 @@ impl Reader {
     ///
     /// # Returns
     /// The batch's number; `None` without a cache.
-    ///
-    /// # Errors
-    /// As [`gather`](Reader::gather).
     pub fn hint(&self, ids: &[u64]) -> Result<Option<u64>> {
         self.with_keys(ids, |index, keys| index.hint(keys))
     }
@@ -140,17 +134,11 @@ impl Reader {
     ///
     /// # Returns
     /// How many of them are pinned; `None` without a cache.
-    ///
-    /// # Errors
-    /// As [`gather`](Reader::gather).
     pub fn pin(&self, ids: &[u64]) -> Result<Option<usize>> {
         self.with_keys(ids, |index, keys| index.pin(keys))
     }
 
     /// Unpins rows.
-    ///
-    /// # Errors
-    /// As [`gather`](Reader::gather).
     pub fn unpin(&self, ids: &[u64]) -> Result<()> {
         self.with_keys(ids, |index, keys| index.unpin(keys))
             .map(drop)

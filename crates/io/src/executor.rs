@@ -160,9 +160,6 @@ impl Executor {
     }
 
     /// A claim on the device in proportion to its weight, which is at least 1.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn share(&self, weight: u32) -> Result<Share> {
         check_process(self.process)?;
         Ok(Share {
@@ -229,9 +226,6 @@ impl Share {
 
     /// As [`submit`](Share::submit), and syncs these files once everything is written, before the
     /// transfer ends.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn submit_synced(&self, requests: Vec<Request>, files: Vec<Arc<File>>) -> Result<Transfer> {
         self.hand_over(requests, files)
     }

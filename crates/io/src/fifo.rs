@@ -257,9 +257,6 @@ impl Fifo {
     }
 
     /// Waits until all launched kernels have ended. The serving thread must continue meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`]: the device has failed.
     pub fn wait(&self) -> Result<()> {
         while let Some((stream, moment)) = self.launches().pop() {
             // Without the lock, so that others can launch meanwhile.
@@ -272,9 +269,6 @@ impl Fifo {
     }
 
     /// Checks whether the device has failed since a launch.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`]: the device has failed.
     pub fn check(&self) -> Result<()> {
         for (_, moment) in self.launches().iter() {
             moment.is_done()?;
@@ -406,9 +400,6 @@ impl Post {
     }
 
     /// Memory for the rows, contiguous, until the last window on it is dropped.
-    ///
-    /// # Errors
-    /// As [`Post::ids`], and [`Error::Engine`] where the memory is still in use.
     pub fn memory(&self) -> Result<IoBuf> {
         let bytes = self.ids()?.len() * self.fifo.row_bytes;
         let slots = &self.fifo.memory.slots;

@@ -82,9 +82,6 @@ enum Of {
 /// bytes.
 pub trait Elsewhere: Any + fmt::Debug + Send + Sync {
     /// The file's length in bytes.
-    ///
-    /// # Errors
-    /// The error of the remote storage.
     fn bytes(&self) -> io::Result<u64>;
 
     /// Receives the CRC-64/NVME of the bytes that the next write at an offset has.
@@ -199,9 +196,6 @@ impl File {
     }
 
     /// Opens an existing regular file for reads and writes.
-    ///
-    /// # Errors
-    /// As [`open`](File::open).
     pub fn open_to_write(path: &Path, direct: Direct) -> Result<File> {
         File::open_as(path, Access::Write, direct)
     }
@@ -256,9 +250,6 @@ impl File {
 
     /// Writes all of `bytes` at `offset`, for small texts in buffered files; larger writes use an
     /// engine.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] from the file system.
     pub fn write_all(&self, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
         let fd = self.fd("write")?;
         while !bytes.is_empty() {
@@ -274,9 +265,6 @@ impl File {
     }
 
     /// Truncates or extends the file to `len` bytes.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] from the file system.
     pub fn truncate(&self, len: u64) -> Result<()> {
         let fd = self.fd("truncate")?;
         rustix::io::retry_on_intr(|| rustix::fs::ftruncate(fd, len))
@@ -297,9 +285,6 @@ impl File {
 
     /// Makes completed writes durable (`fdatasync`). After an error the file's content on the
     /// medium is unknown and a second call proves nothing: write a new file.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] from the file system.
     pub fn sync_data(&self) -> Result<()> {
         let fd = self.fd("fdatasync")?;
         rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))
@@ -307,9 +292,6 @@ impl File {
     }
 
     /// The file's present length.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] from the file system.
     #[expect(
         clippy::len_without_is_empty,
         reason = "a question to the file system, not a field"
@@ -331,9 +313,6 @@ impl File {
 
     /// Asks the kernel to drop the file's clean pages from the page cache. Dirty pages stay: sync
     /// first.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] from the file system.
     pub fn drop_cache(&self) -> Result<()> {
         let fd = self.fd("drop the page cache of")?;
         rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed)
@@ -395,9 +374,6 @@ pub fn may_write(directory: &Path) -> bool {
 }
 
 /// Checks, with the effective user, that this process may read a file, without opening it.
-///
-/// # Errors
-/// [`Error::Storage`] with the system's answer.
 pub fn check_readable(path: &Path) -> Result<()> {
     let (access, flags) = (rustix::fs::Access::READ_OK, AtFlags::EACCESS);
     rustix::fs::accessat(rustix::fs::CWD, path, access, flags).map_err(|e| storage("open", path, e))

@@ -138,24 +138,15 @@ pub struct OpenUpload {
 /// Changes files and directories.
 pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Creates a file that must not exist yet ([`File::create`]).
-    ///
-    /// # Errors
-    /// As [`File::create`].
     fn create(&self, path: &Path, direct: Direct) -> Result<File>;
 
     /// Creates a small buffered file that is about to be renamed or removed: nobody looks for it by
     /// this name.
-    ///
-    /// # Errors
-    /// As [`File::create`].
     fn create_temporary(&self, path: &Path) -> Result<File> {
         self.create(path, Direct::Off)
     }
 
     /// Makes a change.
-    ///
-    /// # Errors
-    /// [`crate::Error::Storage`] with the system's error.
     fn change(&self, change: Change<'_>) -> Result<()>;
 
     /// The interface for reads.
@@ -163,26 +154,17 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
 
     /// The present time of the clock behind [`Entry::modified`], where another machine keeps it:
     /// makes a file at `path`, reads its time, and removes it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Storage`] with the system's error.
     fn time_at(&self, _path: &Path) -> Result<Option<SystemTime>> {
         Ok(None)
     }
 
     /// Uploads below a path that were begun and neither completed nor aborted: invisible as files,
     /// but they occupy storage.
-    ///
-    /// # Errors
-    /// [`crate::Error::Storage`] with the system's error.
     fn open_uploads(&self, _path: &Path) -> Result<Vec<OpenUpload>> {
         Ok(Vec::new())
     }
 
     /// Aborts an upload.
-    ///
-    /// # Errors
-    /// [`crate::Error::Storage`] with the system's error.
     fn abandon(&self, _upload: &OpenUpload) -> Result<()> {
         Ok(())
     }

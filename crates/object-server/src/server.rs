@@ -54,18 +54,12 @@ impl fmt::Debug for Server {
 impl Server {
     /// Starts a server that speaks S3's protocol: its requests are signed, each by the key of its
     /// client and [`SECRET`](crate::SECRET).
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn start() -> io::Result<Server> {
         Server::speaking(Dialect::S3)
     }
 
     /// Starts a server that speaks the XML API of Google Cloud Storage: its requests have a
     /// [`token`](crate::token).
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn google() -> io::Result<Server> {
         Server::speaking(Dialect::Google)
     }

@@ -463,7 +463,7 @@ fn storage_remedy(operation: &str, source: &io::Error) -> &'static str {
 fn remedy_of_ability(operation: &str, source: &io::Error) -> Option<&'static str> {
     use io::ErrorKind::{CrossesDevices, InvalidInput, PermissionDenied, Unsupported};
     Some(match (operation, source.kind()) {
-        ("set aside", CrossesDevices | InvalidInput | PermissionDenied | Unsupported) => {
+        ("quarantine", CrossesDevices | InvalidInput | PermissionDenied | Unsupported) => {
             "save the step again with overwrite=True, or delete it"
         }
         ("link to", PermissionDenied | Unsupported | InvalidInput) => {

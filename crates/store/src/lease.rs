@@ -5,6 +5,9 @@
 //! belongs to the open file, which a forked child inherits. It is therefore released explicitly,
 //! not by the last close, and only by the process that took it.
 //!
+//! Saves take it in `commit::take_lease`, loads in `Checkpoint::open`; sweeps and deletions ask for
+//! it exclusively.
+//!
 //! Only local file systems are trusted with it. On others, `flock` on a directory may succeed on
 //! every host at once.
 

@@ -165,9 +165,6 @@ pub struct Settings {
 
 impl Options {
     /// These options for a checkpoint at `path`, on the path's file system and with its engine.
-    ///
-    /// # Errors
-    /// As [`tier::file_system`].
     pub fn at(self, path: &Path) -> crate::Result<Options> {
         #[cfg(feature = "objects")]
         if let Some(objects) = tier::objects(path)? {

@@ -151,9 +151,6 @@ pub struct Committed {
 
 /// Publishes a checkpoint from the votes of all its ranks, in order; when it returns, the
 /// checkpoint is complete and on stable storage.
-///
-/// # Errors
-/// As [`save`].
 pub fn commit(
     attempt: Attempt,
     publication: &Publication,

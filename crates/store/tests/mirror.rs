@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -236,6 +236,22 @@ fn what_cannot_be_mirrored_is_refused() {
     assert_eq!(world.copy(), HashMap::new());
 }
 
+/// Makes several attempts at a time, as each waits for repetitions of requests most of the time.
+fn try_all<T: Send>(cases: impl Iterator<Item = T> + Send, attempt: impl Fn(T) + Sync) {
+    let cases = Mutex::new(cases);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                loop {
+                    let case = cases.lock().unwrap().next();
+                    let Some(case) = case else { break };
+                    attempt(case);
+                }
+            });
+        }
+    });
+}
+
 /// A single fault of any request is repaired by this call or the next, and the copy is whole as
 /// soon as it has a manifest.
 #[test]
@@ -265,43 +281,47 @@ fn one_fault_anywhere_costs_at_most_another_call() {
     } else {
         3
     };
-    let mut tried = 0;
-    for (start, fault) in faults.into_iter().enumerate() {
-        for nth in (start % stride..requests).step_by(stride) {
-            let name = format!("faults-{start}-{nth}");
-            let bucket = world.server.make_bucket(&name);
-            reach(&name, &world.server.endpoint());
-            bucket.plan("mirror", nth, fault);
-            let to = at(&name);
-            let copy = || -> HashMap<String, Vec<u8>> {
-                let objects = bucket.objects().into_iter();
-                objects
-                    .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
-                    .collect()
-            };
-            let mirrored = mirror_to(&world.from(), &to, &Progress::default());
-            // No error tells the user to delete the copy.
-            let is_condemned = matches!(
-                mirrored,
-                Err(Error::Exists { .. } | Error::Corrupt { .. } | Error::Malformed { .. })
+    let cases: Vec<_> = faults
+        .into_iter()
+        .enumerate()
+        .flat_map(|(start, fault)| {
+            let every = (start % stride..requests).step_by(stride);
+            every.map(move |nth| (start, fault, nth))
+        })
+        .collect();
+    assert!(cases.len() >= faults.len() * requests / stride / 2);
+    try_all(cases.into_iter(), |(start, fault, nth)| {
+        let name = format!("faults-{start}-{nth}");
+        let bucket = world.server.make_bucket(&name);
+        reach(&name, &world.server.endpoint());
+        bucket.plan("mirror", nth, fault);
+        let to = at(&name);
+        let copy = || -> HashMap<String, Vec<u8>> {
+            let objects = bucket.objects().into_iter();
+            objects
+                .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+                .collect()
+        };
+        let mirrored = mirror_to(&world.from(), &to, &Progress::default());
+        // No error tells the user to delete the copy.
+        let is_condemned = matches!(
+            mirrored,
+            Err(Error::Exists { .. } | Error::Corrupt { .. } | Error::Malformed { .. })
+        );
+        assert!(!is_condemned, "{fault:?} of {nth}: {mirrored:?}");
+        if mirrored.is_err() {
+            let is_whole = copy() == files(&world.from());
+            assert!(
+                is_whole || !copy().contains_key(MANIFEST),
+                "{fault:?} of {nth}"
             );
-            assert!(!is_condemned, "{fault:?} of {nth}: {mirrored:?}");
-            if mirrored.is_err() {
-                let is_whole = copy() == files(&world.from());
-                assert!(
-                    is_whole || !copy().contains_key(MANIFEST),
-                    "{fault:?} of {nth}"
-                );
-                mirror_to(&world.from(), &to, &Progress::default())
-                    .unwrap_or_else(|error| panic!("{fault:?} of {nth}: {}", error.full_message()));
-            }
-            world.server.apply_late(&bucket);
-            assert_eq!(copy(), files(&world.from()), "{fault:?} of {nth}");
-            world.server.remove_bucket(&name);
-            tried += 1;
+            mirror_to(&world.from(), &to, &Progress::default())
+                .unwrap_or_else(|error| panic!("{fault:?} of {nth}: {}", error.full_message()));
         }
-    }
-    assert!(tried >= faults.len() * requests / stride / 2);
+        world.server.apply_late(&bucket);
+        assert_eq!(copy(), files(&world.from()), "{fault:?} of {nth}");
+        world.server.remove_bucket(&name);
+    });
 }
 
 /// The response that shows a mirror that its copy is complete may itself be wrong. The request is
@@ -338,7 +358,8 @@ fn one_bad_answer_to_a_read_back_condemns_no_copy() {
     } else {
         4
     };
-    for (number, (nth, fault)) in all.into_iter().enumerate().step_by(stride) {
+    let cases = all.into_iter().enumerate().step_by(stride);
+    try_all(cases, |(number, (nth, fault))| {
         let name = format!("read-back-{number}");
         let bucket = world.server.make_bucket(&name);
         reach(&name, &world.server.endpoint());
@@ -356,7 +377,7 @@ fn one_bad_answer_to_a_read_back_condemns_no_copy() {
         let again = mirror_to(&world.from(), &at(&name), &Progress::default());
         again.unwrap_or_else(|error| panic!("{fault:?} again: {}", error.full_message()));
         world.server.remove_bucket(&name);
-    }
+    });
 }
 
 /// A read of the source fails, on each engine: nothing is published, and the next call continues.
@@ -431,7 +452,7 @@ fn a_bucket_that_is_emptied_meanwhile_costs_at_most_another_call() {
     save_at(&world.from(), 1);
     world.mirror().unwrap();
     let requests = world.bucket.requests();
-    for after in 1..requests {
+    try_all(1..requests, |after| {
         let name = format!("emptied-{after}");
         let bucket = world.server.make_bucket(&name);
         reach(&name, &world.server.endpoint());
@@ -460,7 +481,7 @@ fn a_bucket_that_is_emptied_meanwhile_costs_at_most_another_call() {
         }
         assert_eq!(copy(), files(&world.from()), "emptied after {after}");
         world.server.remove_bucket(&name);
-    }
+    });
 }
 
 /// Two processes mirror different checkpoints of one step over a line with wrong responses: the

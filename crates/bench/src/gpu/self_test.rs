@@ -38,9 +38,6 @@ pub struct Wrong {
 }
 
 /// Copies bytes to a device and back, through pinned memory.
-///
-/// # Errors
-/// [`Error::Cuda`](penstock_io::Error::Cuda).
 pub fn self_test(device_streams: &Arc<DeviceStreams>) -> Result<SelfTest> {
     let pool = Pool::pinned(BYTES, PINNED_BYTES, device_streams.device());
     let block = DeviceBlock::allocate(device_streams, BYTES)?;

@@ -1,9 +1,10 @@
 //! S3-FIFO: a small queue that most rows pass only once, and a main queue for the others.
 //!
 //! Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm 1: a row
-//! enters the small queue, which has a tenth of the rows; at its end it moves to the main queue if
-//! it was used more than once, else it is evicted, and remembered for a while. A row that returns
-//! while it is remembered enters the main queue, which gives used rows another round.
+//! enters the small queue, which has a tenth of the rows. A row at the end of that queue moves to
+//! the main queue if it was used more than once; else it is evicted, and remembered for a while. A
+//! row that returns while it is remembered enters the main queue, which gives used rows another
+//! round. Unlike there, the main queue also takes new rows while slots are free.
 
 use super::ghost::Ghost;
 use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, SlotState};

@@ -285,9 +285,6 @@ impl Frozen {
     ///
     /// # Returns
     /// The results once all pieces are done.
-    ///
-    /// # Errors
-    /// As [`compact`](Frozen::compact).
     pub fn compact_more(&mut self) -> Result<Option<Compaction>> {
         let form = &self.core.form;
         let ids = &self.ids[self.done..];

@@ -115,7 +115,9 @@ impl ReaderShared {
         if rows.is_empty() {
             return Ok(None);
         }
-        let found = runs(&self.table, rows.iter().map(|row| row.row), self.merging);
+        let table = &self.table;
+        let spans = rows.iter().map(|row| table.read(table.span(row.row)));
+        let found = runs(spans, |segment| table.offset(segment, 0), self.merging);
         self.counts.read_rows.fetch_add(rows.len() as u64, Relaxed);
         self.counts.requests.fetch_add(found.len() as u64, Relaxed);
         let mut rows = rows.into_iter();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Span, Table};
+use super::Span;
 
 /// When neighbouring rows are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,22 +32,24 @@ const SAVED_PART: u64 = 8;
 
 /// Merges rows, across gaps if that makes all of them cheaper, else only where they touch.
 ///
+/// `base` is the offset of a segment in its file.
+///
 /// # Panics
-/// If they are not in ascending order, or the table does not have them.
+/// If the spans of the rows are not in ascending order.
 pub(crate) fn runs(
-    table: &Table,
-    rows: impl Iterator<Item = u64> + Clone,
+    spans: impl Iterator<Item = Span> + Clone,
+    base: impl Fn(usize) -> u64,
     merging: Merging,
 ) -> Vec<Run> {
     let touching = Merging {
         gap_bytes: 0,
         ..merging
     };
-    let apart = merged(table, rows.clone(), touching);
+    let apart = merged(spans.clone(), &base, touching);
     if merging.gap_bytes == 0 {
         return apart;
     }
-    let together = merged(table, rows, merging);
+    let together = merged(spans, &base, merging);
     let (dear, cheap) = (price(&apart, merging), price(&together, merging));
     match dear.saturating_sub(cheap) >= dear / SAVED_PART {
         true => together,
@@ -64,15 +66,19 @@ fn price(runs: &[Run], merging: Merging) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-fn merged(table: &Table, rows: impl Iterator<Item = u64>, merging: Merging) -> Vec<Run> {
+fn merged(
+    spans: impl Iterator<Item = Span>,
+    base: &impl Fn(usize) -> u64,
+    merging: Merging,
+) -> Vec<Run> {
     let mut found: Vec<Run> = Vec::new();
     let mut last = None;
-    for (index, row) in rows.enumerate() {
-        assert!(last.replace(row) <= Some(row), "rows come in order");
-        let span = table.read(table.span(row));
+    for (index, span) in spans.enumerate() {
+        let start = (span.segment, span.bytes.start);
+        assert!(last.replace(start) <= Some(start), "rows come in order");
         if let Some(run) = found.last_mut()
             && run.span.segment == span.segment
-            && is_near(table, &run.span, &span, merging)
+            && is_near(base(span.segment), &run.span, &span, merging)
         {
             run.span.bytes.end = run.span.bytes.end.max(span.bytes.end);
             run.rows.end = index + 1;
@@ -86,8 +92,8 @@ fn merged(table: &Table, rows: impl Iterator<Item = u64>, merging: Merging) -> V
     found
 }
 
-/// Whether to read `next` together with the run before it.
-fn is_near(table: &Table, run: &Span, next: &Span, merging: Merging) -> bool {
+/// Whether to read `next` together with the run before it, in a segment at `base` of its file.
+fn is_near(base: u64, run: &Span, next: &Span, merging: Merging) -> bool {
     if next.bytes.end <= run.bytes.end {
         return true;
     }
@@ -96,9 +102,7 @@ fn is_near(table: &Table, run: &Span, next: &Span, merging: Merging) -> bool {
         return false;
     }
     // Rows within one unit are read together in any case.
-    let end = table
-        .offset(run.segment, run.bytes.end)
-        .next_multiple_of(UNIT_BYTES);
-    let start = table.offset(next.segment, next.bytes.start);
+    let end = (base + run.bytes.end).next_multiple_of(UNIT_BYTES);
+    let start = base + next.bytes.start;
     (start - start % UNIT_BYTES).saturating_sub(end) <= merging.gap_bytes
 }

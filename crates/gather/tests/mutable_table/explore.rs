@@ -279,7 +279,7 @@ fn continue_writing(
         let found = all(&table, next)?;
         if found != wanted {
             return Err(format!(
-                "then {found:?} of {wanted:?}, folded: {is_compacted}"
+                "then {found:?} of {wanted:?}, compacted: {is_compacted}"
             ));
         }
         table

@@ -174,9 +174,6 @@ impl Memory {
 
     /// Keeps the pages out of forks: pinned memory cannot be shared copy-on-write, so a fork would
     /// copy all of it. A fork must not touch the memory.
-    ///
-    /// # Errors
-    /// The system's error.
     pub(in crate::buffer) fn keep_from_forks(&self) -> std::io::Result<()> {
         // Set first: a fork between the two calls then has pages that it does not use, rather than
         // using missing ones.

@@ -156,18 +156,12 @@ impl Pool {
     }
 
     /// A buffer as from [`take`](Pool::take), or `None` where that would wait.
-    ///
-    /// # Errors
-    /// As [`take`](Pool::take).
     pub fn try_take(&self) -> Result<Option<IoBuf>> {
         self.take_timeout(Duration::ZERO)
     }
 
     /// A buffer as from [`take`](Pool::take), or `None` where the budget is spent. It does wait for
     /// a slab that another thread is making.
-    ///
-    /// # Errors
-    /// As [`take`](Pool::take).
     pub fn take_unless_spent(&self) -> Result<Option<IoBuf>> {
         self.check_process()?;
         let state = self.shared.lock();
@@ -181,9 +175,6 @@ impl Pool {
     }
 
     /// A buffer as from [`take`](Pool::take), or `None` where none is returned within `timeout`.
-    ///
-    /// # Errors
-    /// As [`take`](Pool::take).
     pub fn take_timeout(&self, timeout: Duration) -> Result<Option<IoBuf>> {
         self.check_process()?;
         let mut state = self.shared.lock();

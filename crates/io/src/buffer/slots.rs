@@ -70,9 +70,6 @@ unsafe impl Sync for Slots {}
 
 impl Slots {
     /// Allocates `count` slots of `stride_bytes`, all zero, the first one page aligned.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn allocate(count: u32, stride_bytes: usize) -> Result<Arc<Slots>> {
         let bytes = (count as usize).saturating_mul(stride_bytes);
         let memory = Memory::allocate(bytes)?;

@@ -32,9 +32,6 @@ impl Arrivals {
     }
 
     /// Counts an operation, for the caller to start.
-    ///
-    /// # Errors
-    /// As [`Engine::submit`](super::Engine::submit).
     pub fn admit(&mut self, op: Op) -> Result<Op, Rejected> {
         if self.in_flight == self.queue_depth {
             return Err(Rejected { op });

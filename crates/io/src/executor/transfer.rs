@@ -192,9 +192,6 @@ impl Transfer {
 
     /// Cancels the operations that have not begun; those in flight finish. [`wait`](Transfer::wait)
     /// then returns [`Error::Cancelled`], unless everything was done before.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn cancel(&self) -> Result<()> {
         self.state.check_process()?;
         let mut progress = self.state.lock();
@@ -207,9 +204,6 @@ impl Transfer {
 
     /// Calls `watcher` at the end, on a thread of the executor, or at once if the transfer is done
     /// already. It must not wait.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) -> Result<()> {
         self.state.check_process()?;
         let mut progress = self.state.lock();

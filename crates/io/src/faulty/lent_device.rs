@@ -23,9 +23,6 @@ pub struct LentDevice {
 
 impl LentDevice {
     /// Allocates memory and fills it with a content on `stream`.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn new(
         device_streams: &Arc<DeviceStreams>,
         stream: &Arc<Stream>,
@@ -43,9 +40,6 @@ impl LentDevice {
     }
 
     /// Changes the content on the stream, after the work already queued there.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     ///
     /// # Panics
     /// If the content is larger than the memory.
@@ -80,9 +74,6 @@ impl LentDevice {
     }
 
     /// Gathers rows on the stream to the start of this memory, by the ids in another one.
-    ///
-    /// # Errors
-    /// As [`Fifo::gather`].
     ///
     /// # Panics
     /// If there is no room for the rows, or `ids` has fewer ids.
@@ -190,9 +181,6 @@ impl LentDevice {
     }
 
     /// Copies the content to the host on the stream, after the work already queued there.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn read_back(&self) -> Result<ReadBack> {
         let pool = Pool::pinned(
             self.memory.len(),
@@ -213,9 +201,6 @@ impl LentDevice {
     }
 
     /// Waits for the stream and returns the content.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn content(&self) -> Result<Vec<u8>> {
         self.read_back()?.content()
     }
@@ -235,9 +220,6 @@ pub struct ReadBack {
 
 impl ReadBack {
     /// Waits for the copy and returns it.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn content(self) -> Result<Vec<u8>> {
         self.stream.synchronize()?;
         Ok(self.buf.as_slice().to_vec())

@@ -19,9 +19,6 @@ const CHECK_PAUSE: Duration = Duration::from_millis(10);
 /// each at once without rows; returns how long that took, the launch included. With one warp, each
 /// post is a round trip.
 ///
-/// # Errors
-/// As [`Fifo::new`], and [`Error::Cuda`](crate::Error::Cuda) where the kernel fails.
-///
 /// # Panics
 /// If there are no warps or no posts.
 pub fn measure_posts(device: &Arc<Device>, warps: usize, posts: usize) -> Result<Duration> {

@@ -13,17 +13,11 @@ use crate::Result;
 
 impl File {
     /// Opens a regular file for reads; links are followed.
-    ///
-    /// # Errors
-    /// As [`open`](File::open), except that links are followed.
     pub fn reach(path: &Path, direct: Direct) -> Result<File> {
         File::reach_as(path, path, Access::Read, direct)
     }
 
     /// Opens a regular file for reads and writes; links are followed.
-    ///
-    /// # Errors
-    /// As [`reach`](File::reach).
     pub fn reach_to_write(path: &Path, direct: Direct) -> Result<File> {
         File::reach_as(path, path, Access::Write, direct)
     }
@@ -38,10 +32,6 @@ impl File {
 
     /// Opens the file of a descriptor of this process again, with the same access, so that flags
     /// set here do not affect the owner's descriptor.
-    ///
-    /// # Errors
-    /// As [`open`](File::open); also where there is no such descriptor, or the file may no longer
-    /// be opened.
     pub fn reopen(fd: RawFd, direct: Direct) -> Result<File> {
         let way = PathBuf::from(format!("/proc/self/fd/{fd}"));
         let Ok(path) = std::fs::read_link(&way) else {
@@ -61,9 +51,6 @@ impl File {
     }
 
     /// The same file, direct or buffered as requested; this one is unchanged.
-    ///
-    /// # Errors
-    /// As [`reopen`](File::reopen).
     pub fn again(&self, direct: Direct) -> Result<File> {
         if let Of::Elsewhere(of) = &self.of {
             return Ok(File::elsewhere(&self.path, Arc::clone(of)));

@@ -88,9 +88,6 @@ pub trait Files: fmt::Debug + Send + Sync {
 
     /// As [`stat`](Files::stat), for a name that no directory has: a storage without directories then
     /// requests only the file.
-    ///
-    /// # Errors
-    /// As [`stat`](Files::stat).
     fn stat_file(&self, path: &Path) -> io::Result<FileStat> {
         self.stat(path)
     }
@@ -98,31 +95,19 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// As [`stat_file`](Files::stat_file), again, for a file that is not as it has to be.
     /// Where a look is a request, a single answer may be wrong: "not found" is believed after it
     /// was repeated for a while.
-    ///
-    /// # Errors
-    /// As [`stat`](Files::stat).
     fn stat_again(&self, path: &Path) -> io::Result<FileStat> {
         self.stat_file(path)
     }
 
     /// As [`follow`](Files::follow), for a name that no file has.
-    ///
-    /// # Errors
-    /// As [`stat`](Files::stat).
     fn stat_directory(&self, path: &Path) -> io::Result<FileStat> {
         self.follow(path)
     }
 
     /// The metadata of a name, of a link's target.
-    ///
-    /// # Errors
-    /// As [`stat`](Files::stat).
     fn follow(&self, path: &Path) -> io::Result<FileStat>;
 
     /// The names in a directory, in any order.
-    ///
-    /// # Errors
-    /// The system's error.
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
 
     /// The path without links and without `..`.
@@ -132,40 +117,25 @@ pub trait Files: fmt::Debug + Send + Sync {
     fn resolve(&self, path: &Path) -> io::Result<PathBuf>;
 
     /// Opens a regular file for reads through an engine ([`File::open`]).
-    ///
-    /// # Errors
-    /// As [`File::open`].
     fn open(&self, path: &Path, direct: Direct) -> Result<File>;
 
     /// As [`open`](Files::open), for a file whose length is known. Where opening would be a
     /// request, none is made: if the file is missing, or has another length, the reads fail.
-    ///
-    /// # Errors
-    /// As [`open`](Files::open).
     fn open_known(&self, path: &Path, direct: Direct, bytes: u64) -> Result<File> {
         let _ = bytes;
         self.open(path, direct)
     }
 
     /// Bytes of a regular file, fewer where it ends early; for small texts.
-    ///
-    /// # Errors
-    /// The system's error.
     fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>>;
 
     /// All bytes of a small regular file.
-    ///
-    /// # Errors
-    /// The system's error.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         self.read_range(path, 0..u64::MAX)
     }
 
     /// The metadata of a name, as by [`stat_file`](Files::stat_file), and its bytes if it is
     /// a regular file of at most `bytes_max`, else none. A single request, where each look is one.
-    ///
-    /// # Errors
-    /// The system's error.
     fn stat_and_read(&self, path: &Path, bytes_max: u64) -> io::Result<(FileStat, Seen)> {
         let found = self.stat_file(path)?;
         let bytes = match found.kind == Kind::File && found.bytes <= bytes_max {
@@ -177,9 +147,6 @@ pub trait Files: fmt::Debug + Send + Sync {
     }
 
     /// Checks that this process may read a file, without opening it.
-    ///
-    /// # Errors
-    /// [`crate::Error::Storage`] with the system's error.
     fn check_readable(&self, path: &Path) -> Result<()>;
 
     /// Whether this process may create and remove entries in a directory.

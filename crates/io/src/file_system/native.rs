@@ -72,9 +72,6 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Bytes that an ordinary user can still store on the file system of `path`.
-///
-/// # Errors
-/// [`Error::Storage`] with the system's error.
 pub fn free_bytes(path: &Path) -> Result<u64> {
     let statistics = rustix::fs::statvfs(path).map_err(|errno| Error::Storage {
         operation: "look at the free space of",
@@ -155,9 +152,6 @@ impl Files for Native {
 }
 
 /// The metadata of an open file or directory.
-///
-/// # Errors
-/// The system's error.
 pub fn found(open: &fs::File) -> io::Result<FileStat> {
     open.metadata().map(|metadata| found_by(&metadata))
 }

@@ -69,9 +69,6 @@ impl DeviceTransfer {
     }
 
     /// Cancels the pieces that have not begun, as [`Transfer::cancel`] does.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn cancel(&self) -> Result<()> {
         if !self.is_ours() {
             let process = self.process;
@@ -86,9 +83,6 @@ impl DeviceTransfer {
 
     /// Calls `watcher` at the end, on the pipeline's thread, or at once if it has ended already. It
     /// must not wait.
-    ///
-    /// # Errors
-    /// [`Error::Forked`].
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) -> Result<()> {
         if !self.is_ours() {
             let process = self.process;

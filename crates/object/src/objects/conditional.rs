@@ -2,20 +2,24 @@
 //!
 //! A store accepts an object only if its key is free (`If-None-Match: *`), or only in place of
 //! the object that was seen (`If-Match`). Its response may be lost, or may be an error although
-//! the store has carried out the request or carries it out later. So any response but success is
-//! decided by reading the key:
+//! the store has carried out the request or carries it out later. A refusal for rights or arguments
+//! is final, unless an earlier request may have been carried out. After any other failed put the
+//! key is read:
 //!
 //! - The bytes that were put: success, whichever request stored them. They contain an id that
 //!   no other process draws.
 //! - Other bytes: refused, and a request of ours still on its way will be refused too. If the put
 //!   was to replace an object and a request may have been carried out, ours may have been stored
 //!   and then replaced: the outcome is undecided.
-//! - Other bytes are read twice before they are believed, because bytes may change on their way.
 //! - The bytes that were there before: not final. The same bytes are put again; whichever request
 //!   arrives first takes effect, and the others change nothing.
 //!
+//! - No object: put again, or an error if one was to be replaced.
+//!
+//! Other bytes count only when they were read twice, because bytes may change on their way.
+//!
 //! The client sends each request once, as its own retries would hide which of them was
-//! refused. If nothing decides within the caller's patience, the error's kind is
+//! refused. If nothing decides within the caller's `patience`, the error's kind is
 //! [`io::ErrorKind::Other`], which no store's refusal has, and the request may still be carried
 //! out while its signature is valid, which is 15 minutes on S3.
 

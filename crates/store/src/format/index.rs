@@ -23,9 +23,6 @@ struct Metadata {
 
 /// Builds the index of a group over the parts of all ranks; the inner error says why model loaders
 /// could not use one.
-///
-/// # Errors
-/// A description of the flaw if the group has no tensors.
 pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, String>, String> {
     let mut weight_map = BTreeMap::new();
     let mut total_size = 0;

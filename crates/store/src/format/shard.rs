@@ -77,9 +77,6 @@ pub(crate) fn box_bytes_bound(name: &str, region: &TensorBox) -> u64 {
 
 /// The tensors that are boxes of global ones, if the writer listed them. No digest confirms the
 /// list.
-///
-/// # Errors
-/// A description of the flaw if the text is not such a list.
 pub(crate) fn boxes(header: &Header) -> Result<Option<BTreeMap<String, TensorBox>>, String> {
     let text = header.metadata.get(BOXES);
     let boxes = text.map(|text| serde_json::from_str(text)).transpose();

@@ -51,9 +51,6 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint as [`open`](Checkpoint::open) does, on a given file system.
-    ///
-    /// # Errors
-    /// As [`open`](Checkpoint::open).
     pub fn open_on(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
         let _span = trace::span("open");
         let lease = Lease::share_to_read(path, file_system.files());

@@ -47,9 +47,6 @@ impl DeviceCopies {
     }
 
     /// Queues copies. Once enough are queued, passes them on, unless another worker is doing that.
-    ///
-    /// # Errors
-    /// [`Error::Io`](crate::Error) with the driver's error.
     pub(super) fn queue(&self, fills: DeviceFills) -> Result<()> {
         if fills.is_empty() {
             return Ok(());
@@ -65,9 +62,6 @@ impl DeviceCopies {
     }
 
     /// As [`flush`](DeviceCopies::flush), unless another worker calls the driver, or waits for it.
-    ///
-    /// # Errors
-    /// As [`queue`](DeviceCopies::queue).
     pub(super) fn try_flush(&self) -> Result<()> {
         match self.under_way.try_lock() {
             Ok(under_way) => self.pass_on(under_way),
@@ -76,17 +70,11 @@ impl DeviceCopies {
     }
 
     /// Passes on all copies that are queued, and takes back the buffers of those that are done.
-    ///
-    /// # Errors
-    /// As [`queue`](DeviceCopies::queue).
     pub(super) fn flush(&self) -> Result<()> {
         self.pass_on(lock(&self.under_way))
     }
 
     /// Waits for the oldest copies under way; returns false if there are none.
-    ///
-    /// # Errors
-    /// As [`queue`](DeviceCopies::queue).
     pub(super) fn wait_oldest(&self) -> Result<bool> {
         let mut under_way = lock(&self.under_way);
         let Some(oldest) = under_way.copies.pop_front() else {

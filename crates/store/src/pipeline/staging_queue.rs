@@ -258,6 +258,10 @@ mod tests {
 
     /// The staging queue of a lazy save of one tensor that takes a little more than three extents.
     fn staging_queue(lent: &Lent) -> StagingQueue {
+        watched_queue(lent, None)
+    }
+
+    fn watched_queue(lent: &Lent, watch: Option<Watch>) -> StagingQueue {
         let source = lent.region();
         let spec = TensorSpec {
             name: "t".to_owned(),
@@ -271,7 +275,7 @@ mod tests {
         assert_eq!(plan.extents(), 4);
         let pool = Pool::new(EXTENT_BYTES, 8 * EXTENT_BYTES);
         let sources = Arc::new(vec![Region::from(source)]);
-        StagingQueue::new(Arc::new(plan), sources, None, pool, true)
+        StagingQueue::new(Arc::new(plan), sources, watch, pool, true)
     }
 
     fn lent() -> Lent {
@@ -319,6 +323,47 @@ mod tests {
             assert!(matches!(next, Next::Filled(filled) if filled.number == number));
         }
         assert!(matches!(staging_queue.next(true, &halt), Ok(Next::End)));
+    }
+
+    /// Otherwise the save could be committed before the check finds that a tensor was changed, and
+    /// a second caller could change the sources during the check of the first.
+    #[test]
+    fn nothing_is_written_to_its_end_during_a_check() {
+        let lent = lent();
+        let region = Region::from(lent.region());
+        let watch = match Watch::begin(Arc::new(vec![region]), &[]) {
+            Ok(watch) => watch,
+            Err(error) => return eprintln!("skipped: the kernel does not watch memory: {error}"),
+        };
+        let staging_queue = watched_queue(&lent, Some(watch));
+        let progress = crate::Progress::default();
+        let halt = Halt::new(&progress);
+        staging_queue.lock().is_deferred = true;
+        staging_queue.copy_runs().unwrap();
+        for _ in 0..4 {
+            assert!(matches!(
+                staging_queue.next(true, &halt),
+                Ok(Next::Filled(_))
+            ));
+        }
+        let watch = staging_queue.lock().begin_check().unwrap();
+        assert!(matches!(staging_queue.next(false, &halt), Ok(Next::Later)));
+        assert!(!staging_queue.wait(Some(Duration::from_millis(10))));
+        thread::scope(|scope| {
+            let second = scope.spawn(|| staging_queue.queue());
+            thread::sleep(Duration::from_millis(10));
+            assert!(!second.is_finished());
+            drop(watch);
+            let mut state = staging_queue.lock();
+            state.end_check(Some(0));
+            staging_queue.release_sources(state);
+            second.join().unwrap().unwrap();
+        });
+        assert!(matches!(
+            staging_queue.next(true, &halt),
+            Err(Error::Interrupted)
+        ));
+        assert_eq!(staging_queue.source_modified(), Some(0));
     }
 
     /// A claimed extent that was not copied would be missing from the file.

@@ -192,9 +192,6 @@ impl GlobalTensor {
     }
 
     /// The runs that make up a requested, non-empty box.
-    ///
-    /// # Errors
-    /// The text of a missing box, if the stored ones do not cover the request.
     pub(crate) fn cut(
         &self,
         wanted: &WantedBox<'_>,

@@ -239,9 +239,6 @@ impl Job {
     /// work queued on them from now on may change device tensors, and the caller may change host
     /// tensors. It does not wait for a device, unless staging memory is smaller than the rest of
     /// the state.
-    ///
-    /// # Errors
-    /// As [`Job::stage`], and those of devices. The job has failed then.
     pub fn hold(&self, streams: &[Foreign]) -> Result<()> {
         let _span = trace::span("hold");
         self.staging_queue.queue()?;
@@ -282,9 +279,6 @@ impl Job {
     /// before or on another thread, and begins when all extents are staged, or when staging needs
     /// their buffers.
     ///
-    /// # Errors
-    /// As [`save`](super::save). The attempt's files from this job are removed.
-    ///
     /// # Panics
     /// If the job was already written.
     pub fn write(&self, attempt: &mut Attempt, rank: u32, progress: &Progress) -> Result<Written> {
@@ -294,9 +288,6 @@ impl Job {
 
     /// Does the first step of [`Job::write`]: writes the shards but not the part, whose tree may
     /// come later.
-    ///
-    /// # Errors
-    /// As [`Job::write`].
     ///
     /// # Panics
     /// If the job was already written.
@@ -476,9 +467,6 @@ pub struct Shards {
 
 impl Shards {
     /// Writes the part, with `tree` instead of the state's own if given, and casts the vote.
-    ///
-    /// # Errors
-    /// As [`Job::write`].
     ///
     /// # Panics
     /// If the shards belong to another attempt.

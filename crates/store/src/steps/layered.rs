@@ -37,7 +37,7 @@ impl Store {
                 let _ = self.remove_whole(&filling);
                 return Err(match error.kind() {
                     Some(kind) if has_no_links(kind) => {
-                        Error::storage("set aside", step)(io::ErrorKind::CrossesDevices.into())
+                        Error::storage("quarantine", step)(io::ErrorKind::CrossesDevices.into())
                     }
                     _ => error,
                 });

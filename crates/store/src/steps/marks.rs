@@ -112,9 +112,6 @@ impl Store {
     }
 
     /// Records that the checkpoint was found damaged: it does not count as verified any more.
-    ///
-    /// # Errors
-    /// As [`Store::mark_verified`].
     pub fn mark_damaged(&self, step: u64, id: &str) -> Result<()> {
         self.mark(step, id, true)
     }

@@ -77,9 +77,6 @@ impl Store {
     }
 
     /// The protected steps, ascending.
-    ///
-    /// # Errors
-    /// The system's errors.
     pub fn protected(&self) -> Result<Vec<u64>> {
         let mut steps = self.steps()?;
         steps.retain(|&step| self.is_protected(step));

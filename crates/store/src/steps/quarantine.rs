@@ -60,7 +60,7 @@ impl Store {
     }
 
     fn quarantine_if(&self, step: u64, goes: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
-        let (path, lease) = self.take(self.step_path(step), "set aside")?;
+        let (path, lease) = self.take(self.step_path(step), "quarantine")?;
         if !goes(&path) {
             return Ok(None);
         }
@@ -68,7 +68,7 @@ impl Store {
             // Another host may be saving a good checkpoint there. The rename could be reversed, but
             // not by a process that has died.
             let source = io::Error::new(io::ErrorKind::Unsupported, NO_LOCKS);
-            return Err(Error::storage("set aside", path)(source));
+            return Err(Error::storage("quarantine", path)(source));
         }
         let quarantined = self.rename_quarantined(step, &path)?;
         // Synced before anything else gets the name: a crash may keep one change without the other.
@@ -80,9 +80,6 @@ impl Store {
     /// if the system cannot read it, and returns its new path. Otherwise a resumed run would fail
     /// at this step again and again. Waits for readers, for a limited time. If locks are not
     /// visible to all hosts the step stays, and only a save that overwrites replaces it.
-    ///
-    /// # Errors
-    /// As [`Store::quarantine`], and [`Error::Interrupted`].
     pub fn make_way(&self, step: u64, progress: &Progress) -> Result<Option<PathBuf>> {
         let begun = Instant::now();
         let path = self.step_path(step);
@@ -132,9 +129,6 @@ impl Store {
     }
 
     /// All quarantined steps, oldest first.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn quarantined(&self) -> Result<Vec<QuarantinedStep>> {
         let mut found = Vec::new();
         for entry in self.list_root()? {

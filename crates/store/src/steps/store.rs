@@ -70,9 +70,6 @@ impl Store {
     }
 
     /// The store at a local path, or at a URL of a bucket.
-    ///
-    /// # Errors
-    /// As [`tier::file_system`].
     pub fn at(root: impl Into<PathBuf>) -> Result<Store> {
         let store = Store::new(root);
         let file_system = tier::file_system(&store.root)?;
@@ -169,9 +166,6 @@ impl Store {
 
     /// The state of a step by its manifest alone: for a thousand ranks, one file instead of a
     /// thousand.
-    ///
-    /// # Errors
-    /// As [`Store::state`].
     pub fn glance(&self, step: u64) -> Result<StepState<Manifest>> {
         let found =
             read_manifest(&self.step_path(step), self.files()).map(|(manifest, _)| manifest);
@@ -180,9 +174,6 @@ impl Store {
 
     /// The newest complete step below another one, or of all, that is not known to be damaged.
     /// Checks the steps in descending order.
-    ///
-    /// # Errors
-    /// As [`Store::steps`] and [`Store::state`].
     pub fn newest_complete(&self, below: Option<u64>) -> Result<Option<u64>> {
         // Marks are a hint: without them, nothing counts against a step.
         let known = self.known().unwrap_or_default();
@@ -267,9 +258,6 @@ impl Store {
     }
 
     /// Removes a step as [`Store::delete`] does, even if it is protected.
-    ///
-    /// # Errors
-    /// As [`Store::delete`].
     pub fn delete_protected(&self, step: u64) -> Result<u64> {
         self.delete_as(step, None, true)
             .map(Option::unwrap_or_default)
@@ -407,9 +395,6 @@ impl Store {
 
     /// Whether a step without a manifest holds files of dead saves only; `None` if locks are not
     /// visible to all hosts, so that this is unknown.
-    ///
-    /// # Errors
-    /// The system's errors.
     pub fn is_left_behind(&self, step: u64) -> Result<Option<bool>> {
         let path = self.step_path(step);
         let is_certain = match Lease::try_exclusive(&path, self.file_system())? {

@@ -49,17 +49,11 @@ impl Store {
     /// Removes the files of dead saves, and returns the paths with the bytes removed. Skips
     /// directories whose lease a live save holds, and those on a file system without locks. On an
     /// object store, attempts older than a day are dead.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.sweep_as(&Sweep::default())
     }
 
     /// Sweeps as [`Store::sweep`] does, with another age.
-    ///
-    /// # Errors
-    /// As [`Store::sweep`].
     pub fn sweep_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
         if !self.files().has_directories() {
             return self.sweep_aged(sweep.age(), true);
@@ -83,17 +77,11 @@ impl Store {
 
     /// The paths that [`Store::sweep`] would remove from the steps, with their bytes. Nothing is
     /// changed.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
         self.orphans_as(&Sweep::default())
     }
 
     /// The paths that [`Store::sweep_as`] would remove, with their bytes.
-    ///
-    /// # Errors
-    /// System errors.
     pub fn orphans_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
         if !self.files().has_directories() {
             return self.sweep_aged(sweep.age(), false);

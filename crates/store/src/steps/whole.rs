@@ -73,9 +73,6 @@ fn refused(path: &Path, why: impl Into<String>) -> Error {
 
 impl Store {
     /// Removes a directory in the root as [`remove_checkpoint`] does.
-    ///
-    /// # Errors
-    /// As [`remove_checkpoint`].
     pub fn remove_directory(&self, path: &Path, allowed: Removal) -> Result<u64> {
         let (path, lease) = self.take_to_delete(path.to_owned())?;
         let nested = self.take_nested(&path, allowed.is_forced)?;

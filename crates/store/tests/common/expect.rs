@@ -280,7 +280,7 @@ impl Expected {
                 checkpoint.is_ok_and(|one| identify(&one, states, samples, options).is_ok())
             });
             if !is_here && !is_quarantined {
-                return Err(format!("step {step} was being set aside and is lost"));
+                return Err(format!("step {step} was being quarantined and is lost"));
             }
         }
         Ok(())

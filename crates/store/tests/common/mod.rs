@@ -376,12 +376,18 @@ impl Rng {
     }
 }
 
-/// The backends of this build.
+/// The backends that this system has.
 pub fn engines() -> &'static [EngineChoice] {
-    if cfg!(feature = "uring") {
-        &[EngineChoice::Uring, EngineChoice::Threads]
-    } else {
-        &[EngineChoice::Threads]
+    let ring = open(&EngineConfig {
+        choice: EngineChoice::Uring,
+        queue_depth: 1,
+    });
+    match ring {
+        Ok(_) => &[EngineChoice::Uring, EngineChoice::Threads],
+        Err(error) => {
+            skip("io_uring", &error.to_string());
+            &[EngineChoice::Threads]
+        }
     }
 }
 

@@ -232,7 +232,7 @@ impl Mutated {
             Change::RemoveFile(path) if is_taken(path) => "remove taken",
             Change::Rename { to, .. } if is_taken(to) => "take manifest",
             Change::SyncData(_) => of(["sync shard", "sync part", "sync manifest", "sync marks"]),
-            Change::Rename { .. } if name.starts_with("damaged-") => "set aside",
+            Change::Rename { .. } if name.starts_with("damaged-") => "quarantine",
             Change::Rename { .. }
             | Change::RenameNew { .. }
             | Change::Replace { .. }

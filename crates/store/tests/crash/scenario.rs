@@ -319,7 +319,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         },
     },
     Scenario {
-        name: "set aside",
+        name: "quarantine",
         states: States::Every,
         set_up: set_up_damage,
         run: |world| world.quarantine(2),
@@ -331,7 +331,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.save_over(2, 3),
     },
     Scenario {
-        name: "save over one half set aside",
+        name: "save over one half quarantined",
         states: States::Every,
         // It was renamed, and the process died before that was durable.
         set_up: |world| {

@@ -101,9 +101,9 @@ fn no_fault_breaks_a_scenario() {
     let mut random = Rng::new(seed());
     // A fraction of the runs with one fault, more for short scenarios, and of the meeting points,
     // unless there is time for all.
-    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 32) as usize;
+    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 64) as usize;
     // Number of random runs per scenario.
-    let count = common::number("PENSTOCK_TORTURE_FAULTS", 6);
+    let count = common::number("PENSTOCK_TORTURE_FAULTS", 3);
     let mut violations = Vec::new();
     // For debugging: only scenarios whose names contain this.
     let wanted = std::env::var("PENSTOCK_TORTURE_SCENARIO").unwrap_or_default();

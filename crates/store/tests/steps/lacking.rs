@@ -246,7 +246,7 @@ fn a_damaged_step_of_a_lower_layer_is_quarantined_whole_whenever_that_dies() {
             if has_ended {
                 break;
             }
-            assert!(dies < CHANGES_MAX, "setting aside has an end");
+            assert!(dies < CHANGES_MAX, "quarantine has an end");
         }
     }
 }

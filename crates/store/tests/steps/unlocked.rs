@@ -433,7 +433,7 @@ fn what_is_saved_while_a_step_is_to_be_quarantined_is_there() {
             shared.assert_holds(if shared.here.is_done() { 2 } else { 1 });
         }
     }
-    panic!("setting aside has an end")
+    panic!("quarantine has an end")
 }
 
 /// Nothing is lost and nothing is silent: the error names the remedy.

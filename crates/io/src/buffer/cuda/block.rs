@@ -64,9 +64,6 @@ impl DeviceBlock {
 
     /// Begins to copy the block from byte `offset` on to a buffer.
     ///
-    /// # Errors
-    /// As [`DeviceBlock::fill`].
-    ///
     /// # Panics
     /// As [`DeviceBlock::fill`].
     pub fn read(&self, offset: usize, buf: IoBuf, cut: Cut) -> Result<Moving> {
@@ -139,9 +136,6 @@ pub struct Moving {
 
 impl Moving {
     /// Whether all bytes are copied.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_done(&self) -> Result<bool> {
         Ok(match &self.event {
             Some(event) => event.is_done()?,
@@ -150,9 +144,6 @@ impl Moving {
     }
 
     /// Waits until all bytes are copied, and returns the buffer.
-    ///
-    /// # Errors
-    /// As [`Moving::is_done`].
     pub fn wait(mut self) -> Result<IoBuf> {
         if let Some(event) = &self.event {
             event.wait()?;

@@ -44,9 +44,6 @@ impl<'a> DeviceCopies<'a> {
 
     /// Begins copies to several buffers, those of each device by one call.
     ///
-    /// # Errors
-    /// As [`DeviceCopies::begin`].
-    ///
     /// # Panics
     /// As [`DeviceCopies::begin`].
     pub fn begin_all(all: Vec<(DeviceCopies<'_>, IoBuf)>) -> Result<Vec<DeviceToHost>> {
@@ -75,9 +72,6 @@ pub struct DeviceToHost {
 
 impl DeviceToHost {
     /// Whether all bytes have arrived.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_done(&self) -> Result<bool> {
         for (snapshot, ..) in &self.late {
             if !snapshot.is_done()? {
@@ -88,9 +82,6 @@ impl DeviceToHost {
     }
 
     /// Waits until all bytes have arrived, and returns the buffer.
-    ///
-    /// # Errors
-    /// As [`DeviceToHost::is_done`].
     pub fn wait(self) -> Result<IoBuf> {
         self.in_flight.wait()?;
         let mut buf = self.in_flight.take();

@@ -145,9 +145,6 @@ impl HostToDevice {
     }
 
     /// Whether all bytes are in place.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_done(&self) -> Result<bool> {
         for event in &self.events {
             if !event.is_done()? {
@@ -158,9 +155,6 @@ impl HostToDevice {
     }
 
     /// Waits until all bytes are in place, and releases the buffers and the memory.
-    ///
-    /// # Errors
-    /// As [`HostToDevice::is_done`].
     pub fn wait(mut self) -> Result<()> {
         for event in &self.events {
             event.wait()?;

@@ -118,9 +118,6 @@ impl DeviceRegion {
     }
 
     /// Whether all copies from it that have begun are done.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_idle(&self) -> Result<bool> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match last.as_ref() {

@@ -73,9 +73,6 @@ impl Snapshot {
     }
 
     /// Whether the content has arrived.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_done(&self) -> Result<bool> {
         // The thread that holds the lock is waiting for the copy.
         let Ok(device_to_host) = self.shared.device_to_host.try_lock() else {
@@ -88,17 +85,11 @@ impl Snapshot {
     }
 
     /// Waits until the content has arrived, and releases the source regions.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn wait(&self) -> Result<()> {
         self.buf().map(drop)
     }
 
     /// Fills `dst` with the content from byte `start` on; waits until it has arrived.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     ///
     /// # Panics
     /// If that reaches beyond the content.

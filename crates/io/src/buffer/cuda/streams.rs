@@ -53,9 +53,6 @@ impl DeviceStreams {
     }
 
     /// New streams of a device.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn new(device: &Arc<Device>) -> Result<DeviceStreams> {
         Ok(DeviceStreams {
             out: Stream::new(device)?,
@@ -69,9 +66,6 @@ impl DeviceStreams {
     /// New streams, after a test that bytes survive the way to the device and back: in confidential
     /// computing, addresses of the host may not be the memory that they seem, and copies return
     /// garbage.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn checked(device: &Arc<Device>) -> Result<DeviceStreams> {
         let mut device_streams = DeviceStreams::new(device)?;
         // A device that has no memory left is used without the test.
@@ -135,50 +129,32 @@ impl DeviceStreams {
     }
 
     /// Makes later work of `stream` wait for the copies to the host that have begun.
-    ///
-    /// # Errors
-    /// As [`DeviceStreams::follow`].
     pub fn hold(&self, stream: &Foreign) -> Result<()> {
         Ok(stream.wait_for(&self.out.record()?)?)
     }
 
     /// Makes later copies to the device wait for the work now queued on `stream`, which may still
     /// use the memory that they fill, even memory just allocated.
-    ///
-    /// # Errors
-    /// As [`DeviceStreams::follow`].
     pub fn fill_after(&self, stream: &Foreign) -> Result<()> {
         Ok(self.back.wait_for(&stream.record()?)?)
     }
 
     /// Makes later work of `stream` wait for the copies to the device that have begun.
-    ///
-    /// # Errors
-    /// As [`DeviceStreams::follow`].
     pub fn hold_for_fills(&self, stream: &Foreign) -> Result<()> {
         Ok(stream.wait_for(&self.back.record()?)?)
     }
 
     /// Makes later copies to the host wait for an event of another stream.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn follow_at(&self, moment: &Event) -> Result<()> {
         Ok(self.out.wait_for(moment)?)
     }
 
     /// Makes later copies to the device wait for an event of another stream.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn fill_at(&self, moment: &Event) -> Result<()> {
         Ok(self.back.wait_for(moment)?)
     }
 
     /// Records an event behind the copies to the device that have begun.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn filled(&self) -> Result<Event> {
         Ok(self.back.record()?)
     }

@@ -23,9 +23,6 @@ pub enum Entry {
 impl Image {
     /// Makes the directory at `root` hold this image and nothing else, changing only the
     /// differences to `before`, its present content.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn materialise(&self, root: &Path, before: &Image) -> std::io::Result<()> {
         for (path, entry) in before.entries.iter().rev() {
             match (entry, self.entries.get(path)) {

@@ -47,17 +47,15 @@ impl StagingQueue {
             state = wait_timeout(&self.supplied, state, TURN);
         }
         // The host's part is copied and may be changed from now on, so the check cannot come later.
-        let may_check = !state.is_over() && state.is_last();
-        let watch = may_check.then(|| state.sources.take_watch());
-        drop(state);
-        if let Some(watch) = watch.flatten() {
+        if let Some(watch) = state.begin_check() {
+            drop(state);
             let written = watch.find_written();
             drop(watch);
             let mut state = self.lock();
-            if let Some(tensor) = written {
-                state.end_modified(tensor);
-            }
+            state.end_check(written);
             self.release_sources(state);
+        } else {
+            drop(state);
         }
         // Threads that wait for the release now wait for devices.
         self.released.notify_all();

@@ -99,6 +99,28 @@ impl StagingState {
         }
     }
 
+    /// Takes the watch for a check before the release, if the host's part is copied. Until
+    /// `end_check`, the check counts as a stager, so that no worker finds the save written.
+    pub(super) fn begin_check(&mut self) -> Option<Watch> {
+        if self.is_over() || !self.is_last() {
+            return None;
+        }
+        let Sources::Lent { watch, .. } = &mut self.sources else {
+            return None;
+        };
+        let watch = watch.take()?;
+        self.staging += 1;
+        Some(watch)
+    }
+
+    /// Ends the check that `begin_check` began, with the tensor that was written to, if any.
+    pub(super) fn end_check(&mut self, written: Option<usize>) {
+        self.staging -= 1;
+        if let Some(tensor) = written {
+            self.end_modified(tensor);
+        }
+    }
+
     /// Whether all extents are claimed.
     pub(super) fn is_exhausted(&self) -> bool {
         self.next == self.extents
@@ -130,14 +152,6 @@ impl Sources {
                 }
                 Some((regions, watch))
             }
-            Sources::Checking | Sources::Releasing | Sources::Released => None,
-        }
-    }
-
-    /// Takes the watch alone, for a check before the release.
-    pub(super) fn take_watch(&mut self) -> Option<Watch> {
-        match self {
-            Sources::Lent { watch, .. } => watch.take(),
             Sources::Checking | Sources::Releasing | Sources::Released => None,
         }
     }
