@@ -164,9 +164,6 @@ impl CuFile {
 
     /// The library of this process: the one in [`CUFILE_VARIABLE`], or the system's. It is loaded
     /// once.
-    ///
-    /// # Errors
-    /// As [`CuFile::open`], the same at every call.
     pub fn shared() -> Result<Arc<CuFile>> {
         static SHARED: OnceLock<Result<Arc<CuFile>>> = OnceLock::new();
         let open = || {
@@ -255,9 +252,6 @@ impl CuFileHandle {
     /// Reads bytes from `offset` of the file on to device memory, from its byte `at` on, and waits;
     /// returns the number of bytes read, which may be smaller.
     ///
-    /// # Errors
-    /// [`Error::Call`].
-    ///
     /// # Panics
     /// If the range reaches beyond the memory.
     pub fn read(&self, to: &DeviceMemory, at: usize, bytes: usize, offset: u64) -> Result<usize> {
@@ -269,9 +263,6 @@ impl CuFileHandle {
     }
 
     /// Writes bytes of device memory to a file, and waits; as [`CuFileHandle::read`].
-    ///
-    /// # Errors
-    /// [`Error::Call`].
     ///
     /// # Panics
     /// If the range reaches beyond the memory.

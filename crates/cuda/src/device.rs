@@ -67,9 +67,6 @@ impl Device {
     }
 
     /// Its product name.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn name(&self) -> Result<String> {
         self.text(|table, to, len| {
             // SAFETY: it writes at most `len` bytes, with a zero at the end.
@@ -78,9 +75,6 @@ impl Device {
     }
 
     /// Its address on the PCI bus, as in `0000:3b:00.0`.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn pci_bus_id(&self) -> Result<String> {
         self.text(|table, to, len| {
             // SAFETY: as above.
@@ -89,9 +83,6 @@ impl Device {
     }
 
     /// Bytes of its memory: the free ones, and all.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn memory_bytes(&self) -> Result<(usize, usize)> {
         let entered = self.enter()?;
         let (mut free, mut total) = (0, 0);

@@ -106,18 +106,12 @@ pub struct Driver {
 
 impl Driver {
     /// Loads and initialises a driver.
-    ///
-    /// # Errors
-    /// As [`Library::load`] and [`Library::begin`].
     pub fn open(path: &Path) -> Result<Driver> {
         Library::load(path)?.begin()
     }
 
     /// The driver of this process: the one in [`DRIVER_VARIABLE`], or the system's. It is loaded
     /// once.
-    ///
-    /// # Errors
-    /// As [`Driver::open`], the same at every call.
     pub fn shared() -> Result<&'static Driver> {
         static SHARED: OnceLock<Result<Driver>> = OnceLock::new();
         let shared = SHARED.get_or_init(|| Driver::open(&Driver::path()));

@@ -64,9 +64,6 @@ impl Event {
     }
 
     /// Waits until it is complete.
-    ///
-    /// # Errors
-    /// As [`Event::is_done`].
     pub fn wait(&self) -> Result<()> {
         let entered = self.device.enter()?;
         // SAFETY: the event is alive.

@@ -21,9 +21,6 @@ pub struct HostMemory {
 impl HostMemory {
     /// Allocates `len` bytes with undefined content.
     ///
-    /// # Errors
-    /// As [`Registration::new`](crate::Registration::new).
-    ///
     /// # Panics
     /// If `len` is zero.
     pub fn allocate(device: &Arc<Device>, len: usize) -> Result<HostMemory> {

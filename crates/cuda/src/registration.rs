@@ -46,9 +46,6 @@ impl Registration {
     /// As [`Registration::new`], for memory that kernels of the device read and write as well. It
     /// uses some memory of the device.
     ///
-    /// # Errors
-    /// As [`Registration::new`].
-    ///
     /// # Safety
     /// As [`Registration::new`].
     pub unsafe fn mapped(

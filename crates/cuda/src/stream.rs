@@ -25,9 +25,6 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     /// Creates a stream of a device.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
         let entered = device.enter()?;
         let mut handle = ptr::null_mut();
@@ -45,17 +42,11 @@ impl Stream {
     }
 
     /// Records an event behind all work now queued.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn record(&self) -> Result<Event> {
         Event::record(&self.device, self.handle)
     }
 
     /// Makes work queued later wait for an event of another stream. This thread does not wait.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         let entered = self.device.enter()?;
         // SAFETY: both are alive.
