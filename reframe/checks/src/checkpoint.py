@@ -10,7 +10,7 @@ import crew
 import numpy as np
 
 import penstock
-from penstock.cli.units import BYTES
+from penstock.planning.models.units import BYTES
 from penstock_bench.harness import storage
 from penstock_bench.harness.cases import tensor_sizes
 
@@ -58,7 +58,7 @@ def _bytes(text: str) -> int:
     """Parses a size such as ``64M`` as fio does: in powers of two."""
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :].rstrip("iB")
-    return int(number) * BYTES[f"{unit}iB" if unit else ""]
+    return int(int(number) * BYTES[f"{unit}iB" if unit else "B"])
 
 
 if __name__ == "__main__":
