@@ -1,1 +1,1 @@
-"""The steps of a store: found, loaded, retained, set aside."""
+"""The steps of a store: found, loaded, retained, quarantined."""

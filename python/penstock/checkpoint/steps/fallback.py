@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class FallbackSearch:
-    """Tries steps from the newest down to the first that proves good.
-
-    Args:
-        reader: Reads the steps.
-    """
+    """Tries steps from the newest down to the first that proves good."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -56,19 +52,19 @@ class FallbackSearch:
                 self._skip_damaged(step, reason or state)
             elif (loaded := self._try(step, request)) is not None:
                 reader.is_awaited = isinstance(request.into, LiveState)
-                self._set_aside()
+                self._quarantine()
                 reader.warn_unfinished(self._unfinished, step)
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
         # Not "not found", on any rank: callers take that error as a reason to start from scratch.
-        aside = reader.native.quarantined()
-        is_nothing = not (self._damaged or self._refused or aside)
+        quarantined = reader.native.quarantined()
+        is_nothing = not (self._damaged or self._refused or quarantined)
         is_nothing_for_all = reader.is_true_for_all(is_nothing)
         reader.is_awaited = False
         if self._refused is not None and not self._damaged:
             raise self._refused
         if not is_nothing_for_all:
-            raise self._none_is_good([path for _, path in aside])
+            raise self._none_is_good([path for _, path in quarantined])
         tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
         nothing = reader.nothing(f"none of its steps is good: {tried}" if tried else None)
         raise report_end("load", nothing, 0)
@@ -124,25 +120,25 @@ class FallbackSearch:
         # The device error may have been transient.
         return self._reader.read(step, request, verifies=True)
 
-    def _set_aside(self) -> None:
-        """Sets damaged steps aside, now that a good step is found."""
+    def _quarantine(self) -> None:
+        """Quarantines damaged steps, now that a good step is found."""
         if self._ranks is not None and self._ranks.rank != 0:
             return
         reader = self._reader
-        # The newest is set aside last, as the last few are kept.
+        # The newest is quarantined last, as the last few are kept.
         for step, number in sorted(self._damaged.items()):
             # A step that is unreadable here may be good elsewhere.
             if reader.is_unreadable(step):
                 continue
             try:
-                aside = reader.native.quarantine(step)
+                path = reader.native.quarantine(step)
             except CheckpointNotFoundError:
                 continue
             except StorageError as error:
-                reader.warnings[number] += f"; it could not be set aside: {error}"
+                reader.warnings[number] += f"; it could not be quarantined: {error}"
                 continue
-            if aside is not None:
-                reader.warnings[number] += f"; {describe_quarantined(aside)}"
+            if path is not None:
+                reader.warnings[number] += f"; {describe_quarantined(path)}"
 
     def _skip_damaged(self, step: int, reason: str) -> None:
         self._damaged[step] = len(self._reader.warnings)
@@ -152,14 +148,14 @@ class FallbackSearch:
         self._skipped.append((step, reason))
         self._reader.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
-    def _none_is_good(self, aside: list[str]) -> CorruptCheckpointError:
+    def _none_is_good(self, quarantined: list[str]) -> CorruptCheckpointError:
         root = self._reader.root
         found = []
         if self._skipped:
             steps = ", ".join(str(step) for step, _ in self._skipped[:5])
             found.append(f"tried {steps}; each has a warning of its own")
-        if aside:
-            found.append(f"set aside as damaged: {', '.join(aside[-5:])}")
+        if quarantined:
+            found.append(f"quarantined as damaged: {', '.join(quarantined[-5:])}")
         return CorruptCheckpointError(
             f"no step of {root} is good ({'; '.join(found) or 'other ranks have some'}); "
             "`penstock verify --explain` tells what is intact of one, `penstock salvage` "

@@ -22,9 +22,7 @@ def is_penstock(path: str) -> bool:
 def open_newest(path: str, *, stacklevel: int) -> OpenCheckpoint:
     """Opens a checkpoint; the caller releases it.
 
-    Args:
-        path: The directory of a checkpoint, or of a store, whose newest complete step is used.
-        stacklevel: The stack level of warnings about skipped steps, relative to the caller.
+    The path is that of a checkpoint, or of a store, whose newest complete step is used.
     """
     if is_checkpoint(path) or not steps_in(path):
         return OpenCheckpoint(path)

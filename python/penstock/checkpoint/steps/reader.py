@@ -18,8 +18,8 @@ from penstock.errors import (
     PenstockError,
     StorageError,
 )
-from penstock.io.arguments import to_native
 from penstock.options import Options
+from penstock.tensors.arguments import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,13 +150,7 @@ class Reader:
             report_end("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
 
     def read(self, step: int, request: LoadRequest, *, verifies: bool = False) -> loading.Loaded:
-        """Loads a step, and records whether it is good.
-
-        Args:
-            step: The step.
-            request: The request.
-            verifies: Whether digests are checked whatever the options say.
-        """
+        """Loads a step, and records whether it is good; ``verifies`` overrides the options."""
         options = self._options
         if verifies:
             options = dataclasses.replace(options or Options(), verify=True)
@@ -320,7 +314,7 @@ class StepSource(Protocol):
         """Records that a checkpoint was found damaged."""
 
     def quarantine(self, step: int) -> str | None:
-        """Sets a damaged step aside; returns its new path."""
+        """Quarantines a damaged step; returns its new path."""
 
     def quarantined(self) -> list[tuple[int, str]]:
-        """Returns the steps that were set aside."""
+        """Returns the steps that were quarantined."""

@@ -36,27 +36,18 @@ class Mark(NamedTuple):
 
 
 class Orphan(NamedTuple):
-    """Files that a dead save left behind and a sweep removed.
-
-    Attributes:
-        path: The directory of the removed files.
-        bytes: Bytes freed.
-    """
+    """Files that a dead save left behind and a sweep removed."""
 
     path: str
     bytes: int
 
 
-class SetAside(NamedTuple):
-    """A damaged step that was set aside and kept for salvage.
+class QuarantinedStep(NamedTuple):
+    """A damaged step that was quarantined and kept for salvage.
 
     A step that is known to be damaged is renamed within its store, to ``damaged-N-M``, when a load
     falls back to an older step, or when the step is saved again. `penstock.explain`,
     `penstock.salvage` and `penstock.verify` accept its new path.
-
-    Attributes:
-        step: The training step.
-        path: The new path.
     """
 
     step: int

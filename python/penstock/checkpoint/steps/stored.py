@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint.loading.dcp_files import drop_mark
 from penstock.checkpoint.steps.reader import Reader
-from penstock.checkpoint.steps.rows import Mark, Orphan, SetAside, StepInfo
+from penstock.checkpoint.steps.rows import Mark, Orphan, QuarantinedStep, StepInfo
 from penstock.checkpoint.steps.scrub import check_scrub, marks, scrub, verify_files
 from penstock.common.events import observed
 from penstock.common.option_kinds import Number
 from penstock.common.progress import shown
 from penstock.common.tracing import call
-from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
-from penstock.io.arguments import check_step, to_native
+from penstock.common.warn import warn
+from penstock.errors import CorruptCheckpointError, PenstockError
 from penstock.reports import Problem
+from penstock.tensors.arguments import check_step, to_native
 
 if TYPE_CHECKING:
     from penstock.checkpoint.steps.retention import Retention
@@ -67,11 +67,11 @@ class StoredSteps:
         """
         return self._native.committed()
 
-    def set_aside(self, step: int) -> str:
-        """Sets a damaged step aside: renames it within the store, so that it is no step any more.
+    def quarantine(self, step: int) -> str:
+        """Quarantines a damaged step: renames it within the store, so that it is no step any more.
 
         `save` does this with a damaged step that it replaces, and ``load`` with ``fallback=True``
-        with those that it skipped. `load`, `steps` and `sweep` ignore a step that was set aside.
+        with those that it skipped. `load`, `steps` and `sweep` ignore a step that was quarantined.
         With ``keep_last``, each save removes all of them but the last three and the protected ones.
 
         Args:
@@ -94,25 +94,25 @@ class StoredSteps:
             ...     report = store.save(step, {"w": np.full(3, step)})
             >>> shard = penstock.inspect(store.path(20)).files[-1].name
             >>> os.truncate(os.path.join(store.path(20), shard), 5)
-            >>> path = store.set_aside(20)
-            >>> store.aside() == [(20, path)], store.load()["w"]
+            >>> path = store.quarantine(20)
+            >>> store.quarantined() == [(20, path)], store.load()["w"]
             (True, array([10, 10, 10]))
         """
-        aside = self._native.quarantine(check_step(step))
-        if aside is None:
+        path = self._native.quarantine(check_step(step))
+        if path is None:
             raise PenstockError(
                 f"{self.path(step)} is not known to be damaged and stays: store.verify({step}) "
-                "reads it and remembers what it finds"
+                f"reads it and records what it finds, as `penstock verify {self._root}` does"
             )
-        return aside
+        return path
 
-    def aside(self) -> list[SetAside]:
-        """Returns the damaged steps that were set aside, in that order.
+    def quarantined(self) -> list[QuarantinedStep]:
+        """Returns the damaged steps that were quarantined, in that order.
 
         Raises:
             StorageError: The operating system failed an operation.
         """
-        return [SetAside(*entry) for entry in self._native.quarantined()]
+        return [QuarantinedStep(*entry) for entry in self._native.quarantined()]
 
     def marks(self) -> dict[int, Mark]:
         """Returns the recorded outcomes of `load`, `verify` and `scrub` for each step read whole.
@@ -291,7 +291,7 @@ class StoredSteps:
         swept = self._native.sweep(dry_run=bool(dry_run), min_age_seconds=min_age_seconds)
         return [Orphan(*entry) for entry in swept]
 
-    def _retire(self, step: int, stacklevel: int) -> None:
+    def _retire(self, step: int) -> None:
         """Deletes steps by the retention rules, after a step was saved."""
         if self._retention.keeps_all:
             return
@@ -299,11 +299,9 @@ class StoredSteps:
             self._retention.apply(self._native, step, dry_run=False)
             self._native.retire_quarantined()
         except PenstockError as error:
-            message = f"step {step} is saved, but older steps could not be deleted: {error}"
-            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
+            warn(f"step {step} is saved, but older steps could not be deleted: {error}")
         except Exception as error:
-            message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
-            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
+            warn(f"step {step} is saved, but nothing was deleted: keep() raised {error!r}")
 
     def _reader(self) -> Reader:
         return Reader(self._native, self._root, self._options)
