@@ -14,24 +14,30 @@ from __future__ import annotations
 from penstock.features.cache import Cache
 from penstock.features.device import DeviceFeatures, cuda_header
 from penstock.features.features import Features, FeaturesStats
-from penstock.features.gathering.lookahead import ForeseenRows
+from penstock.features.gathering.lookahead import HintedRows
 from penstock.features.gathering.pending import PendingRows
+from penstock.features.indexed.indexed_rows import IndexedRows, IndexedStats
+from penstock.features.indexed.opening import open_indexed
+from penstock.features.indexed.ragged import Ragged
 from penstock.features.opening import open
 from penstock.features.rank import rank
 from penstock.features.rows import Rows
 from penstock.features.snapshot import SnapshotReport
 from penstock.features.table import Table
-from penstock.features.table_reports import FoldReport, TableStats
 from penstock.features.writing.write import WriteReport, write
+from penstock.reports.tables import CompactionReport, TableStats
 
 __all__ = [
     "Cache",
+    "CompactionReport",
     "DeviceFeatures",
     "Features",
     "FeaturesStats",
-    "FoldReport",
-    "ForeseenRows",
+    "HintedRows",
+    "IndexedRows",
+    "IndexedStats",
     "PendingRows",
+    "Ragged",
     "Rows",
     "SnapshotReport",
     "Table",
@@ -39,6 +45,7 @@ __all__ = [
     "WriteReport",
     "cuda_header",
     "open",
+    "open_indexed",
     "rank",
     "write",
 ]

@@ -85,17 +85,6 @@ def check_cache(cache: Cache | None) -> None:
 
 
 def native_cache(cache: Cache | None, value_bytes: int, name: str) -> _native.RowCache | None:
-    """The native cache that a table uses; None without a cache.
-
-    Args:
-        cache: The cache.
-        value_bytes: Bytes of a row.
-        name: Name of the table, for errors.
-
-    Raises:
-        TypeError: ``cache`` is not a `Cache`.
-        ValueError: It has no room for a row, or holds rows of another size.
-        StorageError: The system has no memory for it.
-    """
+    """The native cache that a table uses; None without a cache."""
     check_cache(cache)
     return None if cache is None else cache._of(value_bytes, name)

@@ -50,11 +50,6 @@ class Columns:
 
     Attributes:
         nbytes: Bytes of a row.
-
-    Raises:
-        ValueError: There are no columns, or one has no elements or no name.
-        TypeError: A column is not given as shape and type, or its elements are not plain bytes.
-        UnsupportedStateError: Elements of a type cannot be stored.
     """
 
     def __init__(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
@@ -119,12 +114,7 @@ class Columns:
         return cls({one["name"]: (tuple(one["shape"]), one["dtype"]) for one in noted})
 
     def view(self, buffer: Any, name: str) -> Any:
-        """A view of one column of some rows.
-
-        Args:
-            buffer: A tensor or array of bytes, those of a row in the last dimension.
-            name: Name of the column.
-        """
+        """A view of one column of some rows."""
         column = self._columns[name]
         part = buffer[..., column.offset : column.offset + column.nbytes]
         if isinstance(buffer, np.ndarray):

@@ -26,12 +26,6 @@ class DeviceCopy:
     The copy is queued on the stream that is current when `finish` is first called. With a CUDA
     driver the host memory is pinned, and no thread waits for the copy.
 
-    Args:
-        columns: The layout of a row.
-        results: Allocates the memory where none can be pinned.
-        shape: Shape of the rows, in bytes.
-        device: Where the rows go.
-
     Attributes:
         rows: The rows: on the host until `finish` has queued the copy, then on the device.
     """

@@ -16,7 +16,7 @@ from penstock.features.cache import check_cache, native_cache
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.gathering.batches import Batches, on_host
 from penstock.features.gathering.ids import RowIds, ids_of
-from penstock.features.gathering.lookahead import ForeseenRows, Lookahead
+from penstock.features.gathering.lookahead import HintedRows, Lookahead
 from penstock.features.gathering.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.gathering.results import Results
 from penstock.features.sources.file_watch import FileWatch
@@ -241,12 +241,12 @@ class Features:
         numbers: RowIds,
         out: Any = None,
         device: torch.device | None = None,
-        foreseen: int | None = None,
+        hinted: int | None = None,
     ) -> PendingRows:
         self._check_open()
         shape = (*numbers.shape, *self.source.row_shape)
         with self._naming(numbers):
-            return self._batches.begin(numbers, shape, out, device, foreseen)
+            return self._batches.begin(numbers, shape, out, device, hinted)
 
     def pin(self, ids: Any) -> int:
         """Reads rows into the cache and keeps them there until the table is closed.
@@ -314,17 +314,17 @@ class Features:
         """
         WINDOW.check("window", window)
         device = device_of(device)
-        known: deque[tuple[Any, ForeseenRows, int]] = deque()
+        known: deque[tuple[Any, tuple[HintedRows, int]]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
         coming, rows = Lookahead(batches), 0
         try:
             while True:
-                while len(known) <= window and (ids := coming.next(self._foreseen)) is not None:
-                    known.append(ids)
+                while len(known) <= window and (batch := coming.next(self._hinted)) is not None:
+                    known.append(batch)
                 if not known:
                     break
-                ids, foreseen, count = known.popleft()
-                begun.append((ids, foreseen.gather_async(device=device), count))
+                ids, (hinted, count) = known.popleft()
+                begun.append((ids, hinted.gather_async(device=device), count))
                 rows += count
                 while len(begun) > 1 and (
                     rows - begun[0][2] >= _AHEAD_ROWS
@@ -341,10 +341,10 @@ class Features:
             coming.end()
         finally:
             # Started gathers finish by themselves, and hold their memory until then.
-            for _, foreseen, _ in known:
-                foreseen.forget()
+            for _, (hinted, _) in known:
+                hinted.forget()
 
-    def foresee(self, ids: Any) -> ForeseenRows:
+    def hint(self, ids: Any) -> HintedRows:
         """Announces rows to the cache that will be gathered, after all those announced before.
 
         The cache keeps announced rows while there is room; among them it evicts the row needed last
@@ -366,26 +366,30 @@ class Features:
             >>> path = tempfile.mkdtemp() + "/table"
             >>> report = features.write(path, np.arange(8.0).reshape(4, 2))
             >>> with features.open(path, cache=features.Cache(1 << 16)) as table:
-            ...     first, second = (table.foresee(ids) for ids in ([0, 3], [3, 1]))
+            ...     first, second = (table.hint(ids) for ids in ([0, 3], [3, 1]))
             ...     first.gather_async().result().tolist()
             ...     second.gather_async().result().tolist()
             [[0.0, 1.0], [6.0, 7.0]]
             [[6.0, 7.0], [2.0, 3.0]]
         """
-        ids, where = on_host(ids)
-        return self._foreseen(ids_of(ids), where)
+        hinted, _ = self._hinted(ids)
+        return hinted
 
-    def _foreseen(self, numbers: RowIds, where: torch.device | None) -> ForeseenRows:
+    def _hinted(self, ids: Any) -> tuple[HintedRows, int]:
+        """Announces rows; also returns their number, at least 1."""
+        ids, where = on_host(ids)
+        numbers = ids_of(ids)
         self._check_open()
         reader = self._reader
         with self._naming(numbers):
             number = reader.hint(numbers.array, numbers.is_signed)
-        return ForeseenRows(
+        hinted = HintedRows(
             lambda out, device: self._begun(
                 numbers, out, _device_of_rows(device, out, where), number
             ),
             lambda: None if number is None else reader.forget(number),
         )
+        return hinted, max(1, numbers.values.size)
 
     def on_device(
         self, device: Any = "cuda", *, staging_bytes: int = STAGING_BYTES

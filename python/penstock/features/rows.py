@@ -61,12 +61,6 @@ def packed(
         values: A tensor or an array for each column: the shape of the ids followed by that of the
             column.
         is_whole: Whether every column is required; else missing columns are zero.
-
-    Raises:
-        ValueError: A column is missing, unknown, or has another shape or type.
-        TypeError: A value is neither a tensor nor an array, or ``values`` is no mapping.
-        UnsupportedStateError: A value is sparse, nested, quantized or without data.
-        DeviceError: A value is on a device whose stream is being captured.
     """
     if not isinstance(values, Mapping):
         raise TypeError(

@@ -25,11 +25,11 @@ from penstock.features.gathering.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.features.sources.table_metadata import row_bytes_for
-from penstock.features.table_reports import FoldReport, TableStats
-from penstock.io.arguments import decode_local_path
 from penstock.io.data_file import reach
 from penstock.io.own_io import claim_of, for_rows
+from penstock.reports.tables import CompactionReport, TableStats
 from penstock.tensors import dtypes
+from penstock.tensors.arguments import decode_local_path
 from penstock.tensors.devices import device_of
 from penstock.tensors.memory import check_strided
 from penstock.tensors.native_rows import NativeArray
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 _ROWS = Number(1, (1 << 48) - 1, "rows", is_open=False)
 _LOG = Number(64 << 10, 1 << 42, "bytes", is_open=False)
-_FOLD = Number(0, (1 << 63) - 1, "bytes", is_open=False)
+_COMPACTION = Number(0, (1 << 63) - 1, "bytes", is_open=False)
 _LOG_BYTES = 256 << 20
 _RECORD_BYTES = 4 << 20
 """Bytes written at a time: larger requests are not faster."""
-_FOLD_BYTES_MIN = 1 << 30
+_COMPACTION_BYTES_MIN = 1 << 30
 _PIECE_BYTES_MIN = 64 << 20
 _PIECES_MAX = 256
 _BYTES_MAX = 1 << 60
@@ -65,15 +65,15 @@ class Table:
     """A table of embeddings on storage, whose rows are read by id and updated.
 
     A row has columns, such as a weight and its optimizer's state. Updates are appended to a log,
-    many rows to a request, and read from there; from time to time a fold moves them from the log to
-    the table's files. `Table.create` makes a table, this class opens it: one process can have it
-    open at a time, and only once. Any thread may use it.
+    many rows to a request, and read from there; from time to time a compaction moves them from the
+    log to the table's files. `Table.create` makes a table, this class opens it: one process can
+    have it open at a time, and only once. Any thread may use it.
 
     Args:
         path: The table's directory.
         cache: Keeps rows in memory, also updated ones; its policy chooses which.
-        fold_bytes: A `flush` that finds more bytes than this in the logs starts a thread that folds
-            them. ``"auto"``: half the bytes of all rows, but at least 1 GiB; None: never.
+        compaction_bytes: A `flush` that finds more bytes than this in the logs starts a thread that
+            compacts them. ``"auto"``: half the bytes of all rows, but at least 1 GiB; None: never.
         log_bytes: Bytes of a log file; its space is reserved when it is begun.
         gap_bytes: Largest gap between two rows that is read rather than skipped.
         io: Settings of the I/O workers; see `penstock.offload.TensorIO`.
@@ -109,14 +109,14 @@ class Table:
         path: str | os.PathLike[str] | bytes,
         *,
         cache: Cache | None = None,
-        fold_bytes: int | Literal["auto"] | None = "auto",
+        compaction_bytes: int | Literal["auto"] | None = "auto",
         log_bytes: int = _LOG_BYTES,
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
     ) -> None:
         # Absolute, as the working directory may change later.
         self.path = os.path.abspath(decode_local_path(path))
-        _check_settings(fold_bytes, log_bytes, gap_bytes)
+        _check_settings(compaction_bytes, log_bytes, gap_bytes)
         check_cache(cache)
         form, note = _native.row_table_form(self.path)
         rows, row_bytes, value_bytes = form.rows, form.row_bytes, form.value_bytes
@@ -124,15 +124,15 @@ class Table:
         self._columns = _columns_of(self.path, note, value_bytes)
         self.columns = {column.name: (column.shape, column.dtype) for column in self._columns}
         self._rows, self._row_bytes, self._value_bytes = rows, row_bytes, value_bytes
-        if fold_bytes == "auto":
-            fold_bytes = max(_FOLD_BYTES_MIN, rows * row_bytes // 2)
-        self._fold_bytes = fold_bytes
-        self._fold_at = fold_bytes or 0
+        if compaction_bytes == "auto":
+            compaction_bytes = max(_COMPACTION_BYTES_MIN, rows * row_bytes // 2)
+        self._compaction_bytes = compaction_bytes
+        self._compaction_at = compaction_bytes or 0
         self._results = Results("uint8", 1)
         self._prefetches: deque[PendingRows] = deque()
         self._has_cache = cache is not None
         self._lock = threading.Lock()
-        self._folding: threading.Thread | None = None
+        self._compacting: threading.Thread | None = None
         self._io: TensorIO | None = for_rows(io)
         name = os.path.basename(self.path)
         claim = claim_of(self._io)
@@ -160,7 +160,7 @@ class Table:
         *,
         init: Iterable[Mapping[str, Any]] | None = None,
         cache: Cache | None = None,
-        fold_bytes: int | Literal["auto"] | None = "auto",
+        compaction_bytes: int | Literal["auto"] | None = "auto",
         log_bytes: int = _LOG_BYTES,
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
@@ -175,7 +175,7 @@ class Table:
             init: Initial rows: mappings from columns to some rows each, in order. Values that are
                 not given are zero, and take no space until they are written.
             cache: As for `Table`.
-            fold_bytes: Likewise.
+            compaction_bytes: Likewise.
             log_bytes: Likewise.
             gap_bytes: Likewise.
             io: Likewise.
@@ -191,13 +191,13 @@ class Table:
         count = _ROWS.whole("rows", rows)
         made = Columns(columns)
         # Refuses all bad arguments before anything is created.
-        _check_settings(fold_bytes, log_bytes, gap_bytes)
+        _check_settings(compaction_bytes, log_bytes, gap_bytes)
         native_cache(cache, made.nbytes, os.path.basename(where))
         row_bytes = row_bytes_for(made.nbytes, _STEP_BYTES, "auto")
         row_bytes = -(-row_bytes // _STEP_BYTES) * _STEP_BYTES
         if count * row_bytes > _BYTES_MAX:
             raise ValueError(f"rows={count}: rows of {row_bytes} bytes are more than a table has")
-        # At most 256 pieces, as each takes a descriptor; a fold holds a piece twice in memory.
+        # At most 256 pieces, as each takes a descriptor; a compaction holds one twice in memory.
         piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
         piece_rows = max(1, min(count, piece_bytes // row_bytes))
         form = _native.RowTableForm(count, row_bytes, made.nbytes, piece_rows)
@@ -216,7 +216,7 @@ class Table:
         return cls(
             where,
             cache=cache,
-            fold_bytes=fold_bytes,
+            compaction_bytes=compaction_bytes,
             log_bytes=log_bytes,
             gap_bytes=gap_bytes,
             io=io,
@@ -352,12 +352,12 @@ class Table:
             PenstockError: This process is a fork of the one that opened the table.
         """
         self._native.flush()
-        if self._fold_bytes is not None:
+        if self._compaction_bytes is not None:
             _, log_bytes = self._native.logged()
-            if log_bytes > self._fold_at:
-                self._fold_soon()
+            if log_bytes > self._compaction_at:
+                self._compact_soon()
 
-    def fold(self) -> FoldReport:
+    def compact(self) -> CompactionReport:
         """Moves rows from the logs into the table's files, and removes the logs.
 
         Rewrites, one by one, the files (of 64 MiB or more) that have such rows. Lookups and updates
@@ -366,12 +366,12 @@ class Table:
         Raises:
             StorageError: A file cannot be written; the logs stay.
             KeyboardInterrupt: Files rewritten by then stay rewritten.
-            PenstockError: This thread is already folding the table or reading all of it.
+            PenstockError: This thread is already compacting the table or reading all of it.
             CorruptCheckpointError: Bytes are not those that were written.
             ValueError: The table is closed.
         """
         rows, pieces, nbytes = self._native.freeze().compact()
-        return FoldReport(rows=rows, pieces=pieces, bytes=nbytes)
+        return CompactionReport(rows=rows, pieces=pieces, bytes=nbytes)
 
     def snapshot(
         self,
@@ -385,7 +385,7 @@ class Table:
         """Writes all current rows into a checkpoint, as one tensor for each column.
 
         `penstock.load`, `penstock.verify` and `penstock.features.open` read it like any checkpoint.
-        It flushes first. Lookups and updates may go on meanwhile; a fold waits.
+        It flushes first. Lookups and updates may go on meanwhile; a compaction waits.
 
         Args:
             path: The checkpoint's directory.
@@ -400,7 +400,7 @@ class Table:
                 directory is a table.
             StorageError: The operating system failed an operation: disk full, read-only, …
             CorruptCheckpointError: Bytes are not those that were written.
-            PenstockError: This thread is already folding the table or reading all of it.
+            PenstockError: This thread is already compacting the table or reading all of it.
             ValueError: The table is closed.
         """
         frozen = self._native.freeze()
@@ -434,11 +434,11 @@ class Table:
         )
 
     def close(self) -> None:
-        """Flushes, waits for a fold or a snapshot in progress, and closes the table.
+        """Flushes, waits for a compaction or a snapshot in progress, and closes the table.
 
         Raises:
             StorageError: Updates cannot be made durable; the table is closed all the same.
-            KeyboardInterrupt: The table is closed, too; the next one to open it waits for the fold.
+            KeyboardInterrupt: The table is closed, too; opening it again waits for the compaction.
         """
         io, self._io = self._io, None
         if io is None:
@@ -461,35 +461,35 @@ class Table:
     def _named(self, error: IndexError, numbers: RowIds) -> IndexError:
         return IndexError(f"{error} ({self.path}; ids are {numbers.dtype})")
 
-    def _fold_soon(self) -> None:
+    def _compact_soon(self) -> None:
         with self._lock:
-            if self._folding is not None and self._folding.is_alive():
+            if self._compacting is not None and self._compacting.is_alive():
                 return
-            self._folding = threading.Thread(target=self._fold, name="penstock-fold")
-            self._folding.start()
+            self._compacting = threading.Thread(target=self._compact, name="penstock-compact")
+            self._compacting.start()
 
-    def _fold(self) -> None:
+    def _compact(self) -> None:
         _, log_bytes = self._native.logged()
         try:
-            self.fold()
-            self._fold_at = self._fold_bytes or 0
+            self.compact()
+            self._compaction_at = self._compaction_bytes or 0
         except (PenstockError, ValueError) as error:
             if self._io is None:
-                # The table was closed meanwhile: the next one to open it folds its logs.
+                # The table was closed meanwhile: the next one to open it compacts its logs.
                 return
-            # Waits for twice the logs: a fold that failed may fail each time.
-            self._fold_at = 2 * log_bytes
+            # Waits for twice the logs: a compaction that failed may fail each time.
+            self._compaction_at = 2 * log_bytes
             problem = f"{self.path}: rows of logs stay there: {error}"
             warnings.warn(problem, PenstockWarning, stacklevel=2)
 
 
 def _check_settings(
-    fold_bytes: int | Literal["auto"] | None, log_bytes: int, gap_bytes: int
+    compaction_bytes: int | Literal["auto"] | None, log_bytes: int, gap_bytes: int
 ) -> None:
     GAP.check("gap_bytes", gap_bytes)
     _LOG.check("log_bytes", log_bytes)
-    if fold_bytes not in ("auto", None):
-        _FOLD.check("fold_bytes", fold_bytes)
+    if compaction_bytes not in ("auto", None):
+        _COMPACTION.check("compaction_bytes", compaction_bytes)
 
 
 def _nothing() -> None:

@@ -69,7 +69,7 @@ def test_write(tmp_path: Path, name: str, value: Any) -> None:
         ("rows", 2.5),
         ("init", 5),
         ("cache", 5),
-        ("fold_bytes", "a"),
+        ("compaction_bytes", "a"),
         ("io", 5),
     ],
 )
@@ -138,7 +138,7 @@ def test_tensors_without_plain_memory(written: Path, tmp_path: Path, kind: str) 
     with features.open(written) as table:
         with pytest.raises(ValueError, match=r"^out: "):
             table.gather([0, 1], out=value)
-        for call in (table.gather, table.foresee):
+        for call in (table.gather, table.hint):
             with pytest.raises((TypeError, UnsupportedStateError), match=r"^ids: "):
                 call(value)
 

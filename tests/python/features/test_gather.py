@@ -147,17 +147,17 @@ def test_a_stream_that_is_left_is_forgotten(tmp_path: Path) -> None:
             next(table.stream([], window=-1))
 
 
-@pytest.mark.parametrize("then", ["gathered", "forgotten", "dropped", "not foreseen"])
-def test_rows_are_foreseen_without_a_stream(tmp_path: Path, then: str) -> None:
+@pytest.mark.parametrize("then", ["gathered", "forgotten", "dropped", "not hinted"])
+def test_rows_are_hinted_without_a_stream(tmp_path: Path, then: str) -> None:
     source, want = table_of(tmp_path, rows=400, width=64)
     needed = np.arange(50)
     with features.Features(source, cache=features.Cache(100 * 320)) as table:
-        first = table.foresee(needed)
-        last = None if then == "not foreseen" else table.foresee(needed)
+        first = table.hint(needed)
+        last = None if then == "not hinted" else table.hint(needed)
         assert np.array_equal(first.gather_async().result(), want[needed])
         if last is not None and then == "forgotten":
             last.forget()
-            with pytest.raises(ValueError, match="foreseen no more"):
+            with pytest.raises(ValueError, match="hinted no more"):
                 last.gather_async()
         if then == "dropped":
             last = None
@@ -170,8 +170,8 @@ def test_rows_are_foreseen_without_a_stream(tmp_path: Path, then: str) -> None:
             assert np.array_equal(table.gather(needed), want[needed])
         assert table.stats().hits - before == (len(needed) if then == "gathered" else 0)
         with pytest.raises(IndexError, match="400"):
-            table.foresee([400])
-        kept = table.foresee(needed)
+            table.hint([400])
+        kept = table.hint(needed)
     with pytest.raises(ValueError, match="closed"):
         kept.gather_async()
 

@@ -70,7 +70,7 @@ def test_rows_are_those_that_were_written_last(disk_path, cache, direct):
             if value % 5 == 0:
                 table.flush()
             if value == 17:
-                report = table.fold()
+                report = table.compact()
                 assert report.pieces == 1
                 assert table.stats().log_bytes == 0
         assert_holds(table, expected)
@@ -130,12 +130,12 @@ def test_rows_come_as_they_were_given_at_first(disk_path):
 
 def test_logs_are_folded_by_themselves(disk_path):
     expected = {}
-    with made(disk_path / "t", fold_bytes=0, log_bytes=64 << 10) as table:
+    with made(disk_path / "t", compaction_bytes=0, log_bytes=64 << 10) as table:
         for value in range(1, 6):
             write(table, expected, list(range(value, ROWS, 2)), value)
             table.flush()
         assert_holds(table, expected)
-    with Table(disk_path / "t", fold_bytes=None) as table:
+    with Table(disk_path / "t", compaction_bytes=None) as table:
         assert_holds(table, expected)
         assert table.stats().logged_rows < ROWS
 
@@ -243,7 +243,7 @@ def test_one_process_has_a_table_once(disk_path):
     table.close()
     with pytest.raises(CheckpointExistsError):
         made(disk_path / "t")
-    for call in (lambda: table.lookup([1]), table.flush, table.fold, table.stats):
+    for call in (lambda: table.lookup([1]), table.flush, table.compact, table.stats):
         with pytest.raises(ValueError, match="the table is closed"):
             call()
     Table(disk_path / "t").close()
@@ -257,7 +257,7 @@ def test_a_fork_is_told_and_harms_nothing(disk_path):
         child = os.fork()
         if child == 0:
             told = 0
-            for call in (lambda: table.lookup([1]), lambda: table.flush(), lambda: table.fold()):
+            for call in (lambda: table.lookup([1]), lambda: table.flush(), lambda: table.compact()):
                 try:
                     call()
                 except penstock.PenstockError:
@@ -271,7 +271,7 @@ def test_a_fork_is_told_and_harms_nothing(disk_path):
 def test_a_damaged_table_is_named(disk_path):
     with made(disk_path / "t") as table:
         write(table, {}, list(range(ROWS)), 5)
-        table.fold()
+        table.compact()
     (rows,) = (disk_path / "t").glob("rows-*")
     content = bytearray(rows.read_bytes())
     content[4096 * 3] ^= 1
@@ -291,7 +291,9 @@ def test_a_damaged_table_is_named(disk_path):
 
 def test_threads_look_up_what_others_write(disk_path):
     errors = []
-    with made(disk_path / "t", cache=Cache(20 << 10), fold_bytes=0, log_bytes=64 << 10) as table:
+    with made(
+        disk_path / "t", cache=Cache(20 << 10), compaction_bytes=0, log_bytes=64 << 10
+    ) as table:
 
         def work(mine):
             try:
@@ -317,7 +319,7 @@ def test_a_trace_shows_what_was_done(disk_path):
     with penstock.trace(disk_path / "trace.json"), made(disk_path / "t") as table:
         write(table, {}, [1, 2], 3)
         table.flush()
-        table.fold()
+        table.compact()
     events = json.loads((disk_path / "trace.json").read_text())
     names = {event.get("name") for event in events}
     assert {"look up", "wait for rows", "update", "flush", "compact"} <= names
@@ -434,13 +436,15 @@ def test_a_fork_that_lives_does_not_keep_the_table(disk_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_who_has_all_rows_cannot_have_them_folded(disk_path):
+def test_who_has_all_rows_cannot_have_them_compacted(disk_path):
     with made(disk_path / "t") as table:
         errors = []
 
         def progress(done, total):
-            with pytest.raises(penstock.PenstockError, match="this thread folds the table") as one:
-                table.fold()
+            with pytest.raises(
+                penstock.PenstockError, match="this thread compacts the table"
+            ) as one:
+                table.compact()
             errors.append(one)
 
         table.snapshot(disk_path / "s", progress=progress)
@@ -467,11 +471,11 @@ def test_rows_that_move_during_a_lookup_are_those_that_were_written_last(disk_pa
         ids = np.arange(count)
         for version in range(1, 25):
             table.update(ids, {"v": np.full(count, version)})
-            fold = threading.Thread(target=table.fold)
-            fold.start()
-            while fold.is_alive():
+            compaction = threading.Thread(target=table.compact)
+            compaction.start()
+            while compaction.is_alive():
                 assert (table.lookup(ids)["v"] == version).all()
-            fold.join()
+            compaction.join()
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "lists"])
@@ -494,8 +498,8 @@ def test_no_ids_are_no_rows(disk_path, kind):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": Cache(1)}, {"log_bytes": -1}, {"gap_bytes": -1}, {"fold_bytes": -1}],
-    ids=["cache", "log", "gap", "fold"],
+    [{"cache": Cache(1)}, {"log_bytes": -1}, {"gap_bytes": -1}, {"compaction_bytes": -1}],
+    ids=["cache", "log", "gap", "compact"],
 )
 def test_a_setting_that_is_refused_leaves_no_table(disk_path, options):
     with pytest.raises(ValueError, match=r"_bytes=-?1"):
@@ -507,24 +511,24 @@ def test_a_setting_that_is_refused_leaves_no_table(disk_path, options):
 
 def test_a_table_that_is_closed_as_a_fold_begins_warns_of_nothing(disk_path, monkeypatch):
     begun, closed = threading.Event(), threading.Event()
-    fold = Table.fold
+    compact = Table.compact
 
     def late(self):
         begun.set()
         assert closed.wait(60)
-        return fold(self)
+        return compact(self)
 
-    monkeypatch.setattr(Table, "fold", late)
-    table, expected = made(disk_path / "t", fold_bytes=0, log_bytes=64 << 10), {}
+    monkeypatch.setattr(Table, "compact", late)
+    table, expected = made(disk_path / "t", compaction_bytes=0, log_bytes=64 << 10), {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write(table, expected, range(ROWS), 1)
         table.flush()
         assert begun.wait(60)
-        folding = table._folding
+        compacting = table._compacting
         table.close()
         closed.set()
-        folding.join()
+        compacting.join()
     with Table(disk_path / "t") as table:
         assert_holds(table, expected)
 

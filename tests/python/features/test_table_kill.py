@@ -25,7 +25,7 @@ import torch
 from penstock.features import Cache, Table
 
 path, first = sys.argv[1], int(sys.argv[2])
-table = Table(path, cache=Cache(100 << 10), log_bytes=1 << 20, fold_bytes=0)
+table = Table(path, cache=Cache(100 << 10), log_bytes=1 << 20, compaction_bytes=0)
 random = torch.Generator().manual_seed(first)
 for value in range(first, first + 100_000):
     ids = torch.randperm(len(table), generator=random)[:500]

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Starts gathers of one table's rows.
-
-    Args:
-        reader: Reads the rows.
-        results: Allocates memory for them.
-        check: Raises if a file of the table has changed.
-    """
+    """Starts gathers of one table's rows. ``check`` raises if a file of the table has changed."""
 
     def __init__(
         self, reader: _native.RowReader, results: Results, check: Callable[[], None]
@@ -45,7 +39,7 @@ class Batches:
         shape: Sequence[int],
         out: Any,
         device: torch.device | None,
-        foreseen: int | None,
+        hinted: int | None,
     ) -> PendingRows:
         """Starts one gather.
 
@@ -54,7 +48,7 @@ class Batches:
             shape: Shape of the result.
             out: Memory for the result; None to allocate it.
             device: Device of the result; None for the host.
-            foreseen: The cache's number for this batch, if it was foreseen.
+            hinted: The cache's number for this batch, if it was hinted.
         """
         is_ours = out is None
         if out is not None:
@@ -64,19 +58,19 @@ class Batches:
         else:
             is_torch = numbers.is_torch or device is not None
             out = self._results.empty(shape, is_torch=is_torch)
-            return self._on_host(numbers, out, foreseen, None)
+            return self._on_host(numbers, out, hinted, None)
         bump_versions([out])
         if not dtypes.is_tensor(out) or out.device.type == "cpu":
-            return self._on_host(numbers, out, foreseen, None)
+            return self._on_host(numbers, out, hinted, None)
         memory = of_tensor(out, "out")
         place = CurrentStreams().of(memory)
         if place is None:
             host = self._results.empty(shape, is_torch=True)
-            return self._on_host(numbers, host, foreseen, out)
+            return self._on_host(numbers, host, hinted, out)
         owner = out, out.untyped_storage()
         target = NativeArray.of_bytes(memory.address, memory.nbytes, owner)
         native = self._reader.gather_to_device(
-            numbers.array, numbers.is_signed, target, place, foreseen
+            numbers.array, numbers.is_signed, target, place, hinted
         )
 
         def hold() -> None:
@@ -90,9 +84,9 @@ class Batches:
 
         return PendingRows(native, out, self._check, hold)
 
-    def _on_host(self, numbers: RowIds, rows: Any, foreseen: int | None, out: Any) -> PendingRows:
+    def _on_host(self, numbers: RowIds, rows: Any, hinted: int | None, out: Any) -> PendingRows:
         """Gathers into host memory; PyTorch then copies it to ``out``, if that is given."""
-        native = self._reader.gather(numbers.array, numbers.is_signed, target_of(rows), foreseen)
+        native = self._reader.gather(numbers.array, numbers.is_signed, target_of(rows), hinted)
         if out is None:
             return PendingRows(native, rows, self._check, None)
         waiting = [rows]

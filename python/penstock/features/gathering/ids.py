@@ -54,12 +54,7 @@ def ids_of(value: Any) -> RowIds:
 
 
 def to_array(value: Any, name: str) -> np.ndarray[Any, Any]:
-    """A caller's numbers as an array.
-
-    Args:
-        value: A tensor of the host, an array or a sequence.
-        name: Name of the argument, for errors.
-    """
+    """A caller's numbers (a tensor of the host, an array or a sequence) as an array."""
     try:
         return value.detach().numpy() if dtypes.is_tensor(value) else np.asarray(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,24 +1,21 @@
-"""`Lookahead`: announces the batches of a stream to the cache, as `ForeseenRows`."""
+"""`Lookahead`: takes the batches of a stream; `HintedRows`: rows announced to the cache."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.features.gathering.batches import on_host
-from penstock.features.gathering.ids import RowIds, ids_of
 from penstock.tensors import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from penstock.features.gathering.pending import PendingRows
+
+_Begun = TypeVar("_Begun")
 
 _NO_MORE = object()
 
@@ -33,10 +30,8 @@ class Lookahead:
         self._count = 0
         self._error: Exception | None = None
 
-    def next(
-        self, foreseen: Callable[[RowIds, torch.device | None], ForeseenRows]
-    ) -> tuple[Any, ForeseenRows, int] | None:
-        """The next batch: its ids, their announcement to the cache, its rows; None at the end."""
+    def next(self, begin: Callable[[Any], _Begun]) -> tuple[Any, _Begun] | None:
+        """The ids of the next batch, and the result of ``begin`` for them; None at the end."""
         if self._error is not None:
             return None
         try:
@@ -47,9 +42,7 @@ class Lookahead:
             ids = copy.deepcopy(taken) if isinstance(taken, (np.ndarray, list)) else taken
             if dtypes.is_tensor(taken):
                 ids = taken.detach().clone()
-            values, where = on_host(ids)
-            numbers = ids_of(values)
-            found = ids, foreseen(numbers, where), max(1, math.prod(numbers.shape))
+            found = ids, begin(ids)
         except Exception as error:
             error.add_note(f"batch {self._count} of the stream, counted from 0")
             self._error = error
@@ -63,7 +56,7 @@ class Lookahead:
             raise self._error
 
 
-class ForeseenRows:
+class HintedRows:
     """Rows announced to the cache: it keeps them before others, and knows when they are needed.
 
     Gather announced rows once each, in the order of their announcements. Dropping the object
@@ -87,7 +80,7 @@ class ForeseenRows:
         """
         begin, self._begin = self._begin, None
         if begin is None:
-            raise ValueError("these rows are foreseen no more: foresee them again, or gather them")
+            raise ValueError("these rows are hinted no more: hint them again, or gather them")
         try:
             return begin(out, device)
         except BaseException:

@@ -29,7 +29,7 @@ class PendingRows:
 
     def __init__(
         self,
-        native: _native.RowBatch | _native.DeviceRowBatch,
+        native: _native.RowBatch | _native.DeviceRowBatch | _native.Transfer,
         rows: Any,
         check: Callable[[], None],
         finish: Callable[[], None] | None = None,
@@ -43,11 +43,11 @@ class PendingRows:
         """Whether all reads have ended; always False in a fork of the process that reads."""
         return self._native.done()
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout_seconds: float | None = None) -> Any:
         """Waits until all rows are read, or their copy to a device is queued.
 
         Args:
-            timeout: Most seconds to wait; None to wait for ever.
+            timeout_seconds: Most seconds to wait; None to wait for ever.
 
         Returns:
             The rows.
@@ -60,13 +60,13 @@ class PendingRows:
             PenstockError: This process is a fork of the one that reads.
         """
         try:
-            is_there = self._native.wait(timeout)
+            is_there = self._native.wait(timeout_seconds)
         except TransferError:
             # A truncated or replaced file explains the failure better than the read's end does.
             self._check()
             raise
         if not is_there:
-            raise TimeoutError(f"the rows are not there after {timeout} s")
+            raise TimeoutError(f"the rows are not there after {timeout_seconds} s")
         # After the reads, as a check before them says nothing about the bytes read.
         self._check()
         if self._finish is not None:

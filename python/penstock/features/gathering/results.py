@@ -29,10 +29,6 @@ class Results:
 
     The memory is page-aligned, as direct reads need it, and reuse saves the page faults of fresh
     memory.
-
-    Args:
-        dtype: Name of the element type.
-        item_bytes: Bytes of an element.
     """
 
     def __init__(self, dtype: str, item_bytes: int) -> None:
@@ -76,18 +72,7 @@ class Results:
         return dtypes.import_torch().empty(tuple(shape), dtype=kind, device=device)
 
     def check(self, out: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
-        """Raises unless a caller's memory can hold the rows.
-
-        Args:
-            out: The memory.
-            shape: Shape of the rows.
-            device: Required device; None for any.
-
-        Raises:
-            ValueError: It has another shape or type, is on another device, or is not contiguous or
-                not writable.
-            TypeError: It is neither a tensor nor an array.
-        """
+        """Raises unless a caller's memory can hold the rows, on the required device, if any."""
         where = "that may be written to"
         if dtypes.is_tensor(out):
             if out.is_nested or out.layout is not dtypes.import_torch().strided:

@@ -12,12 +12,12 @@ from penstock.checkpoint.loading.opened import CHUNK_BYTES, BoxRead, StoredTenso
 from penstock.checkpoint.loading.placed import placed
 from penstock.checkpoint.state.tree import tree
 from penstock.checkpoint.steps.newest import open_newest
-from penstock.errors import CorruptCheckpointError, StorageError
+from penstock.errors import CorruptCheckpointError, storage_errors
 from penstock.features.sources.row_tensor import RowTensor
 from penstock.features.sources.table_metadata import TableMetadata, table_metadata_of
-from penstock.io.arguments import to_native
 from penstock.io.files.extents import FileRange
 from penstock.tensors import dtypes
+from penstock.tensors.arguments import to_native
 from penstock.tensors.memory import of_array
 
 if TYPE_CHECKING:
@@ -39,12 +39,6 @@ class CheckpointTables:
         path: The directory of the checkpoint.
         tables: Tensors by name, without those that hold checksums of other tables.
         table_metadata: Metadata of tables written by Penstock, by name.
-
-    Raises:
-        CheckpointNotFoundError: There is no checkpoint.
-        IncompleteCheckpointError: The save there never finished.
-        CorruptCheckpointError: The checkpoint is damaged.
-        PartialCheckpointError: It was salvaged and lacks tensors.
     """
 
     def __init__(self, path: str, *, stacklevel: int) -> None:
@@ -87,10 +81,6 @@ class CheckpointTables:
     def checks(self, key: str, blocks: int) -> np.ndarray[Any, Any] | None:
         """The checksum of each block of a table, verified against its own digest.
 
-        Args:
-            key: Name of the table.
-            blocks: The number of its blocks.
-
         Returns:
             The checksums; None if the table was written without them.
         """
@@ -107,28 +97,17 @@ class CheckpointTables:
         return sums
 
     def check_digests(self, path: str, offset: int, nbytes: int) -> None:
-        """Reads a range of a file and compares it with the digests of its chunks.
-
-        Args:
-            path: The file.
-            offset: Begin of the range, in bytes.
-            nbytes: Its length.
-        """
+        """Reads a byte range of a file and compares it with the digests of its chunks."""
         end = offset + nbytes
         memory = bytearray(_PIECE_BYTES)
-        try:
-            with open(path, "rb") as file:
-                for at in range(offset // CHUNK_BYTES * CHUNK_BYTES, end, _PIECE_BYTES):
-                    file.seek(at)
-                    # Reads whole chunks, as a digest covers a whole chunk.
-                    last = min(at + _PIECE_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
-                    count = file.readinto(memoryview(memory)[: last - at])
-                    piece = of_array(np.frombuffer(memory, np.uint8, count), path)
-                    self._checkpoint.check(os.path.basename(path), at, [piece], (offset, end))
-        except OSError as error:
-            raise StorageError(
-                f"cannot read {path}: {error.strerror}", path=path, errno=error.errno
-            ) from error
+        with storage_errors("read", path), open(path, "rb") as file:
+            for at in range(offset // CHUNK_BYTES * CHUNK_BYTES, end, _PIECE_BYTES):
+                file.seek(at)
+                # Reads whole chunks, as a digest covers a whole chunk.
+                last = min(at + _PIECE_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+                count = file.readinto(memoryview(memory)[: last - at])
+                piece = of_array(np.frombuffer(memory, np.uint8, count), path)
+                self._checkpoint.check(os.path.basename(path), at, [piece], (offset, end))
 
     def _leaf(self, table_note: TableMetadata) -> StoredTensor:
         leaves: dict[str, Any] = dict(tree.leaves(self._checkpoint.root))

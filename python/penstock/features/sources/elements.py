@@ -11,14 +11,7 @@ from penstock.tensors import dtypes
 
 
 def name_of(dtype: Any) -> str:
-    """The name of an element type, as in `docs/format.md`.
-
-    Args:
-        dtype: A `torch.dtype`, anything NumPy accepts as a dtype, or such a name.
-
-    Raises:
-        TypeError: It is no type, or its elements are not plain bytes.
-    """
+    """The name in `docs/format.md` of a `torch.dtype`, of a dtype of NumPy's, or of such a name."""
     if isinstance(dtype, str) and dtype in dtypes.ITEM_BYTES:
         return dtype
     torch = sys.modules.get("torch")
@@ -36,12 +29,5 @@ def name_of(dtype: Any) -> str:
 
 
 def item_bytes_of(name: str) -> int:
-    """Bytes of an element.
-
-    Args:
-        name: Name of the element type.
-
-    Raises:
-        MissingDependencyError: The type needs a package that is not installed.
-    """
+    """Bytes of an element."""
     return dtypes.ITEM_BYTES.get(name) or dtypes.numpy_dtype(name).itemsize

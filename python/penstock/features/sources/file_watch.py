@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class FileWatch:
-    """Compares the files of a table with their marks, and those of a checkpoint with its digests.
-
-    Args:
-        source: The table.
-    """
+    """Compares files of a table with their marks, and those of a checkpoint with its digests."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -27,12 +23,7 @@ class FileWatch:
         self._differing: set[str] = set()
 
     def check(self) -> None:
-        """Raises `CorruptCheckpointError` if a file was written to, replaced or removed.
-
-        Raises:
-            CorruptCheckpointError: A file has changed.
-            StorageError: A file cannot be compared with its digests.
-        """
+        """Raises `CorruptCheckpointError` if a file was written to, replaced or removed."""
         source = self._source
         for path in dict.fromkeys(segment.path for segment in source.segments):
             change, _ = self._marks.inspect(path)

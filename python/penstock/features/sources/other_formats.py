@@ -60,9 +60,8 @@ def of_safetensors(path: str) -> dict[str, RowTensor]:
 def of_directory(path: str, key: str | None) -> dict[str, RowTensor]:
     """The tensors of a directory of safetensors files, by name.
 
-    Args:
-        path: The directory. If it has one index, only files that the index lists are read.
-        key: The requested tensor: with an index, only the file that holds it is read.
+    If it has one index, only files that the index lists are read; with a key, only the file that
+    holds that tensor.
     """
     indices = sorted(Path(path).glob(f"*{_INDEX}"))
     if len(indices) != 1:
@@ -120,9 +119,7 @@ def _tables(stored: Mapping[str, TensorExtent | Composed]) -> dict[str, RowTenso
 def of_npy(path: str, dtype: str | None) -> RowTensor:
     """The array of a ``.npy`` file.
 
-    Args:
-        path: The file.
-        dtype: Type of the elements, for types that NumPy stores as void for want of a name.
+    ``dtype`` is for types that NumPy stores as void for want of a name.
     """
     with open(path, "rb") as file:
         try:
@@ -167,10 +164,7 @@ def _npy_dtype(path: str, kind: np.dtype[Any], given: str | None) -> str:
 def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> RowTensor:
     """A file of rows without a header.
 
-    Args:
-        path: The file.
-        shape: Shape of the table; None in the first place for as many rows as the file has.
-        dtype: Name of the element type.
+    ``shape`` has None in the first place for as many rows as the file has.
     """
     nbytes = os.stat(path).st_size
     item_bytes = item_bytes_of(dtype)

@@ -42,15 +42,7 @@ class RowTensor(NamedTuple):
 
 
 def sizes_of(shape: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Validates the shape of a table that a caller has given.
-
-    Args:
-        shape: The number of rows (None if unknown), followed by the shape of a row.
-
-    Raises:
-        ValueError: A size is negative, too large or missing.
-        TypeError: It is no sequence of integers.
-    """
+    """Validates the shape of a table: the number of rows (None if unknown) and a row's shape."""
     try:
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
     except (TypeError, ValueError, RuntimeError):

@@ -26,9 +26,9 @@ from penstock.features.sources.checkpoint_table import CheckpointTables
 from penstock.features.sources.elements import name_of
 from penstock.features.sources.row_tensor import sizes_of
 from penstock.features.sources.table_metadata import BLOCK_BYTES
-from penstock.io.arguments import decode_local_path
 from penstock.io.files.extents import FileRange
 from penstock.io.files.file_marks import FileMark
+from penstock.tensors.arguments import decode_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,12 +95,7 @@ class Source:
             self.checkpoint.release()
 
     def check_digests(self, path: str) -> None:
-        """Compares all rows in one file of a checkpoint with the checkpoint's digests.
-
-        Raises:
-            CorruptCheckpointError: They are not what was saved.
-            StorageError: They cannot be read.
-        """
+        """Compares all rows in one file of a checkpoint with the checkpoint's digests."""
         if self.checkpoint is None:
             raise AssertionError("files of others have no digests")
         for one in self.segments:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.checkpoint.state.tree.names import escaped
 from penstock.errors import CorruptCheckpointError
-from penstock.io.arguments import encode_metadata
+from penstock.tensors.arguments import encode_metadata
 
 MEMBER = "penstock.features"
 """The member of the checkpoint's metadata that holds a note for each table, by key."""
@@ -44,13 +44,7 @@ class TableMetadata:
 
 
 def with_table_metadata(metadata: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> str:
-    """A caller's metadata with the notes of tables added, as a checkpoint stores it.
-
-    Raises:
-        TypeError: The metadata is no mapping.
-        ValueError: It has the member of the notes.
-        UnsupportedStateError: It is no plain JSON.
-    """
+    """A caller's metadata with the notes of tables added, as a checkpoint stores it."""
     if not isinstance(metadata, Mapping | None):
         raise TypeError(f"metadata={metadata!r:.80}: must be a dict or None")
     if metadata is not None and MEMBER in metadata:
@@ -112,9 +106,6 @@ def row_bytes_for(value_bytes: int, item_bytes: int, align: Align) -> int:
         item_bytes: Bytes of one element.
         align: Whether rows are padded to straddle as few blocks as possible: always (True), never
             (False), or where it saves more than it costs (``"auto"``).
-
-    Raises:
-        ValueError: ``align`` is none of these.
     """
     if align not in ("auto", True, False):
         raise ValueError(f"align={align!r}: must be 'auto', True or False")

@@ -11,9 +11,9 @@ from penstock import _native
 from penstock.checkpoint.loading.path_kind import check_no_store
 from penstock.checkpoint.state.flatten import flatten
 from penstock.errors import StorageError
-from penstock.io.arguments import to_native
 from penstock.io.tensor_io import TensorIO
 from penstock.reports import Fallback
+from penstock.tensors.arguments import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -39,11 +39,6 @@ class RowChunks:
         row_shape: The shape of a row.
         count: The expected number of rows; None if unknown.
         rows: Rows received so far.
-
-    Raises:
-        ValueError: There are no rows to take shape and type from, or the shape is invalid.
-        TypeError: The rows are no arrays, or of another type.
-        UnsupportedStateError: Elements of their type cannot be stored.
     """
 
     def __init__(self, rows: Any, shape: Sequence[int | None] | None, dtype: Any) -> None:
@@ -84,12 +79,7 @@ class RowChunks:
     def parts(self, row_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
         """Yields all rows as arrays of bytes, each valid until the next one is requested.
 
-        Args:
-            row_bytes: Bytes of a padded row; padding is zeros.
-
-        Raises:
-            ValueError: The number of rows is not the expected one, or a chunk has another shape.
-            TypeError: A chunk has another type.
+        A row takes ``row_bytes``; padding is zeros.
         """
         for index, chunk in enumerate(self._all()):
             self._check(chunk, index)

@@ -47,20 +47,7 @@ class RowFormat:
         shape: tuple[int, ...],
         align: Align,
     ) -> RowFormat:
-        """The form in which rows of some shape and type are stored.
-
-        Args:
-            key: Name of the tensor.
-            dtype: Name of the element type, as in `docs/format.md`.
-            item_bytes: Bytes of an element.
-            shape: The shape of a row.
-            align: Whether rows are padded; see `row_bytes_for`.
-
-        Raises:
-            ValueError: The name cannot be stored.
-            TypeError: The name is no text.
-            UnsupportedStateError: Elements of the type cannot be stored.
-        """
+        """The form in which rows of some shape and type are stored."""
         if not isinstance(key, str):
             raise TypeError(f"key={key!r}: must be text")
         if not 0 < len(key) <= _KEY_CHARS_MAX or key == "__metadata__" or not key.isprintable():
@@ -77,13 +64,7 @@ class RowFormat:
         return cls(key, dtypes.torch_dtype(dtype), dtype, row_bytes, row_shape)
 
     def file(self, path: str, io: TensorIO, rows: int | None) -> TableFile:
-        """Creates a file for the table.
-
-        Args:
-            path: The file to create.
-            io: Writes it.
-            rows: The number of rows; None if unknown.
-        """
+        """Creates a file for the table; ``rows`` is None if their number is unknown."""
         nbytes = None if rows is None else rows * self.row_bytes
         return TableFile(path, io, self.key, self.dtype_name, 1 + len(self.row_shape), nbytes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import _native
-from penstock.errors import StorageError
+from penstock.errors import StorageError, storage_errors
 from penstock.features.sources.table_metadata import BLOCK_BYTES
 from penstock.io.arrays import to_write_from
 from penstock.io.buffers import Buffers
@@ -90,11 +90,7 @@ class TableFile:
         self._fallbacks: dict[Fallback, None] = {}
 
     def append(self, part: np.ndarray[Any, Any]) -> None:
-        """Appends bytes of rows, which are copied.
-
-        Args:
-            part: The bytes.
-        """
+        """Appends bytes of rows, which are copied."""
         at = 0
         while at < part.size:
             if self._piece is None:
@@ -108,11 +104,7 @@ class TableFile:
                 self._pass_on()
 
     def finish(self, shape: tuple[int, ...]) -> None:
-        """Waits for all writes, writes the header, and makes the file durable.
-
-        Args:
-            shape: Shape of the tensor.
-        """
+        """Waits for all writes, writes the header, and makes the file durable."""
         self._pass_on()
         while self._under_way:
             self._take(self._under_way.popleft())
@@ -188,14 +180,9 @@ class TableFile:
         return length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length)
 
     def _reserve(self, nbytes: int | None) -> None:
-        try:
-            with open(self.path, "xb") as file:
-                if nbytes is not None:
-                    os.posix_fallocate(file.fileno(), 0, self.begin + nbytes)
-        except OSError as error:
-            raise StorageError(
-                f"cannot make {self.path}: {error.strerror}", path=self.path, errno=error.errno
-            ) from error
+        with storage_errors("make", self.path), open(self.path, "xb") as file:
+            if nbytes is not None:
+                os.posix_fallocate(file.fileno(), 0, self.begin + nbytes)
 
 
 def _digests(memory: np.ndarray[Any, Any], ranges: list[tuple[int, int]]) -> list[int]:

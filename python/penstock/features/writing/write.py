@@ -12,8 +12,8 @@ from penstock.features.sources.table_metadata import TableMetadata, checks_name,
 from penstock.features.writing.publish import publish
 from penstock.features.writing.row_chunks import RowChunks
 from penstock.features.writing.row_format import RowFormat
-from penstock.io.arguments import decode_local_path
 from penstock.options import Options
+from penstock.tensors.arguments import decode_local_path
 
 if TYPE_CHECKING:
     import os

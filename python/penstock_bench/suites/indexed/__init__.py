@@ -1,0 +1,1 @@
+"""Rows and samples of indexed datasets: by Penstock and by Megatron-Core."""
