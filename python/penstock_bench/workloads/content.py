@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,33 +51,12 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Source(Protocol):
-    """A source of states for writers."""
-
-    def nested(self) -> dict[str, Any]:
-        """The state as a training script holds it, every page of it resident."""
-
-    def nested_targets(self) -> dict[str, Any]:
-        """The same with tensors of memory that was never touched, for libraries that fill."""
-
-    def flat(self) -> dict[str, torch.Tensor]:
-        """The tensors alone under dotted names, tied ones once."""
-
-    def flat_targets(self) -> dict[str, torch.Tensor]:
-        """The same, never touched."""
-
-
 @dataclass(frozen=True)
 class StateSpec:
     """A state: tensors, the second names of tied ones, and plain values.
 
-    Attributes:
-        name: What it is called.
-        description: What it is like.
-        tensors: Its tensors.
-        ties: Paths of tied tensors, with the path of the tensor that each is.
-        values: Plain values by path.
-        first_index: From where its tensors count, which decides their bytes.
+    Tied tensors are paths with the path of the tensor that each is. The first index decides the
+    bytes of the tensors.
     """
 
     name: str
@@ -86,6 +65,7 @@ class StateSpec:
     ties: dict[Path, Path] = field(default_factory=dict)
     values: dict[Path, Any] = field(default_factory=dict)
     first_index: int = 0
+    kept: list[torch.Tensor] | None = field(default=None, repr=False)
 
     @cached_property
     def nbytes(self) -> int:
@@ -108,13 +88,19 @@ class StateSpec:
         """The same, never touched."""
         return self.named(self._empty())
 
-    def held(self) -> HeldState:
-        """The state with its tensors made once, for whoever saves it again and again."""
-        return HeldState(self, self._filled())
+    def held(self) -> StateSpec:
+        """The same with its tensors made once, for whoever saves it again and again."""
+        return replace(self, kept=self._filled())
 
-    def difference(self, loaded: dict[str, torch.Tensor]) -> str | None:
-        """The first error in loaded tensors by name; None if there is none."""
+    def difference(
+        self, loaded: dict[str, torch.Tensor], names: tuple[str, ...] = ()
+    ) -> str | None:
+        """The first error in loaded tensors by name, all or these alone; None if there is none."""
+        if names and set(loaded) != set(names):
+            return "other tensors were loaded than were asked for"
         for index, tensor in enumerate(self.tensors, self.first_index):
+            if names and tensor.name not in names:
+                continue
             if tensor.name not in loaded:
                 return f"{tensor.name} was not loaded"
             problem = difference(tensor, index, loaded[tensor.name])
@@ -123,6 +109,8 @@ class StateSpec:
         return None
 
     def _filled(self) -> list[torch.Tensor]:
+        if self.kept is not None:
+            return self.kept
         return [filled(spec, index) for index, spec in enumerate(self.tensors, self.first_index)]
 
     def _empty(self) -> list[torch.Tensor]:
@@ -143,30 +131,6 @@ class StateSpec:
                 place = place.setdefault(key, {})
             place[path[-1]] = value
         return state
-
-
-class HeldState:
-    """A state in memory, in whichever form a writer takes it; nobody changes its tensors."""
-
-    def __init__(self, spec: StateSpec, tensors: list[torch.Tensor]) -> None:
-        self.spec = spec
-        self._tensors = tensors
-
-    def nested(self) -> dict[str, Any]:
-        """As a training script holds it."""
-        return self.spec.assemble(self._tensors)
-
-    def nested_targets(self) -> dict[str, Any]:
-        """The same, never touched."""
-        return self.spec.nested_targets()
-
-    def flat(self) -> dict[str, torch.Tensor]:
-        """Under dotted names."""
-        return self.spec.named(self._tensors)
-
-    def flat_targets(self) -> dict[str, torch.Tensor]:
-        """The same, never touched."""
-        return self.spec.flat_targets()
 
 
 def rank_state(model: Model, rank: int) -> StateSpec:

@@ -28,13 +28,7 @@ _DLIO_EXTRA_WIDTHS = 5
 
 
 class Tensor(NamedTuple):
-    """One tensor of a rank.
-
-    Attributes:
-        name: Dotted.
-        dtype: ``"bfloat16"`` or ``"float32"``.
-        shape: Sizes; empty for a scalar.
-    """
+    """One tensor of a rank."""
 
     name: str
     dtype: str
@@ -163,10 +157,6 @@ def tensors(model: Model, rank: int) -> Iterator[Tensor]:
     Matrices are split over tensor-parallel ranks, along rows or columns as Megatron does. Tensors
     that ZeRO shards are split along the first dimension. Without it only the first data-parallel
     rank writes.
-
-    Args:
-        model: The model and its layout.
-        rank: Which rank.
     """
     tp_rank, pp_rank, dp_rank = model.place(rank)
     for name, shape, is_norm in _parameters(model, pp_rank):

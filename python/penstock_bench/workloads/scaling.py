@@ -23,12 +23,7 @@ _FFN_MULTIPLE = 8
 class Scaled(NamedTuple):
     """A model and what was done to it.
 
-    Attributes:
-        model: What is left of it.
-        factor: Its bytes as a part of those of the whole model, on the same ranks.
-        nbytes: Bytes of a checkpoint of these ranks.
-        full_bytes: Bytes that they would write of the whole model.
-        how: What was cut, in words.
+    The factor is its bytes as a part of those of the whole model, on the same ranks.
     """
 
     model: Model
@@ -44,11 +39,6 @@ def scaled(model: Model, ranks: Sequence[int], target_bytes: int) -> Scaled:
     Blocks go first, and with them rows of the vocabulary: every matrix keeps its size. Only where
     one block a stage is still too large is the width cut, by whole attention heads. The smallest
     there is may be larger than asked for.
-
-    Args:
-        model: The model and its layout, which is kept.
-        ranks: Which of its ranks write.
-        target_bytes: Of all of them together.
     """
     full_bytes = rank_bytes(model, ranks)
     found = model

@@ -66,11 +66,7 @@ class Trace:
         return found
 
     def check(self) -> None:
-        """Finds out whether the table has rows enough.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Finds out whether the table has rows enough."""
         needed = self.batch_rows * (self.batches if self.law == "uniform" else _DRAWN_TIMES)
         if needed > self.rows:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A pytest plug-in for `make peers-deepspeed-checkpoints`: DeepSpeed's tests save by Penstock.
+"""A pytest plug-in for `make peers-deepspeed WHAT=checkpoints`: DeepSpeed's tests save by Penstock.
 
 Their tests run in processes of their own, which call `prepare` first.
 """

@@ -681,7 +681,7 @@ def complete(directory):
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, ranks):
     if ranks is not None and KILLS < 10:
-        pytest.skip("the example's test kills two ranks once; make torture-frameworks does more")
+        pytest.skip("the example's test kills two ranks once: see make torture WHAT=frameworks")
     killed_runs.survives(
         "accelerate_training.py",
         tmp_path,

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -935,4 +934,5 @@ def test_importing_the_plug_in_changes_nothing_in_lightning():
         assert seen() == after
     """
     for call in ("PenstockIO()", "PenstockModelParallelStrategy()", "enable()"):
-        subprocess.run([sys.executable, "-c", code.replace("{call}", call)], check=True)
+        arguments = ["-c", code.replace("{call}", call)]
+        forks.run(arguments, check=True, popen=forks.LightningPopen)

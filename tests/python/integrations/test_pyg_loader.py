@@ -85,9 +85,9 @@ def test_the_cache_knows_as_many_batches_as_the_window_has(
 ) -> None:
     opened, want = table
     told = []
-    foresee = FeatureStore.foresee
+    hint = FeatureStore.hint
     monkeypatch.setattr(
-        FeatureStore, "foresee", lambda self, nodes: (foresee(self, nodes), told.append(nodes))
+        FeatureStore, "hint", lambda self, nodes: (hint(self, nodes), told.append(nodes))
     )
     read = {}
     for window in (0, BATCHES):

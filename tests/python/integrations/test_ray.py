@@ -387,7 +387,7 @@ def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_fac
     """Two of them with gloo, in a cluster of their own that ends with the test."""
     kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_WORKER_KILLS", "0"))
     if kills == 0:
-        pytest.skip("it takes minutes alone on the machine: make torture-frameworks runs it")
+        pytest.skip("it takes minutes alone on the machine: make torture WHAT=frameworks runs it")
     steps = 4 * (kills + 1)  # at most this many in each run
     # Names of Ray's sockets have at most 107 bytes.
     session = Path("/tmp") / f"penstock-ray-{os.getpid()}"

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import utils
-from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 
-from penstock.errors import CorruptCheckpointError, StateMismatchError
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateMismatchError,
+)
 from penstock.integrations.megatron.pieces import pieces_of
-from penstock.integrations.megatron.saving import COMMON_FILE, OBJECTS, TENSORS
+from penstock.integrations.megatron.saving import COMMON_FILE, COMMON_KEY, OBJECTS, TENSORS
 from penstock.plugin import (
     MANIFEST,
     BoxRead,
     OpenCheckpoint,
     TreeError,
     branches,
+    is_checkpoint,
     of_tensor,
     to_native,
 )
@@ -153,9 +158,14 @@ class Reader:
         return found
 
     def metadata(self) -> dict[str, Any]:
-        """Describes the stored objects and tensors, by key."""
+        """Describes the stored objects and tensors, by key.
+
+        Without the common state, which is an object from Megatron-Core 0.19 on: it is loaded for
+        itself, and before 0.19 strict loads would take it for an object that the state lacks.
+        """
         objects = map(ShardedObject.empty_from_unique_key, self._nodes[OBJECTS])
-        return {one.unique_key: one for one in objects} | self.tensors_metadata()
+        wanted = {one.unique_key: one for one in objects if one.key != COMMON_KEY}
+        return wanted | self.tensors_metadata()
 
     # Tensors.
 
@@ -241,6 +251,26 @@ class Reader:
             key=key,
             path=self.path,
         )
+
+
+def check_backend(path: str) -> None:
+    """Refuses a checkpoint of another format of Megatron-Core, of which it has no reader any more.
+
+    Raises:
+        CheckpointNotFoundError: It is of another format than ``torch_dist``.
+    """
+    if is_checkpoint(path):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        with open(os.path.join(path, CONFIG_FNAME), encoding="utf-8") as file:
+            backend = json.load(file).get("sharded_backend", "torch_dist")
+        if backend != "torch_dist":
+            raise CheckpointNotFoundError(
+                f"{path} is a checkpoint of Megatron-Core's format {backend!r}, which this version "
+                "of it does not read: load it with the version that wrote it, and save it anew as "
+                "torch_dist",
+                path=path,
+            )
 
 
 def _check_common(path: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
-from penstock.integrations.megatron import structure
+from penstock.integrations.megatron import agreement, retention, structure
 from penstock.integrations.megatron.saving import Writer
 from penstock.integrations.megatron.strategies import (
     LoadStrategy,
@@ -49,9 +49,9 @@ class _Patch(NamedTuple):
 class Enabled:
     """The active replacements; as a context manager, it takes them back at the end of the block."""
 
-    def __init__(self, options: Options | None) -> None:
+    def __init__(self, options: Options | None, datasets: bool) -> None:
         self._patches: list[_Patch] = []
-        for owner, name, ours in _replacements(options):
+        for owner, name, ours in _replacements(options, datasets):
             self._patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, ours)
 
@@ -75,7 +75,7 @@ class Enabled:
 _enabled: Enabled | None = None
 
 
-def enable(*, options: Options | None = None) -> Enabled:
+def enable(*, options: Options | None = None, datasets: bool = False) -> Enabled:
     """Makes Megatron-Core save and load through Penstock.
 
     Call it on every rank, before the first save or load; `python -m penstock.megatron` does it for
@@ -84,7 +84,9 @@ def enable(*, options: Options | None = None) -> Enabled:
     the one before.
 
     Args:
-        options: Settings of the I/O; None for ``Options()``.
+        options: Settings of the I/O of checkpoints; None for ``Options()``.
+        datasets: Whether Penstock also reads the indexed datasets that are opened from now on, past
+            the page cache, and the samples of GPT datasets ahead of their use.
 
     Returns:
         A context manager that takes it back, as `disable` does.
@@ -107,7 +109,9 @@ def enable(*, options: Options | None = None) -> Enabled:
     disable()
     # Stays: strategies that were made meanwhile are used after `disable`, too.
     structure.compare()
-    _enabled = Enabled(options)
+    agreement.install()
+    retention.patch()
+    _enabled = Enabled(options, datasets)
     _register(options)
     return _enabled
 
@@ -117,15 +121,21 @@ def disable() -> None:
     global _enabled
     if _enabled is not None:
         _enabled.take_back()
+        retention.take_back()
         _enabled = None
 
 
-def _replacements(options: Options | None) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(options: Options | None, datasets: bool) -> Iterator[tuple[Any, str, Any]]:
     save, load = theirs.TorchDistSaveShardedStrategy, theirs.TorchDistLoadShardedStrategy
     for owner, methods in ((save, saving(save, Writer(options))), (load, loading(load, options))):
         for name, method in methods.items():
             yield owner, name, method
     yield serialization, "save_config", _keeping(serialization.save_config)
+    if datasets:
+        # Imported for those alone who read datasets: checkpoints do not depend on them.
+        from penstock.integrations.megatron.datasets import indexed_dataset
+
+        yield from indexed_dataset.replacements()
 
 
 def _keeping(save_config: Callable[..., None]) -> Callable[..., None]:

@@ -8,11 +8,13 @@ Megatron-Core would write of each `ShardedObject`.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import threading
 from dataclasses import asdict
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +28,14 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 
 import penstock
-from penstock.errors import UnsupportedStateError
+
+# The first save would import it otherwise, and take that much longer than the next ones.
+import penstock.checkpoint.saving.sharded
+from penstock.errors import StorageError, UnsupportedStateError
 from penstock.integrations.dcp import directory, layout
+from penstock.integrations.megatron import agreement
 from penstock.integrations.megatron.pieces import pieces_of
-from penstock.integrations.megatron.waiting import EndMark, wait_for_end
+from penstock.integrations.megatron.waiting import EndMark, wait_for_end, wait_here
 from penstock.plugin import Boxes, LiveState
 
 if TYPE_CHECKING:
@@ -74,25 +80,59 @@ class Writer:
         Returns:
             A request whose work waits for the end, and whose finalizer raises the save's error.
         """
+        wait_here(request)
         path, state, further = _begin(sharded_state, checkpoint_dir)
-        mark = EndMark()
+        begun: SimpleQueue[penstock.PendingSave | None] = SimpleQueue()
+        try:
+            mark = _mark_of_end(path, begun)
+        except StorageError as error:
+            # The other ranks enter this save, so it has to raise the error on all of them.
+            self._saver.save_async(path, _State(sharded_state, error), overwrite=True, **further)
+            raise
         try:
             pending = self._saver.save_async(path, state, overwrite=True, **further)
         except BaseException:
-            mark.release()
+            begun.put(None)
+            mark.join()
             raise
-
-        def release() -> None:
-            while not pending.wait_ended(60):
-                pass
-            mark.release()
+        begun.put(pending)
 
         def finish() -> None:
             pending.result()
             _end(path)
 
-        threading.Thread(target=release, name="penstock-megatron").start()
         return request(wait_for_end, (mark.path,), [finish])
+
+
+def _mark_of_end(path: str, begun: SimpleQueue[penstock.PendingSave | None]) -> EndMark:
+    """A mark that a thread releases when the save of a directory has ended.
+
+    Args:
+        path: The directory.
+        begun: Where the thread gets the save; None if it could not begin.
+
+    Raises:
+        StorageError: There can be no mark, or no thread.
+    """
+    mark = EndMark()
+
+    def release() -> None:
+        pending = begun.get()
+        while pending is not None and not pending.wait_ended(60):
+            pass
+        mark.release()
+
+    try:
+        threading.Thread(target=release, name="penstock-megatron").start()
+    except RuntimeError as error:
+        mark.release()
+        raise StorageError(
+            f"{path}: {error}: an asynchronous save needs threads: raise the limit of threads"
+            " (ulimit -u, or that of the container)",
+            path=path,
+            errno=errno.EAGAIN,
+        ) from error
+    return mark
 
 
 class _State(LiveState):
@@ -155,8 +195,9 @@ def _common_of(sharded_state: Any, path: str) -> bytes | None:
 
 def _end(path: str) -> None:
     """Removes the files of a checkpoint of Megatron-Core's own that was replaced."""
-    if dist.get_rank() == 0:
-        directory.mark(path)
+    with agreement.together(f"the end of the save of {os.path.basename(path)}"):
+        if dist.get_rank() == 0:
+            directory.mark(path)
 
 
 def _state_of(sharded_state: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from megatron.core.dist_checkpointing.strategies import async_utils
 from megatron.core.dist_checkpointing.strategies import torch as theirs
 
 from penstock.integrations.dcp import directory
-from penstock.integrations.megatron import structure
-from penstock.integrations.megatron.loading import Reader
+from penstock.integrations.megatron import agreement, retention, structure
+from penstock.integrations.megatron.loading import Reader, check_backend
 from penstock.integrations.megatron.saving import Writer
 from penstock.integrations.megatron.trying import try_out
 
@@ -35,7 +35,9 @@ def saving(base: Any, writer: Writer) -> Methods:
         writer: Saves the rest.
     """
 
-    def trying(checkpoint_dir: str | os.PathLike[str]) -> None:
+    def start(checkpoint_dir: str | os.PathLike[str]) -> None:
+        agreement.start_strategy()
+        retention.patch()
         root = os.path.dirname(os.path.abspath(checkpoint_dir))
         try_out(root, SaveStrategy, LoadStrategy)
 
@@ -49,7 +51,7 @@ def saving(base: Any, writer: Writer) -> Methods:
         if _is_url(checkpoint_dir):
             save_otherwise(self, sharded_state_dict, checkpoint_dir, **further)
         else:
-            trying(checkpoint_dir)
+            start(checkpoint_dir)
             writer.save(sharded_state_dict, checkpoint_dir)
 
     @wraps(save_async_otherwise)
@@ -64,11 +66,12 @@ def saving(base: Any, writer: Writer) -> Methods:
             return save_async_otherwise(
                 self, sharded_state_dict, checkpoint_dir, *strategy, **further
             )
-        trying(checkpoint_dir)
+        # An error reaches the other ranks only before the start.
         request = _request_class(*strategy, **further)
+        start(checkpoint_dir)
         return writer.save_async(sharded_state_dict, checkpoint_dir, request)
 
-    return {"save": save, "async_save": async_save}
+    return {"save": agreement.ours(save), "async_save": async_save}
 
 
 def _is_url(checkpoint_dir: str | os.PathLike[str]) -> bool:
@@ -87,10 +90,11 @@ def _request_class(async_strategy: str | None = None) -> Any:
 
 
 def loading(base: Any, options: Options | None) -> Methods:
-    """The methods of a load strategy.
+    """Returns the methods, by name, that replace those of a load strategy.
 
     Args:
-        base: The class whose methods load checkpoints of Megatron-Core's own.
+        base: Megatron-Core's strategy, which still loads the checkpoints that Penstock did not
+            write.
         options: Settings of the I/O.
     """
     load_otherwise, tensors_otherwise = base.load, base.load_tensors_metadata
@@ -99,6 +103,7 @@ def loading(base: Any, options: Options | None) -> Methods:
     def reader(checkpoint_dir: str | os.PathLike[str]) -> Reader | None:
         if _is_url(checkpoint_dir) or directory.holds_dcp(os.fspath(checkpoint_dir)):
             return None
+        check_backend(os.fspath(checkpoint_dir))
         return Reader(checkpoint_dir, options)
 
     @wraps(load_otherwise)
@@ -109,11 +114,16 @@ def loading(base: Any, options: Options | None) -> Methods:
         *further: Any,
         **settings: Any,
     ) -> Any:
+        retention.patch()
         opened = reader(checkpoint_dir)
         if opened is None:
-            return load_otherwise(self, sharded_state_dict, checkpoint_dir, *further, **settings)
-        with opened:
-            return opened.load(sharded_state_dict)
+            loaded = load_otherwise(self, sharded_state_dict, checkpoint_dir, *further, **settings)
+        else:
+            with opened:
+                loaded = opened.load(sharded_state_dict)
+        # Loads in parallel exchange tensors next.
+        agreement.wait()
+        return loaded
 
     @wraps(tensors_otherwise)
     def load_tensors_metadata(
@@ -135,7 +145,7 @@ def loading(base: Any, options: Options | None) -> Methods:
             return opened.metadata()
 
     return {
-        "load": load,
+        "load": agreement.ours(load),
         "load_tensors_metadata": load_tensors_metadata,
         "load_sharded_metadata": load_sharded_metadata,
     }
@@ -158,6 +168,7 @@ class SaveStrategy(theirs.TorchDistSaveShardedStrategy):  # type: ignore[misc]
     def __init__(self, *, options: Options | None = None, **settings: Any) -> None:
         super().__init__("torch_dist", 1, **settings)
         structure.compare()
+        agreement.install()
         for name, method in saving(theirs.TorchDistSaveShardedStrategy, Writer(options)).items():
             setattr(self, name, method.__get__(self))
 
@@ -172,5 +183,6 @@ class LoadStrategy(theirs.TorchDistLoadShardedStrategy):  # type: ignore[misc]
 
     def __init__(self, *, options: Options | None = None, **settings: Any) -> None:
         super().__init__(**settings)
+        agreement.install()
         for name, method in loading(theirs.TorchDistLoadShardedStrategy, options).items():
             setattr(self, name, method.__get__(self))

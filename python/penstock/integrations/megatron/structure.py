@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
@@ -39,20 +39,20 @@ def comparing(apply: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     @wraps(apply)
     def apply_saving_parallelization(self: Any, sharded_state_dict: Any) -> None:
         if self.do_cache_distribution:
-            digest = _digest(sharded_state_dict)
+            found = digest(sharded_state_dict)
             changed: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(changed, getattr(self, _DIGEST, None) != digest)
+            dist.all_gather_object(changed, getattr(self, _DIGEST, None) != found)
             if any(changed):
                 self.cached_distribution = None
-            setattr(self, _DIGEST, digest)
+            setattr(self, _DIGEST, found)
         apply(self, sharded_state_dict)
 
     setattr(apply_saving_parallelization, _COMPARES, True)
     return apply_saving_parallelization
 
 
-def _digest(sharded_state_dict: Any) -> bytes:
-    """A digest of the names, types and places of the tensors."""
+def digest(sharded_state_dict: Any) -> bytes:
+    """A digest of the names, types and places of tensors and objects."""
     found = blake2b(digest_size=16)
     for one in nested_values(sharded_state_dict):
         if isinstance(one, ShardedTensor):
@@ -60,4 +60,6 @@ def _digest(sharded_state_dict: Any) -> bytes:
             places = (tuple(one.local_shape), tuple(one.global_shape), tuple(one.global_offset))
             kept = (one.dtype, places, held, one.replica_id)
             found.update(f"{one.key}\0{kept}\n".encode())
+        elif isinstance(one, ShardedObject):
+            found.update(f"{one.unique_key}\0{one.replica_id}\n".encode())
     return found.digest()

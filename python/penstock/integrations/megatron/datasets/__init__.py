@@ -1,0 +1,1 @@
+"""Indexed datasets and samples of Megatron-Core, read by Penstock."""
